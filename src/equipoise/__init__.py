@@ -1,0 +1,67 @@
+"""A stability instrument for transformers.
+
+>>> import equipoise
+>>> with equipoise.watch(model, optimizer):  # doctest: +SKIP
+...     train(model, optimizer)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from equipoise.records import Finding, Reading
+
+if TYPE_CHECKING:
+    from equipoise.numerics.balance import Balance, balance, sensitivity
+    from equipoise.numerics.spectra import Estimate
+    from equipoise.planning import plan
+    from equipoise.store import Run, open_run
+    from equipoise.watching import watch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Balance",
+    "Estimate",
+    "Finding",
+    "Reading",
+    "Run",
+    "__version__",
+    "balance",
+    "open_run",
+    "plan",
+    "sensitivity",
+    "watch",
+]
+
+# Resolved on first use (PEP 562): whoever only reads a run must not pay for torch.
+_LAZY = {
+    "Balance": "equipoise.numerics.balance",
+    "Estimate": "equipoise.numerics.spectra",
+    "Run": "equipoise.store",
+    "balance": "equipoise.numerics.balance",
+    "open_run": "equipoise.store",
+    "plan": "equipoise.planning",
+    "sensitivity": "equipoise.numerics.balance",
+    "watch": "equipoise.watching",
+}
+_EXTRA_MODULES = {"torch", "numba", "jaxtyping", "safetensors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRA_MODULES:
+            raise
+        from equipoise.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"equipoise.{name} needs {missing.name}, which is not installed: "
+            'pip install "equipoise[torch]"'
+        ) from missing
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The papers, made executable: each published claim is a function with a verdict."""

@@ -1,0 +1,33 @@
+"""What users may catch. One family, each with the exit code the CLI leaves behind."""
+
+from typing import ClassVar
+
+
+class EquipoiseError(Exception):
+    """Base of every error raised on purpose: says what, where, and what to try next."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(EquipoiseError, ValueError):
+    """Something the user gave cannot be used: a shape, a dtype, a file, an option."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class RunFileError(EquipoiseError):
+    """A run file is missing, held by another writer, newer than us, or not ours."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class SilentSiteError(EquipoiseError):
+    """A site found at attach said nothing at the first sampled step."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class MissingExtraError(EquipoiseError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+    exit_code: ClassVar[int] = 5

@@ -1,0 +1,1 @@
+"""Experiments: models, data, a trainer, recipes and a runner."""

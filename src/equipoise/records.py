@@ -1,0 +1,104 @@
+"""What an instrument says, once it has left the device. Standard library only."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+Severity = Literal["info", "warn", "error"]
+Scalar = str | int | float | bool | None
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON values; NaN and Inf become text, since browsers refuse them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+class _Json:
+    """To and from one line of JSON; what comes back equals what went in."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        return json.dumps(_plain(asdict(self)), allow_nan=False)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        given = json.loads(line)
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        # A newer writer may know more fields than this reader: the rest is still true.
+        return cls(**{key: item for key, item in given.items() if key in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(_Json):
+    """One quantity over all layers or heads of one step."""
+
+    step: int
+    quantity: str
+    """Dotted, for instance ``attention.theta.p50``."""
+    sites: tuple[str, ...]
+    """Module names as in ``named_modules()``; ``""`` is the model as a whole."""
+    values: tuple[tuple[float, ...], ...]
+    """Per site: one value per head, or a single one. NaN and Inf are readings too."""
+
+    def __post_init__(self) -> None:
+        if len(self.sites) != len(self.values):
+            raise ValueError(
+                f"{self.quantity}: {len(self.sites)} sites, {len(self.values)} values"
+            )
+        object.__setattr__(self, "sites", tuple(self.sites))
+        rows = tuple(tuple(float(v) for v in row) for row in self.values)
+        object.__setattr__(self, "values", rows)
+
+    @classmethod
+    def scalar(cls, step: int, quantity: str, value: float) -> Self:
+        """Return a reading of the model as a whole, such as the loss."""
+        return cls(step=step, quantity=quantity, sites=("",), values=((value,),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(_Json):
+    """Something a person should know: what happened, where, and what to try."""
+
+    step: int
+    severity: Severity
+    rule: str
+    """The rule that found it, dotted, for instance ``nonfinite.forward``."""
+    site: str = ""
+    message: str
+    """One sentence in the user's terms."""
+    advice: str = ""
+    """The next thing to try."""
+    evidence: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied(_Json):
+    """A remedy that was applied to, or taken back from, somebody's model."""
+
+    step: int
+    remedy: str
+    site: str = ""
+    undone: bool = False
+    details: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo(_Json):
+    """What a run is: written once when the file is made, read by everyone."""
+
+    name: str
+    created: str
+    """UTC, ISO 8601."""
+    version: str
+    """Of Equipoise."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Model class, parameter count, sites found, options, corpus hash: JSON values."""

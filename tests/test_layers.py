@@ -1,0 +1,121 @@
+"""The tree is the architecture: each layer may import only the layers named here."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "equipoise"
+
+# "" is equipoise/__init__.py: the public surface, from which only __version__ is taken.
+MAY_IMPORT = {
+    "": "records errors",
+    "records": "",
+    "errors": "",
+    "numerics": "errors",
+    "anatomy": "errors",
+    "store": "errors records",
+    "forecast": "errors records",
+    "sinks": "errors records",
+    "probes": "errors numerics anatomy",
+    "remedies": "errors numerics anatomy",
+    "planning": "errors numerics",
+    "watching": "errors records numerics anatomy probes forecast store sinks",
+    "precision": "errors records numerics anatomy probes report",
+    "sharpness": "errors records numerics anatomy probes report",
+    "integrations": "errors records watching store",
+    "lab": "errors records numerics anatomy probes forecast remedies watching store "
+    "report precision sharpness planning",
+    "claims": "errors records numerics anatomy probes forecast remedies watching lab "
+    "precision sharpness planning",
+    "report": "errors records store forecast",
+    "web": "errors records store report",
+    "cli": "errors records store watching planning integrations lab claims report web "
+    "precision sharpness",
+}
+TORCH_FREE = {"", "records", "errors", "store", "forecast", "sinks", "report", "web"}
+# Typing `equipoise report` on a laptop must not need torch either.
+TORCH_FREE_MODULES = {"equipoise.cli"}
+
+
+def layer(path: Path) -> str:
+    first = path.relative_to(SRC).with_suffix("").parts[0]
+    return "" if first in {"__init__", "__main__"} else first
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def runtime_nodes(tree: ast.AST) -> list[ast.AST]:
+    """Return every node but those under ``if TYPE_CHECKING``, which never runs."""
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test):
+        return []
+    children = [n for child in ast.iter_child_nodes(tree) for n in runtime_nodes(child)]
+    return [tree, *children]
+
+
+def imports(nodes: list[ast.AST], path: Path) -> set[str]:
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+MODULES = sorted(SRC.rglob("*.py"))
+by_path = pytest.mark.parametrize(
+    "path", MODULES, ids=lambda p: str(p.relative_to(SRC))
+)
+
+
+@by_path
+def test_imports_point_down(path: Path) -> None:
+    here = layer(path)
+    assert here in MAY_IMPORT, f"{here} is not a layer: add it to MAY_IMPORT"
+    layers = {layer(p) for p in MODULES}
+    found = imports(runtime_nodes(ast.parse(path.read_text())), path)
+    inside = {n.split(".")[1] for n in found if n.startswith("equipoise.")} & layers
+    assert inside <= {here, *MAY_IMPORT[here].split()}
+
+
+def test_no_import_cycle() -> None:
+    names = {module(path) for path in MODULES}
+    graph = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        top = [n for statement in tree.body for n in runtime_nodes(statement)]
+        lazy = {
+            n
+            for f in top
+            if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
+            for n in ast.walk(f)
+        }
+        found = imports([n for n in top if n not in lazy], path) & names
+        graph[module(path)] = found - {module(path), "equipoise"}
+    TopologicalSorter(graph).prepare()
+
+
+HERE = sorted({layer(p) for p in MODULES} & TORCH_FREE)
+STARTS = [f"equipoise.{name}".rstrip(".") for name in HERE] + sorted(
+    name for name in TORCH_FREE_MODULES if name in {module(p) for p in MODULES}
+)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_reading_side_starts_without_torch(name: str) -> None:
+    code = f"import sys, {name}; assert not {{'torch', 'numba'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=SRC.parent)
+
+
+@by_path
+def test_fits_on_a_few_screens(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
