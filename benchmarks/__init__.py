@@ -1,0 +1,1 @@
+"""Ratios, truth trials and soaks: each file prints a table and writes JSON."""
