@@ -1,0 +1,91 @@
+"""A GPT-style decoder, small enough to read.
+
+Axes, in this file:  B batch · T token · C channel · V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.errors import InputError
+from equipoise.lab.models.attention import Normaliser
+from equipoise.lab.models.block import Block, norm
+from equipoise.lab.models.config import BlockConfig
+from equipoise.lab.models.positions import sinusoidal
+from equipoise.lab.models.weights import initialise
+from equipoise.lab.options import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(BlockConfig):
+    """A decoder of bytes by default."""
+
+    vocabulary: int = 256
+    context: int = 128
+    tied: bool = True
+    """The head is the token embedding, as in GPT-2."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.vocabulary > 0, "vocabulary must be positive")
+        require(self.context > 0, "context must be positive")
+
+
+class GPT(nn.Module):
+    """Tokens to logits.
+
+    Blocks are ``blocks.i.{attention, feedforward}`` with ``q_proj, k_proj, v_proj,
+    o_proj`` and ``up_proj, down_proj``; their norms are ``attention_norm`` and
+    ``feedforward_norm``. Weights come from the global generator: seed before.
+
+    >>> GPT(GPTConfig(depth=2))(torch.zeros(1, 8, dtype=torch.long)).shape
+    torch.Size([1, 8, 256])
+    """
+
+    def __init__(
+        self, config: GPTConfig, *, normaliser: Normaliser | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocabulary, config.width)
+        if config.positions == "learned":
+            self.position_embedding = nn.Embedding(config.context, config.width)
+        elif config.positions == "sinusoidal":
+            table_TC = sinusoidal(config.context, config.width)
+            self.register_buffer("position_TC", table_TC, persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(config, causal=True, normaliser=normaliser)
+            for _ in range(config.depth)
+        )
+        # A post-normed stream is already normalised when it arrives.
+        open_ended = config.residual in {"pre", "sandwich"}
+        self.final_norm = norm(config) if open_ended else nn.Identity()
+        if not config.tied:
+            self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        initialise(self, config)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.dropout(self.embedded(tokens_BT))
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        x_BTC = self.final_norm(x_BTC)
+        if self.config.tied:
+            return F.linear(x_BTC, self.token_embedding.weight)
+        logits_BTV: Tensor = self.head(x_BTC)
+        return logits_BTV
+
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
+        T = tokens_BT.shape[1]
+        if T > self.config.context:
+            raise InputError(f"{T} tokens do not fit context {self.config.context}")
+        x_BTC: Tensor = self.token_embedding(tokens_BT)
+        match self.config.positions:
+            case "learned":
+                t_T = torch.arange(T, device=tokens_BT.device)
+                x_BTC = x_BTC + self.position_embedding(t_T)
+            case "sinusoidal":
+                x_BTC = x_BTC + self.get_buffer("position_TC")[:T]
+        return x_BTC

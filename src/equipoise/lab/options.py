@@ -1,0 +1,53 @@
+"""Options are frozen dataclasses: read from JSON, checked key by key."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_type_hints
+
+from equipoise.errors import InputError
+
+T = TypeVar("T")
+
+
+def from_mapping(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Return ``kind(**given)``; a key it does not have is one clear line.
+
+    >>> from equipoise.lab.models import GPTConfig
+    >>> from_mapping(GPTConfig, {"widht": 64})
+    Traceback (most recent call last):
+    equipoise.errors.InputError: GPTConfig has no option 'widht'; did you mean 'width'?
+    """
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise InputError(
+                f"{kind.__name__} has no option {key!r}{_hint(key, known)}"
+            )
+    return kind(**{key: _revived(hints[key], item) for key, item in given.items()})
+
+
+def _hint(key: str, known: set[str]) -> str:
+    close = get_close_matches(key, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; it has {', '.join(sorted(known))}"
+
+
+def _revived(hint: Any, item: Any) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(item, Mapping):
+        return from_mapping(hint, item)
+    return tuple(item) if isinstance(item, list) else item
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise InputError with ``message`` unless the condition holds."""
+    if not holds:
+        raise InputError(message)
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise InputError unless ``value`` is one of ``allowed``."""
+    listed = ", ".join(str(a) for a in allowed)
+    require(value in allowed, f"{name} is {value!r}; it must be one of {listed}")
