@@ -55,7 +55,7 @@ class Reading(_Json):
                 f"{self.quantity}: {len(self.sites)} sites, {len(self.values)} values"
             )
         object.__setattr__(self, "sites", tuple(self.sites))
-        rows = tuple(tuple(float(v) for v in row) for row in self.values)
+        rows = tuple(tuple(map(float, row)) for row in self.values)
         object.__setattr__(self, "values", rows)
 
     @classmethod

@@ -1,0 +1,28 @@
+"""Where a run lives when nobody says."""
+
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+SUFFIX = ".eqp"
+
+
+def runs_directory() -> Path:
+    """Return ``$EQUIPOISE_RUNS``, or ``./runs``: where report and board look too."""
+    return Path(os.environ.get("EQUIPOISE_RUNS") or "runs")
+
+
+def run_path(run: str | os.PathLike[str] | None, name: str) -> Path:
+    """Return the path as given, or a fresh ``NAME-UTC-xxxx.eqp`` among the runs.
+
+    >>> run_path("here/mine.eqp", "gpt2").as_posix()
+    'here/mine.eqp'
+    """
+    if run is not None:
+        return Path(run).expanduser()
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    # secrets, not random: the patient's random numbers must not move.
+    return runs_directory() / f"{plain}-{moment}-{secrets.token_hex(2)}{SUFFIX}"

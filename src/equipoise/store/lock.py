@@ -1,0 +1,78 @@
+"""One writer to a run: an OS lock on a file beside it, which also says who holds it.
+
+The lock dies with its process, however that dies, so a stale one is simply taken over;
+the process id inside is only for the message.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+from equipoise.errors import RunFileError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    # Windows locks are mandatory: lock a byte past the text, so that it can be read.
+    FAR = 1 << 20
+
+    def _try_lock(handle: int) -> None:
+        os.lseek(handle, FAR, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _try_lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class WriterLock:
+    """Held from construction to ``release()``, or to the death of the process."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run.with_name(run.name + ".lock")
+        self._handle = self._acquired(run)
+        os.ftruncate(self._handle, 0)
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        os.write(self._handle, f"{os.getpid()} {socket.gethostname()}\n".encode())
+
+    def _acquired(self, run: Path) -> int:
+        while True:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _try_lock(handle)
+            except OSError as held:
+                os.close(handle)
+                raise RunFileError(self._complaint(run)) from held
+            if self._is_current(handle):
+                return handle
+            os.close(handle)  # the last holder removed it between our open and lock
+
+    def _is_current(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _complaint(self, run: Path) -> str:
+        holder = self._path.read_text().split()
+        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another"
+        return (
+            f"{run}: already being written by {who}; "
+            "stop that one first, or write to another file"
+        )
+
+    def release(self) -> None:
+        """Remove the file and let go: in this order, so that no two ever hold it."""
+        if sys.platform != "win32":
+            self._path.unlink(missing_ok=True)
+        os.close(self._handle)
+        if sys.platform == "win32":  # where an open file cannot be removed
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def abandon(self) -> None:
+        """Let go of a forked copy of the handle; the parent still holds the lock."""
+        os.close(self._handle)

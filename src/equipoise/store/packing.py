@@ -1,0 +1,85 @@
+"""Values to bytes and back, without losing a bit.
+
+Axes, in this file:  W values of a row (R rows): all sites, and within a site its heads.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Fixed byte order: a run written on one machine is read on another.
+NARROW, WIDE = np.dtype("<f4"), np.dtype("<f8")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which columns of a row belong to which site."""
+
+    sites: tuple[str, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def starts(self) -> list[int]:
+        return list(accumulate(self.widths[:-1], initial=0))
+
+    def columns(self) -> dict[str, slice]:
+        return {
+            site: slice(start, start + width)
+            for site, start, width in zip(
+                self.sites, self.starts, self.widths, strict=True
+            )
+        }
+
+    def to_json(self) -> str:
+        return json.dumps([self.sites, self.widths], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Layout":
+        sites, widths = json.loads(line)
+        return cls(tuple(sites), tuple(widths))
+
+
+def flat(values: Sequence[Sequence[float]]) -> Array:
+    """Return the values of all sites in one row."""
+    return np.fromiter(chain.from_iterable(values), np.float64)
+
+
+def pack(x_W: Array) -> bytes:
+    """Return the row in 4 bytes a value if that is exact to the bit, else in 8.
+
+    Probes mostly speak fp32, so this halves the file; a loss summed in fp64, 1e-60 or
+    1e39 keeps its 8 bytes. NaN payloads count as bits.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow_W = x_W.astype(NARROW)
+        back_W = narrow_W.astype(np.float64)
+    exact = np.array_equal(back_W.view(np.int64), x_W.view(np.int64))
+    return narrow_W.tobytes() if exact else x_W.astype(WIDE).tobytes()
+
+
+def unpack(blobs: Sequence[bytes], width: int) -> Array:
+    """Return the rows as one array of shape (rows, width)."""
+    x_RW = np.empty((len(blobs), width))
+    for start, stop in _alike(blobs):
+        dtype = NARROW if len(blobs[start]) == width * NARROW.itemsize else WIDE
+        x = np.frombuffer(b"".join(blobs[start:stop]), dtype)
+        x_RW[start:stop] = x.reshape(stop - start, width)
+    return x_RW
+
+
+def _alike(blobs: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield runs of rows of equal length: one conversion each instead of one a row."""
+    lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
+    cuts = (np.flatnonzero(np.diff(lengths)) + 1).tolist()
+    edges = [0, *cuts, len(blobs)]
+    yield from ((a, b) for a, b in pairwise(edges) if a < b)
