@@ -1,0 +1,86 @@
+"""When a Krylov search may stop, and what has been shown by then."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from equipoise.errors import InputError
+from equipoise.numerics.estimate import Status
+from equipoise.numerics.lanczos import Growth, Krylov, growth, needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """When to stop, and what has to be shown by then."""
+
+    tolerance: float = 1e-4
+    """Relative error asked for."""
+    failure: float | None = 1e-6
+    """Chance, over the random start, that the bound is too small. None asks only for
+    the residual: a true value is that close. A warm start implies None."""
+    at_most: int = 400
+    """Steps."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance {self.tolerance}: give a number in (0, 1)")
+        if self.failure is not None and not 0 < self.failure < 1:
+            raise InputError(f"failure {self.failure}: give a probability, or None")
+        if self.at_most < 1:
+            raise InputError(f"at_most {self.at_most}: at least one step is needed")
+
+
+def rounding(krylov: Krylov) -> float:
+    """Return the relative allowance for rounding in the products: √N·ε."""
+    return math.sqrt(krylov.width) * torch.finfo(krylov.basis_KN.dtype).eps
+
+
+def until_proven(krylov: Krylov, search: Search) -> Status:
+    """Grow until no eigenvalue beyond (1+tolerance)²·top is probable.
+
+    The polynomial is carried along at one point just beyond the largest Ritz value,
+    and the small eigenproblem is solved again only when that value has overtaken it.
+    """
+    assert search.failure is not None
+    target = needed(krylov.width, failure=search.failure)
+    point, look = Growth(0.0), 1
+    while krylov.steps < krylov.at_most:
+        krylov.grow()
+        if ended := _ended(krylov):
+            return ended
+        point.take(krylov.alphas[-1], krylov.betas[-1])
+        if point.log == -math.inf and krylov.steps >= look:
+            top = float(krylov.ritz()[0][-1])
+            point = growth(krylov, top * (1 + search.tolerance) ** 2)
+            look = math.ceil(1.1 * krylov.steps)
+        if point.log >= target:
+            return Status.PROBABLE
+    return Status.STEP_LIMIT
+
+
+def until_residual(krylov: Krylov, search: Search) -> Status:
+    """Grow until the residual puts a true eigenvalue within (1±tolerance)²·top."""
+    look = 1
+    while krylov.steps < krylov.at_most:
+        krylov.grow()
+        if ended := _ended(krylov):
+            return ended
+        if krylov.steps >= look:
+            values, vectors = krylov.ritz()
+            residual = krylov.betas[-1] * abs(float(vectors[-1, -1]))
+            if root_error(float(values[-1]), residual) <= search.tolerance:
+                return Status.RESIDUAL
+            look = math.ceil(1.1 * krylov.steps)
+    return Status.STEP_LIMIT
+
+
+def _ended(krylov: Krylov) -> Status | None:
+    if not krylov.finite:
+        return Status.BROKEN
+    return Status.CLOSED if krylov.closed else None
+
+
+def root_error(top: float, residual: float) -> float:
+    """Return the relative error of √top when an eigenvalue lies within ``residual``."""
+    return 1 - math.sqrt(max(0.0, 1 - residual / top)) if top > 0 else math.inf
