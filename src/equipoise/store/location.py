@@ -6,6 +6,8 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
+from equipoise.errors import RunFileError
+
 SUFFIX = ".eqp"
 
 
@@ -26,3 +28,19 @@ def run_path(run: str | os.PathLike[str] | None, name: str) -> Path:
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     # secrets, not random: the patient's random numbers must not move.
     return runs_directory() / f"{plain}-{moment}-{secrets.token_hex(2)}{SUFFIX}"
+
+
+def run_files(directory: Path) -> list[Path]:
+    """Return the run files of a directory, newest first."""
+    found = directory.glob(f"*{SUFFIX}")
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True)
+
+
+def newest(directory: Path) -> Path:
+    """Return the newest run of a directory, or say that there is none."""
+    found = run_files(directory)
+    if not found:
+        raise RunFileError(
+            f"no {SUFFIX} file in {directory}/: give one, or set EQUIPOISE_RUNS"
+        )
+    return found[0]

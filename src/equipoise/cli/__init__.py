@@ -1,0 +1,129 @@
+"""The command line: one file per command, listed once, loaded only when typed.
+
+To add a command, write ``cli/NAME.py`` with a function called ``command`` (its typed
+parameters are the arguments and options, its docstring the help), or a ``typer.Typer``
+called ``app`` for a command with subcommands, and add one line to ``COMMANDS``. The
+module may import torch: it is loaded when its command is typed, never for ``--help``.
+A dict called ``CONTEXT`` becomes the command's context settings (a command that hands
+on unknown options to somebody's script needs it). ``tests/test_surface.py`` pins them.
+
+Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
+and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
+2 also for wrong usage · 70 a defect of ours · 130 interrupted.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+import equipoise
+from equipoise.errors import EquipoiseError, MissingExtraError
+
+COMMANDS = {
+    "runs": "List the runs of a directory.",
+}
+"""Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
+
+EXTRAS = {
+    "torch": "torch",
+    "numba": "torch",
+    "jaxtyping": "torch",
+    "safetensors": "torch",
+    "transformers": "hf",
+    "datasets": "hf",
+    "lightning": "lightning",
+    "ray": "ray",
+    "scipy": "lab",
+    "sklearn": "lab",
+    "entmax": "lab",
+    "PIL": "lab",
+}
+"""Module that may be absent → the extra that brings it."""
+
+DEFECT = 70
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and leave with its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        application(given)(given, prog_name="equipoise")
+    except EquipoiseError as error:
+        _leave(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in EXTRAS:
+            _leave_with_defect(error)
+        _leave(_missing(error), MissingExtraError.exit_code)
+    except Exception as error:
+        _leave_with_defect(error)
+
+
+def application(given: list[str]) -> typer.Typer:
+    """Return the application with only the command that is asked for loaded."""
+    wanted = next((word for word in given if not word.startswith("-")), None)
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, line in COMMANDS.items():
+        if name == wanted:
+            _add(app, name)
+        else:
+            app.command(name, help=line)(_not_loaded)
+    return app
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    module = import_module(f"equipoise.cli.{name.replace('-', '_')}")
+    if hasattr(module, "app"):
+        app.add_typer(module.app, name=name, help=COMMANDS[name])
+    else:
+        settings = getattr(module, "CONTEXT", None)
+        app.command(name, context_settings=settings)(module.command)
+
+
+def _not_loaded() -> None:
+    """Stand in the list of commands; never called."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"equipoise {equipoise.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """A stability instrument for transformers."""
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    extra = EXTRAS[(error.name or "").split(".")[0]]
+    return f'needs {error.name}, not installed: pip install "equipoise[{extra}]"'
+
+
+def _leave(message: str, code: int) -> None:
+    typer.echo(f"equipoise: {message}", err=True)
+    sys.exit(code)
+
+
+def _leave_with_defect(error: Exception) -> None:
+    if os.environ.get("EQUIPOISE_TRACEBACK"):
+        raise error
+    _leave(
+        f"unexpected {type(error).__name__}: {error}\n"
+        "This is a defect of ours. EQUIPOISE_TRACEBACK=1 shows where it happened.",
+        DEFECT,
+    )

@@ -1,0 +1,24 @@
+"""``equipoise runs``: what has been recorded here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.errors import RunFileError
+from equipoise.report.listing import listing
+from equipoise.report.terminal import print_listing
+from equipoise.store import runs_directory
+
+
+def command(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="Where to look; $EQUIPOISE_RUNS or ./runs unless given."),
+    ] = None,
+) -> None:
+    """List the runs of a directory, newest first."""
+    place = directory or runs_directory()
+    if not place.is_dir():
+        raise RunFileError(f"{place}: no such directory of runs")
+    print_listing(listing(place))

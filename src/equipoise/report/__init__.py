@@ -1,0 +1,1 @@
+"""What a run says to a person: pure view-models, and renderers that add nothing."""
