@@ -1,0 +1,118 @@
+"""One attention call, as it was made, and how to read its scores again in blocks.
+
+Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+# Scores held at once: 16 MiB of float32. Attention is never whole in memory.
+BLOCK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """What an attention function was given: either q and k, or the scores themselves.
+
+    Scores include the model's scale. A key is visible where the mask does not hide it;
+    hidden keys read -inf, whichever large negative number the model used.
+    """
+
+    module: nn.Module | None
+    """The module whose forward made the call."""
+    kind: str
+    """Which entry point: ``sdpa``, ``softmax``, ``mha``, ``flex``."""
+    q_BHQD: Tensor | None = None
+    k_BGKD: Tensor | None = None
+    v_BGKD: Tensor | None = None
+    scores_BHQK: Tensor | None = None
+    mask: Tensor | None = None
+    """Boolean (True = visible) or additive, broadcastable to (B, H, Q, K)."""
+    causal: bool = False
+    scale: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Return (B, H, Q, K)."""
+        if self.scores_BHQK is not None:
+            B, H, Q, K = self.scores_BHQK.shape
+            return B, H, Q, K
+        assert self.q_BHQD is not None and self.k_BGKD is not None
+        B, H, Q, _ = self.q_BHQD.shape
+        return B, H, Q, self.k_BGKD.shape[2]
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (queries, scores_BHqK) with hidden keys at -inf, a block at a time.
+
+        Under a causal mask the keys stop at the block's last query: what lies beyond
+        is hidden from every row of the block.
+        """
+        B, H, Q, K = self.shape
+        step = max(1, BLOCK_ELEMENTS // max(1, B * H * K))
+        for start in range(0, Q, step):
+            queries = slice(start, min(start + step, Q))
+            yield queries, self.scores(queries)
+
+    def scores(self, queries: slice) -> Tensor:
+        """Return scores_BHqK of some queries, hidden keys at -inf, at least float32."""
+        keys = slice(0, queries.stop if self.causal else self.shape[3])
+        scores = self._raw(queries, keys)
+        if self.mask is not None:
+            scores = _masked(scores, _window(self.mask, queries, keys))
+        if self.causal:
+            scores = scores.masked_fill(_after(queries, scores), float("-inf"))
+        # Eager models hide keys with a large finite number; exp of it is 0 either way.
+        return scores.masked_fill(scores <= hidden_below(scores.dtype), float("-inf"))
+
+    def _raw(self, queries: slice, keys: slice) -> Tensor:
+        if self.scores_BHQK is not None:
+            scores = self.scores_BHQK.detach()[:, :, queries, keys]
+            low = hidden_below(scores.dtype)
+            hidden = scores <= low
+            return _wide(scores).masked_fill(hidden, float("-inf"))
+        assert self.q_BHQD is not None and self.k_BGKD is not None
+        q_BHqD = _wide(self.q_BHQD.detach()[:, :, queries]) * self.scale
+        k_BGkD = _wide(self.k_BGKD.detach()[:, :, keys])
+        return _grouped_scores(q_BHqD, k_BGkD)
+
+
+def hidden_below(dtype: torch.dtype) -> float:
+    """Return the score at or below which a key counts as hidden: half of the lowest."""
+    return torch.finfo(dtype).min / 2
+
+
+def _grouped_scores(q_BHqD: Tensor, k_BGkD: Tensor) -> Tensor:
+    """Return q kᵀ where each key head serves H/G query heads; keys are not repeated."""
+    B, H, q, D = q_BHqD.shape
+    G = k_BGkD.shape[1]
+    grouped = q_BHqD.reshape(B, G, H // G * q, D) @ k_BGkD.mT
+    return grouped.view(B, H, q, -1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _window(mask: Tensor, queries: slice, keys: slice) -> Tensor:
+    mask = mask.detach()
+    while mask.ndim < 4:
+        mask = mask.unsqueeze(0)
+    rows = queries if mask.shape[2] > 1 else slice(None)
+    return mask[:, :, rows, keys] if mask.shape[3] > 1 else mask[:, :, rows]
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, float("-inf"))
+    hidden = mask <= hidden_below(mask.dtype)
+    return (scores + mask.to(scores.dtype)).masked_fill(hidden, float("-inf"))
+
+
+def _after(queries: slice, scores: Tensor) -> Tensor:
+    """Return where key > query, counted from the upper left corner as torch does."""
+    i = torch.arange(queries.start, queries.stop, device=scores.device)
+    j = torch.arange(scores.shape[-1], device=scores.device)
+    return j[None, :] > i[:, None]
