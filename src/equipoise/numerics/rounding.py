@@ -103,8 +103,8 @@ def rounding_variance(
 
 def power_of_two_scale(x: Float[Tensor, "*x"], format: Format) -> float:
     """Return 2^k that brings the largest |x| just inside the format: exact to undo."""
-    top = x.detach().abs()
-    top = top[top.isfinite()].max().item() if top.isfinite().any() else 0.0
+    size = x.detach().abs()
+    top = float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0
     if top == 0:
         return 1.0
     return 2.0 ** math.floor(math.log2(format.largest) - math.log2(top))
