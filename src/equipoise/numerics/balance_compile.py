@@ -1,0 +1,101 @@
+"""Compile scalar row kernels, and run them on a few threads of our own.
+
+Compiled loops release the interpreter lock and are split over a small pool; numba's own
+``parallel=True`` is avoided, since it kills forked children and aborts under threads.
+Without numba the same functions run interpreted: slow, and equally right.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+try:
+    import numba
+except ImportError:
+    numba = None
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+COMPILED = numba is not None
+# Below this many entries a second thread costs more than it saves.
+_ENTRIES_PER_THREAD = 1 << 15
+
+
+def cache_folder() -> Path:
+    """Return where machine code is kept: per user, and per version of these sources.
+
+    numba looks only at the file that holds a kernel, not at the files it calls, so
+    an upgrade could run stale code; a folder named after all sources cannot.
+    """
+    home = Path("~").expanduser()
+    base = {
+        "darwin": home / "Library" / "Caches",
+        "win32": Path(os.environ.get("LOCALAPPDATA", home)),
+    }.get(sys.platform, Path(os.environ.get("XDG_CACHE_HOME", home / ".cache")))
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        if source.name.startswith(("balance", "attention_rows")):
+            digest.update(source.read_bytes())
+    return base / "equipoise" / f"kernels-{digest.hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def _caching_in(folder: Path) -> Iterator[None]:
+    """Point numba's cache at ``folder`` while one kernel is declared."""
+    theirs = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = theirs or str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = theirs
+
+
+def compiled(*, reorder: bool = False) -> Callable[[Kernel], Kernel]:
+    """Return a decorator that compiles a kernel, cached where the user may write.
+
+    Args:
+        reorder: Let sums be reassociated, which is what vectorises them. NaN and Inf
+            keep their meaning.
+    """
+
+    def declare(kernel: Kernel) -> Kernel:
+        if not COMPILED:
+            return kernel
+        options = {
+            "nogil": True,
+            "fastmath": {"reassoc", "contract"} if reorder else False,
+        }
+        try:
+            with _caching_in(cache_folder()):
+                return numba.njit(cache=True, **options)(kernel)  # type: ignore[no-any-return]
+        except (RuntimeError, OSError):  # nowhere to write: compile in every process
+            return numba.njit(**options)(kernel)  # type: ignore[no-any-return]
+
+    return declare
+
+
+@lru_cache(maxsize=4)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Return this process's pool; a forked child has a new id and makes its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="equipoise")
+
+
+def over_rows(work: Callable[[int, int], None], rows: int, row_length: int) -> None:
+    """Call ``work(start, stop)`` on slices covering all rows, on torch's thread count.
+
+    Four slices per thread: causal rows grow, so equal slices are not equal work.
+    """
+    threads = min(torch.get_num_threads(), rows * row_length // _ENTRIES_PER_THREAD)
+    if threads < 2:
+        work(0, rows)
+        return
+    edges = [rows * i // (4 * threads) for i in range(4 * threads + 1)]
+    for _ in _pool(os.getpid(), threads).map(work, edges[:-1], edges[1:]):
+        pass

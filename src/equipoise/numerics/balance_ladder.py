@@ -1,0 +1,127 @@
+"""θ of whole tensors: checks what was given, picks the kernel, rounds outwards.
+
+Axes, in this file:  x any leading axes · N row · K key.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from equipoise.errors import InputError
+from equipoise.numerics import balance_cpu, balance_torch
+from equipoise.numerics.balance_compile import COMPILED
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW = (torch.float16, torch.bfloat16)
+# 16-bit rows are upcast this many entries at a time.
+_CHUNK = 1 << 22
+# How many keys a complete search may hold: 2²⁰ sums in each half.
+DEPTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """θ of every row as a certified interval."""
+
+    lower: Float[Tensor, "*x"]
+    """Attained by a subset of keys, up to the last bit of the result."""
+    upper: Float[Tensor, "*x"]
+    """Proven: no subset exceeds it."""
+    exact: Bool[Tensor, "*x"]
+    """The two agree to the rounding of the computation."""
+    witness: Bool[Tensor, "*x K"] | None = None
+    """A subset that attains ``lower``, when asked for."""
+
+
+def enough(dtype: torch.dtype) -> float:
+    """Return the |p(S) - ½| at which θ is one unit in the last place below 1."""
+    return float((torch.finfo(dtype).eps / 8) ** 0.5)
+
+
+def mass_tolerance(dtype: torch.dtype, keys: int) -> float:
+    """Return how far Σp may be from 1: K·ε, at least 2⁻⁷ for 16-bit rows.
+
+    Capped at ¼: with K·ε alone a long bfloat16 row could sum to anything.
+    """
+    least = 2.0**-7 if dtype in _NARROW else 0.0
+    return min(max(keys * torch.finfo(dtype).eps, least), 0.25)
+
+
+def checked(p_xK: Tensor) -> Tensor:
+    """Return the rows detached, or say what cannot be read."""
+    if p_xK.dtype not in _WIDE + _NARROW:
+        raise InputError(
+            f"attention rows must be float16, bfloat16, float32 or float64, not "
+            f"{p_xK.dtype}: convert them first, e.g. p.float()"
+        )
+    if p_xK.ndim == 0 or p_xK.shape[-1] == 0:
+        raise InputError(
+            f"attention rows need at least one key on the last axis; got shape "
+            f"{tuple(p_xK.shape)}"
+        )
+    return p_xK.detach()
+
+
+def outward(bounds_N2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return lower rounded down and upper rounded up to the result's dtype."""
+    lower, upper = bounds_N2.unbind(-1)
+    low, high = lower.to(dtype), upper.to(dtype)
+    zero, one = torch.zeros_like(low), torch.ones_like(high)
+    low = torch.where(low.to(lower.dtype) > lower, torch.nextafter(low, zero), low)
+    high = torch.where(high.to(upper.dtype) < upper, torch.nextafter(high, one), high)
+    return low, high
+
+
+def _on_cpu(p_NK: Tensor, mask_NK: Tensor, dtype: torch.dtype) -> Tensor:
+    options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
+    parts = []
+    for rows, mask in _chunks(p_NK, mask_NK):
+        wide = rows if rows.dtype in _WIDE else rows.float()
+        found = balance_cpu.intervals(
+            wide.contiguous().numpy(), mask.view(torch.uint8).numpy(), options
+        )
+        parts.append(torch.from_numpy(found))
+    return torch.cat(parts) if parts else torch.empty(0, 2, dtype=torch.float64)
+
+
+def _chunks(p_NK: Tensor, mask_NK: Tensor) -> list[tuple[Tensor, Tensor]]:
+    whole = p_NK.dtype in _WIDE and p_NK.is_contiguous()
+    size = len(p_NK) if whole else _CHUNK // p_NK.shape[-1]
+    size = max(size, 1)
+    starts = range(0, len(p_NK), size)
+    return [(p_NK[i : i + size], mask_NK[i : i + size]) for i in starts]
+
+
+def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
+    """Return the certified interval of every row; see ``balance`` for the contract."""
+    p_xK = checked(p_xK)
+    dtype = torch.promote_types(p_xK.dtype, torch.float32)
+    p_NK = p_xK.reshape(-1, p_xK.shape[-1])
+    keys = p_NK.shape[-1] if witness else 0
+    mask_NK = torch.zeros(len(p_NK), keys, dtype=torch.bool, device=p_NK.device)
+    if p_NK.device.type == "cpu" and COMPILED:
+        bounds_N2 = _on_cpu(p_NK, mask_NK, dtype)
+    else:
+        off = mass_tolerance(p_NK.dtype, p_NK.shape[-1])
+        options = (enough(dtype), off, DEPTH)
+        bounds_N2 = balance_torch.intervals(p_NK, mask_NK, options)
+    low, high = outward(bounds_N2, dtype)
+    exact = high - low <= 2 * torch.finfo(dtype).eps * high
+    lead = p_xK.shape[:-1]
+    return Balance(
+        low.view(lead),
+        high.view(lead),
+        exact.view(lead),
+        mask_NK.view(p_xK.shape) if witness else None,
+    )
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, every CPU kernel this file can call."""
+    if COMPILED:
+        for dtype in (np.float32, np.float64):
+            row = np.ones((1, 1), dtype)
+            balance_cpu.intervals(row, np.zeros((1, 0), np.uint8), (0.0, 0.0, DEPTH))

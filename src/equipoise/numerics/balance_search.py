@@ -1,0 +1,141 @@
+"""The deep end of the ladder: one row, sorted, until its gap is closed or proven.
+
+Axes, in this file:  n visible key, sorted from large to small · m key in a search.
+Signs as in ``balance_sorted``: gap = ½ Σp - p(S), side 1 where a key is in S.
+"""
+
+import numpy as np
+
+from equipoise.numerics.balance_compile import compiled
+from equipoise.numerics.balance_differencing import differenced
+from equipoise.numerics.balance_halves import nearest_sums
+from equipoise.numerics.balance_sorted import (
+    Row,
+    Side,
+    cardinality_gap,
+    largest_first,
+    swapped,
+)
+
+# Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
+DEPTHS = (20, 30, 40)
+_NEIGHBOURS = 20
+
+
+@compiled()
+def _place(a: np.int64, b: np.int64, side_m: Side) -> None:
+    """Write the subset found by ``nearest_sums`` into the first sides."""
+    for k in range(side_m.size):
+        bits = b if k % 2 else a
+        side_m[k] = (bits >> np.int64(k // 2)) & 1
+
+
+@compiled()
+def _completed(v_n: Row, half: float, trial_n: Side, m: int, enough: float) -> float:
+    """Fill the keys after the first m around the sides already chosen."""
+    gap = half
+    for k in range(m):
+        gap -= v_n[k] * trial_n[k]
+    if m == v_n.size:
+        return gap
+    gap = largest_first(v_n[m:], gap, trial_n[m:])
+    return swapped(v_n, gap, trial_n, enough)
+
+
+@compiled()
+def searched(
+    v_n: Row, half: float, gap: float, side_n: Side, enough: float, m: int
+) -> tuple[float, float]:
+    """Search all subsets of the m largest keys, with the rest as slack.
+
+    A subset of the large keys with sum s becomes p(S) in [s, s + r] once the rest (mass
+    r) is dealt out, so no |gap| is below the distance from ½ to the nearest such
+    interval. Returns the better gap and that proven distance.
+    """
+    rest = v_n[m:].sum()
+    below, a, b, above, c, d = nearest_sums(v_n[:m], half)
+    trial_n = np.zeros_like(side_n)
+    for which in range(3):
+        if which == 2 and m < v_n.size:  # the rest as likely to be in S as not
+            _, a, b, _, _, _ = nearest_sums(v_n[:m], half - rest / 2)
+        elif which == 2:
+            break
+        trial_n[:] = 0
+        if which == 1:
+            _place(c, d, trial_n[:m])
+        else:
+            _place(a, b, trial_n[:m])
+        trial = _completed(v_n, half, trial_n, m, enough)
+        if abs(trial) < abs(gap):
+            gap = trial
+            side_n[:] = trial_n
+    return gap, max(min(half - rest - below, above - half), 0.0)
+
+
+@compiled()
+def reshuffled(v_n: Row, gap: float, side_n: Side, start: int, step: int) -> float:
+    """Reassign every ``step``-th key from ``start``, all others held; return the gap.
+
+    Moving key k in or out of S changes the gap by ∓p_k: the best of 2²⁰ combined moves
+    is the subset of these signed numbers nearest the gap.
+    """
+    move_m = np.empty(_NEIGHBOURS)
+    for i in range(_NEIGHBOURS):
+        k = start + i * step
+        move_m[i] = -v_n[k] if side_n[k] else v_n[k]
+    below, a, b, above, c, d = nearest_sums(move_m, gap)
+    nearest = below
+    if above - gap < gap - below:
+        nearest, a, b = above, c, d
+    if abs(gap - nearest) >= abs(gap):
+        return gap
+    flip_m = np.empty(_NEIGHBOURS, np.uint8)
+    _place(a, b, flip_m)
+    for i in range(_NEIGHBOURS):
+        side_n[start + i * step] ^= flip_m[i]
+    return gap - nearest
+
+
+@compiled()
+def _improved(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
+    """Differencing, then reshuffling of small keys and of keys of every size."""
+    trial_n = np.empty_like(side_n)
+    trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
+    if abs(trial) < abs(gap):
+        gap = trial
+        side_n[:] = trial_n
+    stride = v_n.size // _NEIGHBOURS
+    for attempt in range(min(stride, 4)):
+        if abs(gap) <= enough:
+            break
+        gap = reshuffled(v_n, gap, side_n, attempt, stride)
+        start = v_n.size - _NEIGHBOURS * (attempt + 1)
+        gap = reshuffled(v_n, gap, side_n, start, 1)
+    return gap
+
+
+@compiled()
+def partition(
+    v_n: Row, half: float, side_n: Side, enough: float, depth: int
+) -> tuple[float, float]:
+    """Return (gap, proven): a partition with that gap, and no |gap| below ``proven``.
+
+    Stops as soon as |gap| ≤ enough, or the two agree, or ``depth`` keys were searched.
+    """
+    rounding = 4 * v_n.size * 2.0**-53 * half
+    gap = swapped(v_n, largest_first(v_n, half, side_n), side_n, enough)
+    if abs(gap) <= enough:
+        return gap, 0.0
+    proven = cardinality_gap(v_n, half)
+    if abs(gap) - proven <= rounding:
+        return gap, proven
+    if v_n.size > DEPTHS[0]:
+        gap = _improved(v_n, gap, side_n, enough)
+    for m in DEPTHS:
+        if abs(gap) <= max(enough, proven + rounding) or m > depth:
+            break
+        gap, bound = searched(v_n, half, gap, side_n, enough, min(m, v_n.size))
+        proven = max(proven, bound)
+        if m >= v_n.size:
+            break
+    return gap, proven

@@ -1,0 +1,117 @@
+"""The ladder in torch: for every device but the CPU, and where numba is absent.
+
+Axes, in this file:  N row · K key · n key, sorted from large to small.
+The steps that close almost every row are vectorised; the few rows left open are
+finished one by one on the CPU by the same code that the compiled kernel runs.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.numerics import balance_cpu
+
+# Runs of keys taken by the fill: each round lands below half the remaining gap.
+_ROUNDS = 24
+
+
+def exact_sum(v_NK: Tensor) -> Tensor:
+    """Return row sums to the last bit or two: a tree of error-free additions."""
+    high, low = v_NK, torch.zeros_like(v_NK)
+    while high.shape[-1] > 1:
+        if high.shape[-1] % 2:
+            high = torch.nn.functional.pad(high, (0, 1))
+            low = torch.nn.functional.pad(low, (0, 1))
+        a, b = high[..., ::2], high[..., 1::2]
+        high = a + b
+        back = high - a
+        lost = (a - (high - back)) + (b - back)
+        low = low[..., ::2] + low[..., 1::2] + lost
+    return (high + low)[..., 0]
+
+
+def theta(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return 4ab/(a+b)², written 1 - ((a-b)/(a+b))² where that rounds less."""
+    total = inside + outside
+    near = 1 - ((inside - outside) / total) ** 2
+    far = 4 * (inside / total) * (outside / total)
+    return torch.where(4 * torch.minimum(inside, outside) > total, near, far)
+
+
+def largest_first(v_Nn: Tensor, half_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill S with every key that still fits, largest first; return (gap, side).
+
+    Sorted keys are taken in runs: a run ends where the next key does not fit, and the
+    next run starts at the first key that does. Both ends are binary searches in the
+    running sum and in the keys, so a round costs O(log K) per row.
+    """
+    N, n = v_Nn.shape
+    sums = torch.nn.functional.pad(v_Nn.cumsum(-1), (1, 0))
+    rising = -v_Nn
+    gap = half_N[:, None].clone()
+    at = torch.zeros(N, 1, dtype=torch.long, device=v_Nn.device)
+    edge = torch.zeros(N, n + 1, dtype=torch.int8, device=v_Nn.device)
+    one = torch.ones_like(at, dtype=torch.int8)
+    for _ in range(_ROUNDS):
+        at = torch.maximum(at, torch.searchsorted(rising, -gap))
+        reach = sums.gather(1, at) + gap
+        stop = torch.maximum(torch.searchsorted(sums, reach, right=True) - 1, at)
+        edge.scatter_add_(1, at, one).scatter_add_(1, stop, -one)
+        gap = (gap - (sums.gather(1, stop) - sums.gather(1, at))).clamp(min=0)
+        at = stop
+    return gap[:, 0], edge.cumsum(-1)[:, :n].bool()
+
+
+def vectorised(p_NK: Tensor, enough: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (lower, upper, side): closed form, or largest-first below an upper 1."""
+    v_Nn, order = p_NK.sort(-1, descending=True)
+    first = torch.zeros_like(v_Nn, dtype=torch.bool)
+    first[:, 0] = True
+    rest = exact_sum(v_Nn.masked_fill(first, 0))
+    peaked = v_Nn[:, 0] >= rest
+    _, filled = largest_first(v_Nn, (v_Nn[:, 0] + rest) / 2)
+    side = torch.where(peaked[:, None], first, filled)
+    zero = torch.zeros_like(v_Nn)
+    lower = theta(
+        exact_sum(torch.where(side, v_Nn, zero)),
+        exact_sum(torch.where(side, zero, v_Nn)),
+    )
+    upper = torch.where(peaked, lower, torch.ones_like(lower))
+    return lower, upper, torch.zeros_like(side).scatter(1, order, side)
+
+
+def intervals(
+    p_NK: Tensor, mask_NK: Tensor, options: tuple[float, float, int]
+) -> Tensor:
+    """Return (lower, upper) of every row; fill ``mask_NK`` unless it has no columns.
+
+    Arguments as in ``balance_cpu.intervals``.
+    """
+    enough, off, _ = options
+    p_NK = p_NK.to(torch.float64)
+    sound = (p_NK >= 0).all(-1) & ((exact_sum(p_NK) - 1).abs() <= off)
+    lower, upper, side = vectorised(p_NK, enough)
+    bounds_N2 = torch.stack([lower, upper], -1)
+    bounds_N2[~sound] = torch.nan
+    if mask_NK.shape[-1]:
+        mask_NK.copy_(side & sound[:, None])
+    open_N = sound & (upper - lower > 4 * enough**2)
+    _finish(p_NK, mask_NK, bounds_N2, open_N.nonzero()[:, 0], options)
+    return bounds_N2
+
+
+def _finish(
+    p_NK: Tensor,
+    mask_NK: Tensor,
+    bounds_N2: Tensor,
+    which: Tensor,
+    options: tuple[float, float, int],
+) -> None:
+    """Close the remaining rows one by one, on the CPU."""
+    if not len(which):
+        return
+    mask = np.zeros((len(which), mask_NK.shape[-1]), np.uint8)
+    found = balance_cpu.intervals(p_NK[which].cpu().numpy(), mask, options)
+    bounds_N2[which] = torch.from_numpy(found).to(bounds_N2.device)
+    if mask.size:
+        mask_NK[which] = torch.from_numpy(mask).bool().to(mask_NK.device)
