@@ -6,5 +6,14 @@
 from equipoise.store.location import run_path, runs_directory
 from equipoise.store.reader import News, Run, open_run
 from equipoise.store.writer import RunWriter
+from equipoise.store.zoom import Summary
 
-__all__ = ["News", "Run", "RunWriter", "open_run", "run_path", "runs_directory"]
+__all__ = [
+    "News",
+    "Run",
+    "RunWriter",
+    "Summary",
+    "open_run",
+    "run_path",
+    "runs_directory",
+]

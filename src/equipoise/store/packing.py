@@ -32,6 +32,11 @@ class Layout:
     def starts(self) -> list[int]:
         return list(accumulate(self.widths[:-1], initial=0))
 
+    @property
+    def is_flat(self) -> bool:
+        """Say whether every site has a single value."""
+        return self.width == len(self.sites) and 0 not in self.widths
+
     def columns(self) -> dict[str, slice]:
         return {
             site: slice(start, start + width)
@@ -60,11 +65,18 @@ def pack(x_W: Array) -> bytes:
     Probes mostly speak fp32, so this halves the file; a loss summed in fp64, 1e-60 or
     1e39 keeps its 8 bytes. NaN payloads count as bits.
     """
+    return x_W.astype(NARROW if is_narrow(x_W) else WIDE).tobytes()
+
+
+def is_narrow(x_W: Array) -> bool:
+    """Say whether 4 bytes a value hold every bit.
+
+    >>> is_narrow(np.array([0.5, np.inf])), is_narrow(np.array([0.1]))
+    (True, False)
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        narrow_W = x_W.astype(NARROW)
-        back_W = narrow_W.astype(np.float64)
-    exact = np.array_equal(back_W.view(np.int64), x_W.view(np.int64))
-    return narrow_W.tobytes() if exact else x_W.astype(WIDE).tobytes()
+        back_W = x_W.astype(NARROW).astype(np.float64)
+    return np.array_equal(back_W.view(np.int64), x_W.view(np.int64))
 
 
 def unpack(blobs: Sequence[bytes], width: int) -> Array:

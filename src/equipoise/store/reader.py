@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from equipoise.errors import InputError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import schema
+from equipoise.store import schema, summaries
 from equipoise.store.connection import reading
 from equipoise.store.packing import Array, Layout, unpack
+from equipoise.store.zoom import Summary, Window, Zoom, by_site, in_order
 
 Steps = NDArray[np.int64]
-ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,12 @@ class Run:
             for steps, x_RW in self._rows(key, layout) if wanted else ():
                 for name, columns in wanted.items():
                     pieces.setdefault(name, []).append((steps, x_RW[:, columns]))
-        if site is not None and not pieces:
-            raise InputError(f"{quantity}: no site {site!r} in {self.path}")
+        self._require(pieces, quantity, site)
         return {name: _joined(parts) for name, parts in pieces.items()}
+
+    def _require(self, found: Sized, quantity: str, site: str | None) -> None:
+        if site is not None and not found:
+            raise InputError(f"{quantity}: no site {site!r} in {self.path}")
 
     def _layouts(self, quantity: str) -> dict[int, Layout]:
         with reading(self.path) as db:
@@ -102,19 +105,59 @@ class Run:
 
     def _rows(self, key: int, layout: Layout) -> Iterator[tuple[Steps, Array]]:
         """Yield blocks of rows, each its own short transaction: rows never change."""
-        query = (
-            "SELECT id, step, data FROM reading WHERE series = ? AND id > ? "
-            "ORDER BY id LIMIT ?"
-        )
-        last = 0
+        last, more = 0, summaries.ROWS_AT_ONCE
         while True:
             with reading(self.path) as db:
-                rows = db.execute(query, (key, last, ROWS_AT_ONCE)).fetchall()
-            if not rows:
+                ids, steps, x_RW = summaries.raw(
+                    db, key, layout, after=last, limit=more
+                )
+            if not ids:
                 return
-            last = rows[-1][0]
-            steps = np.array([step for _, step, _ in rows], np.int64)
-            yield steps, unpack([data for _, _, data in rows], layout.width)
+            last = ids[-1]
+            yield np.array(steps, np.int64), x_RW
+
+    def summary(
+        self,
+        quantity: str,
+        site: str | None = None,
+        *,
+        points: int = 1000,
+        between: Window | None = None,
+        level: int | None = None,
+    ) -> dict[str, Summary]:
+        """Return per site the lowest, mean and highest value over training.
+
+        In at most about ``points`` entries unless a ``level`` is given (0: one per
+        reading, over heads; 1: per 16 readings; 2: per 256; …). The time it takes
+        depends on the points, not on the length of the run.
+        """
+        parts: dict[str, list[Summary]] = {}
+        for key, layout in self._layouts(quantity).items():
+            with reading(self.path) as db:
+                schema.complete(db, self.version)
+                zoom = Zoom(db, key, layout)
+                zoom = zoom.within(between) if between else zoom
+                bins = zoom.bins(zoom.level(points) if level is None else level)
+            for name, part in by_site(bins, layout, between).items():
+                if site in (None, name):
+                    parts.setdefault(name, []).append(part)
+        self._require(parts, quantity, site)
+        return {name: in_order(found) for name, found in parts.items()}
+
+    def ends(self, quantity: str) -> tuple[Reading, Reading]:
+        """Return the first and the last reading of a quantity, as written."""
+        self._layouts(quantity)
+        query = (
+            "SELECT step, quantity, layout, data FROM reading "
+            "JOIN series ON series.id = series WHERE reading.id = (SELECT {}(r.id) "
+            "FROM series AS s JOIN reading AS r ON r.series = s.id WHERE quantity = ?)"
+        )
+        with reading(self.path) as db:
+            rows = [
+                db.execute(query.format(end), (quantity,)).fetchone()
+                for end in ("min", "max")
+            ]
+        return _reading(*rows[0]), _reading(*rows[1])
 
     def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[News, int]:
         """Return up to ``limit`` readings after the cursor, and the next cursor.

@@ -4,9 +4,11 @@ import sqlite3
 from pathlib import Path
 
 from equipoise.errors import RunFileError
+from equipoise.store import summaries
 
 APPLICATION = 0x45515031  # "EQP1", so that `file` and we can tell a run from any SQLite
-VERSION = 1
+VERSION = 2
+"""1 had no summary table."""
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -27,6 +29,15 @@ CREATE TRIGGER reading_stays BEFORE UPDATE ON reading
   BEGIN SELECT RAISE(ABORT, 'readings are append-only'); END;
 CREATE TRIGGER reading_remains BEFORE DELETE ON reading
   BEGIN SELECT RAISE(ABORT, 'readings are append-only'); END;
+"""
+
+# Clustered by series and level, so that a view reads neighbouring pages.
+SUMMARY = """
+CREATE {kind} TABLE summary (
+  series INTEGER NOT NULL, level INTEGER NOT NULL, last_id INTEGER NOT NULL,
+  first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL,
+  data BLOB NOT NULL, PRIMARY KEY (series, level, last_id)
+) WITHOUT ROWID;
 """
 
 
@@ -50,8 +61,23 @@ def create(db: sqlite3.Connection) -> None:
     """Make the tables, inside the caller's transaction."""
     for statement in statements(TABLES):
         db.execute(statement)
+    db.execute(SUMMARY.format(kind=""))
     db.execute(f"PRAGMA application_id = {APPLICATION}")
     db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """Bring an older file to this version, inside the caller's transaction."""
+    db.execute(SUMMARY.format(kind=""))
+    summaries.build(db)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def complete(db: sqlite3.Connection, version: int) -> None:
+    """Give a reader of an older file what is missing, without touching the file."""
+    if version < VERSION:
+        db.execute(SUMMARY.format(kind="TEMP"))
+        summaries.build(db)
 
 
 def checked_version(db: sqlite3.Connection, path: Path) -> int:

@@ -5,15 +5,22 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import connection, schema
+from equipoise.store import connection, schema, summaries
 from equipoise.store.lock import WriterLock
 from equipoise.store.packing import Layout, flat, pack
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    id: int
+    tower: summaries.Tower
 
 
 class RunWriter:
@@ -30,7 +37,7 @@ class RunWriter:
             raise RunFileError(f"{path}: a directory; give a file such as {path}/a.eqp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._guard = threading.Lock()
-        self._series: dict[tuple[str, Layout], int] = {}
+        self._series: dict[tuple[str, Layout], _Series] = {}
         self._lock = WriterLock(self.path)
         try:
             self._db: sqlite3.Connection | None = connection.writing(self.path)
@@ -55,7 +62,10 @@ class RunWriter:
             schema.create(db)
             db.execute("INSERT INTO meta VALUES ('info', ?)", (info.to_json(),))
             db.execute("COMMIT")
-        schema.checked_version(db, self.path)
+        if schema.checked_version(db, self.path) < schema.VERSION:
+            db.execute("BEGIN IMMEDIATE")
+            schema.upgrade(db)
+            db.execute("COMMIT")
         query = "SELECT max(id) FROM (SELECT max(id) AS id FROM {} UNION ALL {})"
         last = db.execute(query.format("reading", "SELECT max(id) FROM event"))
         self._last_id = last.fetchone()[0] or 0
@@ -100,19 +110,20 @@ class RunWriter:
 
     def _add_reading(self, db: sqlite3.Connection, reading: Reading) -> None:
         layout = Layout(reading.sites, tuple(map(len, reading.values)))
-        row = (
-            self._next_id(),
-            self._series_id(db, reading.quantity, layout),
-            reading.step,
-            pack(flat(reading.values)),
-        )
+        series = self._known(db, reading.quantity, layout)
+        key, x_W = self._next_id(), flat(reading.values)
         self._add_step(db, reading.step)
+        row = (key, series.id, reading.step, pack(x_W))
         db.execute("INSERT INTO reading VALUES (?, ?, ?, ?)", row)
+        for level, bins in series.tower.push(key, reading.step, x_W):
+            summaries.insert(db, series.id, level, bins)
 
     def _add_step(self, db: sqlite3.Connection, step: int) -> None:
         db.execute("INSERT OR IGNORE INTO step VALUES (?, ?)", (step, time.time()))
 
-    def _series_id(self, db: sqlite3.Connection, quantity: str, layout: Layout) -> int:
+    def _known(
+        self, db: sqlite3.Connection, quantity: str, layout: Layout
+    ) -> "_Series":
         known = self._series.get((quantity, layout))
         if known is None:
             key = (quantity, layout.to_json())
@@ -120,7 +131,8 @@ class RunWriter:
                 "INSERT OR IGNORE INTO series (quantity, layout) VALUES (?, ?)", key
             )
             query = "SELECT id FROM series WHERE quantity = ? AND layout = ?"
-            known = int(db.execute(query, key).fetchone()[0])
+            number = int(db.execute(query, key).fetchone()[0])
+            known = _Series(number, summaries.Tower.restored(db, number, layout))
             self._series[quantity, layout] = known
         return known
 
