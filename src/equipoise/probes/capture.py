@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
@@ -36,6 +37,7 @@ Hook = Callable[..., None]
 Guarded = Callable[[Hook], Callable[..., None]]
 
 
+@runtime_checkable
 class Probe(Protocol):
     """Something that listens to a model and emits small tensors.
 
@@ -51,7 +53,19 @@ class Probe(Protocol):
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]: ...
 
+
+@runtime_checkable
+class AttentionProbe(Probe, Protocol):
+    """A probe that is also handed every attention call."""
+
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class UpdateProbe(Probe, Protocol):
+    """A probe that also looks once the optimiser has moved the weights."""
+
+    def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
 
 
 @dataclass(slots=True)
@@ -130,7 +144,11 @@ class _AttentionTap:
         self._anatomy = anatomy
         self._emit = emit
         self._only_training = only_training
-        self._listeners = [boundary.guarded(p.name, p.on_attention) for p in probes]
+        self._listeners = [
+            boundary.guarded(p.name, p.on_attention)
+            for p in probes
+            if isinstance(p, AttentionProbe)
+        ]
         self._calls: dict[str, int] = {}
         self._active: Interceptor | None = None
         self._mode = ExitStack()

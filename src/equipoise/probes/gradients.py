@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.names import named
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Emit, Guarded
@@ -30,13 +29,10 @@ class GradientNorms:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         self._squares = {}
-        for site, parameter in _owned(anatomy):
+        for site, parameter in owned_parameters(anatomy):
             if parameter.requires_grad:
                 listen = guarded(partial(self._listen, site, emit))
                 yield parameter.register_post_accumulate_grad_hook(listen)  # type: ignore[no-untyped-call]
-
-    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        pass
 
     def _listen(self, site: str, emit: Emit, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -46,7 +42,7 @@ class GradientNorms:
         emit(site, "gradient.norm", torch.stack(list(mine.values())).sum().sqrt())
 
 
-def _owned(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:
+def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter once, with the block it belongs to, or its own module."""
     seen: set[int] = set()
     blocks = list(anatomy.blocks)

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import block_norm
 from equipoise.probes.capture import Emit, Guarded
@@ -35,9 +34,6 @@ class Magnitudes:
         for found in anatomy.attention:
             listen = partial(_emit_B, emit, found.name, "attention.B")
             yield _listening(found.module, listen, guarded)
-
-    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        pass
 
 
 def _listening(module: nn.Module, listen: Any, guarded: Guarded) -> RemovableHandle:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
-from equipoise.probes.capture import Boundary, Probe, attached
+from equipoise.probes.capture import Boundary, Probe, UpdateProbe, attached
 from equipoise.records import Finding, Reading
 from equipoise.store import RunWriter
 from equipoise.watching.collector import Collector
@@ -97,6 +97,11 @@ class Watch:
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._scalars["learning_rate"] = optimizer.param_groups[0]["lr"]
+        if self.sampling:
+            for probe in self._probes:
+                if isinstance(probe, UpdateProbe):
+                    look = self._boundary.guarded(probe.name, probe.on_update)
+                    look(optimizer, self._collector)
         self._end_step()
 
     def _arm(self) -> None:

@@ -1,0 +1,87 @@
+"""How a post-LN model's backward signal changes in each sublayer, and through what.
+
+In a post-LN sublayer x' = LN(x + f(x)) the gradient g at x' first passes the norm,
+r = J_LNᵀ g, then the branch, (I + J_f)ᵀ r: the gradient at the norm before.
+Both factors are read from the gradients that autograd computes anyway.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.capture import Emit, Guarded
+
+
+@dataclass(slots=True)
+class BackwardFactors:
+    """Emit ``backward.norm_factor`` and ``backward.branch_factor`` of each sublayer.
+
+    Only where the norm closes a residual sum: in a pre-LN model the norm's input also
+    feeds the identity path, and the two factors mean nothing.
+    """
+
+    name: str = "backward"
+    _after_norm: dict[str, Tensor] = field(default_factory=dict)
+    """Site → ‖r‖ of the sublayer that this norm closes."""
+    _next: dict[str, str] = field(default_factory=dict)
+    """Site → the norm that came after it in the forward pass."""
+    _last: str | None = None
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._after_norm, self._next, self._last = {}, {}, None
+        if anatomy.placement != "post":
+            return
+        inside = tuple(f"{block}." for block in anatomy.blocks)
+        for site, module in anatomy.norms.items():
+            if site.startswith(inside):
+                listen = guarded(partial(self._forward, emit, guarded, site))
+                yield module.register_forward_hook(listen)
+
+    def _forward(
+        self,
+        emit: Emit,
+        guarded: Guarded,
+        site: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        output: Tensor,
+    ) -> None:
+        """Tensor hooks die with the graph: there is nothing to take off later."""
+        if not output.requires_grad or not args or not args[0].requires_grad:
+            return
+        if self._last is not None:
+            self._next[self._last] = site
+        self._last = site
+        seen: dict[str, Tensor] = {}
+        output.register_hook(guarded(partial(self._at_output, emit, site, seen)))  # type: ignore[no-untyped-call]
+        args[0].register_hook(guarded(partial(self._at_input, emit, site, seen)))
+
+    def _at_output(
+        self, emit: Emit, site: str, seen: dict[str, Tensor], g: Tensor
+    ) -> None:
+        seen["g"] = _norm(g)
+        following = self._next.get(site)
+        if following in self._after_norm:
+            ratio = seen["g"] / self._after_norm[following]
+            emit(following, "backward.branch_factor", ratio, how="mean")
+
+    def _at_input(
+        self, emit: Emit, site: str, seen: dict[str, Tensor], r: Tensor
+    ) -> None:
+        self._after_norm[site] = _norm(r)
+        emit(
+            site, "backward.norm_factor", self._after_norm[site] / seen["g"], how="mean"
+        )
+
+
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)
+    return norm

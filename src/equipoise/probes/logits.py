@@ -1,0 +1,45 @@
+"""The size of what the model says: output logits drift before the loss shows it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.capture import Emit, Guarded
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLogits:
+    """Emit the root-mean-square and the largest magnitude of the model's output."""
+
+    name: str = "logits"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        listen = guarded(partial(_listen, emit))
+        yield anatomy.model.register_forward_hook(listen)
+
+
+def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
+    logits = output_logits(output)
+    if logits is None or not torch.is_grad_enabled() and module.training:
+        return
+    rms = torch.linalg.vector_norm(logits, dtype=torch.float32) / logits.numel() ** 0.5
+    emit("", "output.logit_norm", rms, how="mean")
+    emit("", "output.logit_max", logits.detach().abs().amax(), how="max")
+
+
+def output_logits(output: Any) -> Tensor | None:
+    """Return ``.logits``, or the first floating tensor with a feature axis, if any."""
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    several = output if isinstance(output, tuple | list) else (output,)
+    tensors = (v for v in several if isinstance(v, Tensor) and v.is_floating_point())
+    return next((v for v in tensors if v.ndim >= 2), None)

@@ -1,0 +1,70 @@
+"""LayerNorm and RMSNorm as they act on today's tokens: their scale and their gain.
+
+Axes, in this file:  B batch · T token · D width.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
+from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.magnitudes import hidden_states
+
+EPSILONS = ("eps", "variance_epsilon", "epsilon")
+
+
+@dataclass(frozen=True, slots=True)
+class NormScales:
+    """Emit σ (median and smallest over tokens) and the local gain ‖γ‖_∞/σ_min.
+
+    The gain is the largest factor by which the norm passes a small change of one
+    token on; for constant γ it is exact, otherwise an upper bound.
+    """
+
+    name: str = "normalisers"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        for site, module in anatomy.norms.items():
+            listen = guarded(partial(_listen, emit, site))
+            yield module.register_forward_pre_hook(listen, with_kwargs=True)
+
+
+def _listen(
+    emit: Emit,
+    site: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    x_BTD = hidden_states(args, kwargs)
+    if x_BTD is None:
+        return
+    sigma_N = _scale(module, x_BTD).flatten()
+    least = sigma_N.amin()
+    emit(site, "norm.sigma.p50", sigma_N.median(), how="mean")
+    emit(site, "norm.sigma.min", least, how="min")
+    emit(site, "norm.gain", _largest_weight(module, least) / least, how="max")
+
+
+def _scale(module: nn.Module, x_BTD: Tensor) -> Tensor:
+    found = (getattr(module, name, None) for name in EPSILONS)
+    eps = next((e for e in found if e is not None), torch.finfo(x_BTD.dtype).eps)
+    kind = rms_norm_scale if "RMS" in type(module).__name__ else layer_norm_scale
+    return kind(x_BTD, eps=eps)
+
+
+def _largest_weight(module: nn.Module, like: Tensor) -> Tensor:
+    weight = getattr(module, "weight", None)
+    if weight is None:
+        return torch.ones_like(like)
+    largest: Tensor = weight.detach().abs().amax().to(like.dtype)
+    return largest

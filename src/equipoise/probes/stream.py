@@ -1,0 +1,73 @@
+"""The shape of the residual stream: heavy tails, and tokens that become alike.
+
+Axes, in this file:  B batch · T token · D width.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.magnitudes import hidden_states
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """Emit the kurtosis of the stream's entries and the mean cosine of its tokens.
+
+    A cosine near 1 means that the tokens of a sequence have collapsed onto one
+    direction: attention then has nothing to select, and Q and K get no gradient.
+    """
+
+    name: str = "stream"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        for site, block in anatomy.blocks.items():
+            listen = guarded(partial(_listen, emit, site))
+            yield block.register_forward_pre_hook(listen, with_kwargs=True)
+
+
+def _listen(
+    emit: Emit,
+    site: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    x_BTD = hidden_states(args, kwargs)
+    if x_BTD is None:
+        return
+    x_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
+    emit(site, "residual.kurtosis", kurtosis(x_BTD), how="mean")
+    if x_BTD.ndim == 3 and x_BTD.shape[1] > 1:
+        emit(site, "residual.token_cosine", token_cosine(x_BTD).mean(), how="mean")
+
+
+def kurtosis(x: Tensor) -> Tensor:
+    """Return E[(x−μ)⁴]/E[(x−μ)²]² over all entries: 3 for a Gaussian."""
+    square = (x - x.mean()).square()
+    return square.square().mean() / square.mean().square()
+
+
+def token_cosine(x_BTD: Tensor) -> Tensor:
+    """Return per sequence the mean cosine over pairs of different tokens.
+
+    Σ_{i≠j} x̂_i·x̂_j = ‖Σ x̂_i‖² − Σ‖x̂_i‖², so no T × T matrix is formed.
+
+    Example:
+        >>> token_cosine(torch.ones(1, 5, 3)).item()
+        1.0
+    """
+    unit_BTD = torch.nn.functional.normalize(x_BTD, dim=-1)
+    T = x_BTD.shape[1]
+    together = unit_BTD.sum(1).square().sum(-1)
+    alone = unit_BTD.square().sum((1, 2))
+    return (together - alone) / (T * (T - 1))
