@@ -47,8 +47,8 @@ def sorted_interval(
     side_n[0] = 1
     rest = exact_sum(v_n, side_n, 0)
     if v_n[0] >= rest:
-        theta = theta(v_n[0], rest)
-        return theta, theta
+        peaked = theta(v_n[0], rest)
+        return peaked, peaked
     total = rest + v_n[0]
     gap, proven = partition(v_n, total / 2, side_n, enough * total, depth)
     lower = theta(exact_sum(v_n, side_n, 1), exact_sum(v_n, side_n, 0))
