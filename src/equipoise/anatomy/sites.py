@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor, nn
+
+Placement = Literal["pre", "post", "sandwich", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class Anatomy:
     blocks: Mapping[str, nn.Module]
     """The residual stream's stations, first to last."""
     norms: Mapping[str, nn.Module]
+    routers: Mapping[str, tuple[nn.Module, int]] = field(default_factory=dict)
+    """Modules whose output are a router's logits, and how many experts each picks."""
+    placement: Placement = ""
+    """Where the norms of a block stand; ``post`` means each closes a residual sum."""
     family: str = ""
     guessed: tuple[str, ...] = field(default=())
     """What was guessed rather than declared, in words for the user."""

@@ -47,7 +47,7 @@ class AttentionRows:
     def _theta(
         self, site: str, lower_HN: Tensor, upper_HN: Tensor, counted: Tensor, emit: Emit
     ) -> None:
-        """θ is read from below, where a subset attains it; its upper end is beside it."""
+        """θ is read from below, where a subset attains it; the upper end stands by."""
         theta_HN = lower_HN.masked_fill(~counted, float("nan"))
         for name, q in QUANTILES.items():
             emit(
