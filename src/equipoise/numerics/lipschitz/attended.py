@@ -69,7 +69,7 @@ class Attended:
         )
 
     def pulled_keys(self) -> Float[Tensor, "H Q K E"]:
-        """Return what q_i means to x_j W_K, for every pair; K is 1 if j is no matter."""
+        """Return what q_i means to x_j W_K, pair by pair; K is 1 if all keys agree."""
         q_HQ1E, norm = self.q_HQE[:, :, None], self.heads.k_norm
         if self.heads.rotary is not None:
             q_HQ1E = self.heads.rotary.unturned(q_HQ1E, self.at_K)

@@ -96,7 +96,7 @@ def heads_from_linear(
     def split(w: Tensor, count: int) -> Tensor:
         if w.shape[0] % count:
             raise InputError(f"{w.shape[0]} channels do not split into {count} heads")
-        return w.unflatten(0, (count, -1))
+        return w.reshape(count, -1, w.shape[-1])
 
     return Heads(
         w_q_HDE=split(q, heads).mT,

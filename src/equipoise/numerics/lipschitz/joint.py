@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from equipoise.numerics.lipschitz.affine import spectral
 from equipoise.numerics.lipschitz.attended import Attended, attend
 from equipoise.numerics.lipschitz.bound import Bound
 from equipoise.numerics.lipschitz.heads import Heads
@@ -56,17 +57,13 @@ def value_path(attended: Attended) -> Float[Tensor, " Q"]:
     p_HQK, heads = attended.p_HQK, attended.heads
     w_v_CD = heads.w_v_GDF.permute(0, 2, 1).flatten(0, 1)
     w_o_CD = heads.w_o_HFD.flatten(0, 1)
-    stacked = _norm(w_v_CD) * _norm(w_o_CD)
+    stacked = spectral(w_v_CD) * spectral(w_o_CD)
     mean_QK = p_HQK.mean(0)
     spread_QK = (p_HQK - mean_QK).abs().amax(0)
     bounds = [_paired(p_HQK, t_HG) for t_HG in _overlaps(heads)]
     bounds.append(p_HQK.amax(0) * stacked)
-    bounds.append(mean_QK * _norm(w_v_CD.mT @ w_o_CD) + spread_QK * stacked)
+    bounds.append(mean_QK * spectral(w_v_CD.mT @ w_o_CD) + spread_QK * stacked)
     return torch.stack(bounds).amin(0).sum(-1)
-
-
-def _norm(m_CD: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(m_CD, ord=2)
 
 
 def _paired(p_HQK: Tensor, t_HG: Tensor) -> Tensor:
@@ -82,11 +79,11 @@ def _overlaps(heads: Heads) -> tuple[Tensor, Tensor]:
     inner_o = torch.einsum("HED,GFD->HGEF", w_o, w_o)
     left = r_o_HFF[:, None] @ inner_v @ r_o_HFF[None].mT
     right = r_v_HFF[:, None] @ inner_o @ r_v_HFF[None].mT
-    return _norm(left), _norm(right)
+    return spectral(left), spectral(right)
 
 
 def rank_ones(part: Attended) -> tuple[Tensor, Tensor]:
-    """Return a, b with Σ_h a^h_ij ⊗ b^h_ij the key path; a's K may be 1 (no rotation)."""
+    """Return a, b with Σ_h a^h_ij ⊗ b^h_ij the key path; a's K is 1 if all agree."""
     a_QKHD = torch.einsum("HQKE,HDE->QKHD", part.pulled_keys(), part.heads.w_k_GDE)
     weighted_HQKF = (part.p_HQK * part.slope_HQK)[..., None] * part.deviations()
     b_QKHD = torch.einsum("HQKF,HFD->QKHD", weighted_HQKF, part.heads.w_o_HFD)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from equipoise.numerics.lipschitz.affine import spectral
 from equipoise.numerics.lipschitz.attended import Attended, attend
 from equipoise.numerics.lipschitz.bound import Bound
 from equipoise.numerics.lipschitz.heads import Heads
@@ -99,7 +100,7 @@ def _one_head(head: Attended, *, squarings: int) -> Paths:
         key_HQ = key_HQ + _key_path(part, r)
         c_HQEF = c_HQEF + covariance(part)
     query_HQEF = r.q_HEE[:, None] @ head.pulled_queries(c_HQEF) @ r.o_HFF[:, None].mT
-    value_H = torch.linalg.matrix_norm(r.v_HFF @ r.o_HFF.mT, ord=2)
+    value_H = spectral(r.v_HFF @ r.o_HFF.mT)
     return Paths(
         value_HQ=value_H[:, None] * head.p_HQK.sum(-1),
         key_HQ=key_HQ,
@@ -122,9 +123,8 @@ def _key_path(part: Attended, r: _Factors) -> Tensor:
         compute_mode="donot_use_mm_for_euclid_dist",
     )
     # The norm stays inside the sum: with rotation or QK-norm it depends on j.
-    reach_HQK = torch.linalg.vector_norm(
-        part.pulled_keys() @ r.k_HEE[:, None].mT, dim=-1
-    )
+    reach_HQKE = part.pulled_keys() @ r.k_HEE[:, None].mT
+    reach_HQK: Tensor = torch.linalg.vector_norm(reach_HQKE, dim=-1)
     weight_HQK = part.p_HQK * part.slope_HQK.abs()
     return (weight_HQK * step_HQK * reach_HQK).sum(-1)
 

@@ -2,7 +2,7 @@
 
 Axes, in this file:  A, B sides of a small matrix · x any leading axes.
 
-For eigenvalues λ ≥ 0 and k = 2^s,  λ_max ≤ (Σ λ^k)^{1/k} = tr(M^k)^{1/k} ≤ λ_max·A^{1/k}
+For eigenvalues λ ≥ 0 and k = 2^s, λ_max ≤ (Σλ^k)^{1/k} = tr(M^k)^{1/k} ≤ λ_max·A^{1/k}.
 
 Power iteration approaches from below and certifies nothing; this approaches from above,
 costs s small matrix products for a whole stack at once, and never fails to converge.

@@ -1,0 +1,66 @@
+"""Weights as published theorems read them: no biases, one spectral norm per head.
+
+Axes, in this file:  H head · D model width · E head width · K key.
+
+The published bounds know no biases. Reading every token as (x, 1) turns a biased
+projection into a linear one, so each theorem applies as it stands to weights with one
+more row and to tokens one longer: ‖(x, 1)‖² = ‖x‖² + 1. A bias on values needs nothing,
+since attention weights sum to one.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import InputError
+from equipoise.numerics.lipschitz.heads import Heads
+
+
+def with_bias(w_HDE: Tensor, b_HE: Tensor | None) -> Tensor:
+    """Return W with the bias as one more row, if there is one."""
+    return w_HDE if b_HE is None else torch.cat([w_HDE, b_HE[:, None]], 1)
+
+
+def score_weights(heads: Heads) -> tuple[Tensor, Tensor]:
+    """Return W_Q and W_K of tokens (x, 1); both grow a row if either has a bias."""
+    w_q, w_k, b_q, b_k = heads.w_q_HDE, heads.w_k_GDE, heads.b_q_HE, heads.b_k_GE
+    if is_biased(heads):
+        b_q = torch.zeros_like(w_q[:, 0]) if b_q is None else b_q
+        b_k = torch.zeros_like(w_k[:, 0]) if b_k is None else b_k
+    return with_bias(w_q, b_q), with_bias(w_k, b_k)
+
+
+def is_biased(heads: Heads) -> bool:
+    return heads.b_q_HE is not None or heads.b_k_GE is not None
+
+
+def length(heads: Heads, radius: float) -> float:
+    """Return the length of the longest token as the theorem sees it."""
+    return math.hypot(radius, 1.0) if is_biased(heads) else radius
+
+
+def spectral(w_HDE: Tensor) -> Tensor:
+    """Return ‖W‖₂ of each head, from all its singular values."""
+    norm_H: Tensor = torch.linalg.matrix_norm(w_HDE, ord=2)
+    return norm_H
+
+
+def mixing_norms(heads: Heads) -> Tensor:
+    """Return ‖A_h‖₂, A = W_Q W_Kᵀ·scale/τ; ‖W_Q‖‖W_K‖·scale/τ if keys are rotated."""
+    w_q_HDE, w_k_HDE = score_weights(heads)
+    if heads.rotary is not None:
+        return heads.slope * spectral(w_q_HDE) * spectral(w_k_HDE)
+    r_q, r_k = (torch.linalg.qr(w, mode="r").R for w in (w_q_HDE, w_k_HDE))
+    return heads.slope * spectral(r_q @ r_k.mT)
+
+
+def refuse(heads: Heads, author: str, *, rotary: bool = False) -> None:
+    """Raise for what the theorem does not cover, naming what to use in its place."""
+    normed = heads.q_norm is not None or heads.k_norm is not None
+    if normed or (rotary and heads.rotary is not None):
+        what = "QK-norm" if normed else "rotary positions"
+        raise InputError(
+            f"the bound of {author} is not stated for {what}; local_bound, joint_bound "
+            "and block_bound cover it"
+        )
