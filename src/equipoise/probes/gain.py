@@ -1,4 +1,7 @@
-"""How strongly a layer's projections act: G_ℓ, read while the weights are whole."""
+"""How strongly a layer's projections act, read while the weights are whole.
+
+Axes, in this file:  H head · G key-value head · R head width · D model width.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,9 +11,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.spectra import tracked_norm
+from equipoise.anatomy.sites import Anatomy, Projections
+from equipoise.numerics.head_products import head_product_norms
+from equipoise.numerics.tracking import tracked_norm
 from equipoise.probes.capture import Emit, Guarded
+
+Start = dict[tuple[str, str], Tensor]
 
 
 @dataclass(slots=True)
@@ -22,7 +28,7 @@ class ProjectionGain:
 
     name: str = "gain"
     _anatomy: Anatomy | None = None
-    _start: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _start: Start = field(default_factory=dict)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -31,15 +37,62 @@ class ProjectionGain:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        assert self._anatomy is not None
-        found = self._anatomy.site(call.module) if call.module is not None else None
-        if found is None or found.projections is None:
+        projections = _projections(self._anatomy, call)
+        if projections is None:
             return
         norms = []
         for letter in "qkvo":
-            matrix = getattr(found.projections, letter).matrix()
+            matrix = getattr(projections, letter).matrix()
             start = self._start.get((site, letter))
             norm, self._start[site, letter] = tracked_norm(matrix, start=start)
             emit(site, f"projection.norm.{letter}", norm)
             norms.append(norm)
         emit(site, "projection.G", torch.stack(norms).prod())
+
+
+@dataclass(slots=True)
+class HeadProducts:
+    """Emit per head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂: what the scores and the values see.
+
+    The product of the factors' norms, which G uses, can exceed these by far; a head
+    whose product grows while G stands still is turning, not growing.
+    """
+
+    name: str = "heads"
+    _anatomy: Anatomy | None = None
+    _start: Start = field(default_factory=dict)
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
+        yield from ()
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        projections = _projections(self._anatomy, call)
+        if projections is None:
+            return
+        q_HRD, k_HRD, v_HRD, o_HRD = _by_head(projections)
+        for name, a_HRD, b_HRD in (("qk", q_HRD, k_HRD), ("vo", v_HRD, o_HRD)):
+            start = self._start.get((site, name))
+            value_H, self._start[site, name] = head_product_norms(
+                a_HRD, b_HRD, start=start
+            )
+            emit(site, f"projection.{name}", value_H)
+
+
+def _projections(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:
+    assert anatomy is not None
+    found = anatomy.site(call.module) if call.module is not None else None
+    return found.projections if found is not None else None
+
+
+def _by_head(projections: Projections) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v as (H, R, D) and o as (H, R, D), its columns turned into rows."""
+    H, G = projections.heads, projections.kv_heads
+    q_HRD = projections.q.matrix().unflatten(0, (H, -1))
+    k_HRD, v_HRD = (
+        weight.matrix().unflatten(0, (G, -1)).repeat_interleave(H // G, 0)
+        for weight in (projections.k, projections.v)
+    )
+    return q_HRD, k_HRD, v_HRD, projections.o.matrix().mT.unflatten(0, (H, -1))
