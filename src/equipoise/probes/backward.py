@@ -61,7 +61,7 @@ class BackwardFactors:
             self._next[self._last] = site
         self._last = site
         seen: dict[str, Tensor] = {}
-        output.register_hook(guarded(partial(self._at_output, emit, site, seen)))  # type: ignore[no-untyped-call]
+        output.register_hook(guarded(partial(self._at_output, emit, site, seen)))
         args[0].register_hook(guarded(partial(self._at_input, emit, site, seen)))
 
     def _at_output(

@@ -32,7 +32,7 @@ class GradientNorms:
         for site, parameter in owned_parameters(anatomy):
             if parameter.requires_grad:
                 listen = guarded(partial(self._listen, site, emit))
-                yield parameter.register_post_accumulate_grad_hook(listen)  # type: ignore[no-untyped-call]
+                yield parameter.register_post_accumulate_grad_hook(listen)
 
     def _listen(self, site: str, emit: Emit, parameter: Tensor) -> None:
         assert parameter.grad is not None
