@@ -6,7 +6,7 @@ Axes, in this file:  W values of a row (R rows): all sites, and within a site it
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,42 +54,46 @@ class Layout:
         return cls(tuple(sites), tuple(widths))
 
 
-def flat(values: Sequence[Sequence[float]]) -> Array:
-    """Return the values of all sites in one row."""
-    return np.fromiter(chain.from_iterable(values), np.float64)
-
-
-def pack(x_W: Array) -> bytes:
-    """Return the row in 4 bytes a value if that is exact to the bit, else in 8.
+def pack(x_RW: Array) -> list[bytes]:
+    """Return each row in 4 bytes a value if that is exact to the bit, else in 8.
 
     Probes mostly speak fp32, so this halves the file; a loss summed in fp64, 1e-60 or
     1e39 keeps its 8 bytes. NaN payloads count as bits.
     """
-    return x_W.astype(NARROW if is_narrow(x_W) else WIDE).tobytes()
+    exact_R = _same_if_narrow(x_RW).all(axis=1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow_RW, wide_RW = x_RW.astype(NARROW), x_RW.astype(WIDE)
+    both = zip(exact_R[:, 0].tolist(), narrow_RW, wide_RW, strict=True)
+    return [(small if exact else large).tobytes() for exact, small, large in both]
 
 
-def is_narrow(x_W: Array) -> bool:
+def is_narrow(x: Array) -> bool:
     """Say whether 4 bytes a value hold every bit.
 
     >>> is_narrow(np.array([0.5, np.inf])), is_narrow(np.array([0.1]))
     (True, False)
     """
+    return bool(_same_if_narrow(x).all())
+
+
+def _same_if_narrow(x: Array) -> NDArray[np.bool_]:
     with np.errstate(over="ignore", invalid="ignore"):
-        back_W = x_W.astype(NARROW).astype(np.float64)
-    return np.array_equal(back_W.view(np.int64), x_W.view(np.int64))
+        back = x.astype(NARROW).astype(np.float64)
+    same = back.view(np.int64) == np.ascontiguousarray(x).view(np.int64)
+    return np.asarray(same, np.bool_)
 
 
 def unpack(blobs: Sequence[bytes], width: int) -> Array:
     """Return the rows as one array of shape (rows, width)."""
     x_RW = np.empty((len(blobs), width))
-    for start, stop in _alike(blobs):
+    for start, stop in alike(blobs):
         dtype = NARROW if len(blobs[start]) == width * NARROW.itemsize else WIDE
         x = np.frombuffer(b"".join(blobs[start:stop]), dtype)
         x_RW[start:stop] = x.reshape(stop - start, width)
     return x_RW
 
 
-def _alike(blobs: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+def alike(blobs: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     """Yield runs of rows of equal length: one conversion each instead of one a row."""
     lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
     cuts = (np.flatnonzero(np.diff(lengths)) + 1).tolist()

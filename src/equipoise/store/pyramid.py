@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.store.packing import NARROW, WIDE, Array, Layout, is_narrow
+from equipoise.store.packing import Array, Layout
 
 Integers = NDArray[np.int64]
 FAN = 16
@@ -39,8 +39,20 @@ class Bins:
     def __len__(self) -> int:
         return len(self.last_id)
 
-    def __getitem__(self, which: slice | NDArray[np.bool_]) -> "Bins":
+    def __getitem__(self, which: slice | NDArray[np.bool_] | Integers) -> "Bins":
         return Bins(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def put(self, where: Integers, bins: "Bins") -> None:
+        """Overwrite some of the bins."""
+        for f in fields(self):
+            getattr(self, f.name)[where] = getattr(bins, f.name)
+
+
+def no_bins(layout: Layout, count: int = 0) -> Bins:
+    """Return room for so many bins."""
+    heads = [np.zeros(count, np.int64) for _ in range(4)]
+    planes = [np.zeros((count, len(layout.sites))) for _ in range(4)]
+    return Bins(heads[0], heads[1], heads[2], heads[3], *planes)
 
 
 def joined(parts: Sequence[Bins]) -> Bins:
@@ -72,8 +84,10 @@ def _over_heads(x_RW: Array, layout: Layout) -> tuple[Array, Array, Array, Array
     mean_RS = np.add.reduceat(np.where(finite_RW, x_RW, 0) / n_RW, starts, axis=1)
     mean_RS = np.clip(mean_RS, low_RS, high_RS)  # rounding must not leave the range
     some_RS = n_RS > 0
-    planes = (np.where(some_RS, plane, np.nan) for plane in (low_RS, mean_RS, high_RS))
-    return *planes, np.array(layout.widths) - n_RS
+    low_RS, mean_RS, high_RS = (
+        np.where(some_RS, plane, np.nan) for plane in (low_RS, mean_RS, high_RS)
+    )
+    return low_RS, mean_RS, high_RS, np.array(layout.widths) - n_RS
 
 
 def merged(bins: Bins, layout: Layout, *, fan: int = FAN) -> Bins:
@@ -96,26 +110,3 @@ def merged(bins: Bins, layout: Layout, *, fan: int = FAN) -> Bins:
         high_BS,
         broken_BKS.sum(axis=1),
     )
-
-
-def encode(bins: Bins, b: int) -> bytes:
-    """Return bin ``b``: three planes over sites, a fourth if something was broken.
-
-    The extremes are exact; where they fit 4 bytes a value, the mean is rounded to 4.
-    """
-    planes = [bins.low[b], bins.mean[b], bins.high[b]]
-    if bins.broken[b].any():
-        planes.append(bins.broken[b])
-    exact = is_narrow(planes[0]) and is_narrow(planes[2])
-    return np.concatenate(planes).astype(NARROW if exact else WIDE).tobytes()
-
-
-def decode(rows: Sequence[tuple[int, int, int, int, bytes]], sites: int) -> Bins:
-    """Return bins from rows of (last_id, first, last, rows, data)."""
-    planes = np.zeros((4, len(rows), sites))
-    for b, row in enumerate(rows):
-        dtype = NARROW if len(row[4]) in (12 * sites, 16 * sites) else WIDE
-        x = np.frombuffer(row[4], dtype).reshape(-1, sites) if sites else planes[:, b]
-        planes[: len(x), b] = x
-    heads = np.array([row[:4] for row in rows], np.int64).reshape(-1, 4).T
-    return Bins(*heads, *planes)

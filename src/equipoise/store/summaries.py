@@ -1,4 +1,4 @@
-"""The pyramid in its table: kept by the writer, read by every view.
+"""The pyramid in its table.
 
 A bin is written in the transaction of the row that completes it, so the table agrees
 with the rows after any crash; what is not yet a whole bin is rebuilt from the rows.
@@ -6,70 +6,30 @@ with the rows after any crash; what is not yet a whole bin is rebuilt from the r
 
 import sqlite3
 import sys
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from equipoise.store.blocks import decoded, encoded
 from equipoise.store.packing import Array, Layout, unpack
-from equipoise.store.pyramid import FAN, Bins, decode, encode, joined, merged, row_bins
+from equipoise.store.pyramid import FAN, Bins, row_bins
+from equipoise.store.tower import Risen, Tower
 
 ROWS_AT_ONCE = 4096
 
 
-class Tower:
-    """The unfinished bins of one series, as its writer holds them."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._rows: list[tuple[int, int, Array]] = []
-        self._levels: list[list[Bins]] = []
-
-    @classmethod
-    def restored(cls, db: sqlite3.Connection, series: int, layout: Layout) -> Self:
-        """Take up where the last writer of this series stopped."""
-        tower = cls(layout)
-        done = last_id(db, series, 1)
-        tower._rows = list(zip(*raw(db, series, layout, after=done), strict=True))
-        while done:
-            level = len(tower._levels) + 1
-            done = last_id(db, series, level + 1)
-            waiting = stored(db, series, level, len(layout.sites), after=done)
-            tower._levels.append([waiting[b : b + 1] for b in range(len(waiting))])
-        return tower
-
-    def push(self, key: int, step: int, x_W: Array) -> Iterator[tuple[int, Bins]]:
-        """Add a row and yield what it completes: (level, one bin).
-
-        Level 0, a bin per row, is only kept where a site has several heads: elsewhere
-        it is the row itself.
-        """
-        self._rows.append((key, step, x_W))
-        if not self._layout.is_flat:
-            yield 0, row_bins([key], [step], x_W[None], self._layout)
-        if len(self._rows) == FAN:
-            ids, steps, rows = zip(*self._rows, strict=True)
-            self._rows = []
-            yield from self._rise(1, row_bins(ids, steps, np.stack(rows), self._layout))
-
-    def _rise(self, level: int, bins: Bins) -> Iterator[tuple[int, Bins]]:
-        whole = merged(bins, self._layout)
-        yield level, whole
-        if len(self._levels) < level:
-            self._levels.append([])
-        waiting = self._levels[level - 1]
-        waiting.append(whole)
-        if len(waiting) == FAN:
-            self._levels[level - 1] = []
-            yield from self._rise(level + 1, joined(waiting))
-
-
-def insert(db: sqlite3.Connection, series: int, level: int, bins: Bins) -> None:
-    """Store bins of one level."""
-    heads = (bins.last_id, bins.first, bins.last, bins.rows)
-    for b, head in enumerate(zip(*(column.tolist() for column in heads), strict=True)):
-        row = (series, level, *head, encode(bins, b))
-        db.execute("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+def insert(
+    db: sqlite3.Connection, series: Sequence[int], risen: Iterable[Risen]
+) -> None:
+    """Store what has been completed; ``series`` names the series of each slot."""
+    for level, slots, bins in risen:
+        size = FAN if level == 0 else 1
+        parts = (bins[b * size : (b + 1) * size] for b in range(len(slots)))
+        rows = [
+            (series[slot], level, *encoded(part, level))
+            for slot, part in zip(slots.tolist(), parts, strict=True)
+        ]
+        db.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def last_id(db: sqlite3.Connection, series: int, level: int) -> int:
@@ -82,7 +42,7 @@ def stored(
     db: sqlite3.Connection,
     series: int,
     level: int,
-    sites: int,
+    layout: Layout,
     *,
     after: int = 0,
     until: int = sys.maxsize,
@@ -92,7 +52,8 @@ def stored(
         "SELECT last_id, first, last, rows, data FROM summary WHERE series = ? "
         "AND level = ? AND last_id > ? AND last_id <= ? ORDER BY last_id"
     )
-    return decode(db.execute(query, (series, level, after, until)).fetchall(), sites)
+    rows = db.execute(query, (series, level, after, until)).fetchall()
+    return decoded(rows, level, layout)
 
 
 def raw(
@@ -114,6 +75,22 @@ def raw(
     return list(ids), list(steps), unpack(blobs, layout.width)
 
 
+def restore(
+    db: sqlite3.Connection, series: int, layout: Layout, *, tower: Tower, slot: int
+) -> None:
+    """Fill a slot with what the last writer of the series left unfinished."""
+    level, done = 0, last_id(db, series, 1)
+    waiting = row_bins(*raw(db, series, layout, after=done), layout)
+    while True:
+        for b in range(len(waiting)):
+            for _ in tower.push(np.array([slot]), waiting[b : b + 1], level=level):
+                raise AssertionError(f"series {series}: a bin of level {level} is lost")
+        if not done:
+            return
+        level, done = level + 1, last_id(db, series, level + 2)
+        waiting = stored(db, series, level, layout, after=done)
+
+
 def build(db: sqlite3.Connection) -> None:
     """Fill the table from the rows: for a file written before there was a pyramid."""
     for series, line in db.execute("SELECT id, layout FROM series").fetchall():
@@ -121,6 +98,6 @@ def build(db: sqlite3.Connection) -> None:
         tower, after = Tower(layout), 0
         while (block := raw(db, series, layout, after=after, limit=ROWS_AT_ONCE))[0]:
             after = block[0][-1]
-            for row in zip(*block, strict=True):
-                for level, bins in tower.push(*row):
-                    insert(db, series, level, bins)
+            bins = row_bins(*block, layout)
+            for b in range(len(bins)):
+                insert(db, [series], tower.push(np.array([0]), bins[b : b + 1]))

@@ -5,22 +5,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import connection, schema, summaries
+from equipoise.store import connection, schema
 from equipoise.store.lock import WriterLock
-from equipoise.store.packing import Layout, flat, pack
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    id: int
-    tower: summaries.Tower
+from equipoise.store.packing import Layout
+from equipoise.store.sheaf import Sheaf
 
 
 class RunWriter:
@@ -37,7 +31,7 @@ class RunWriter:
             raise RunFileError(f"{path}: a directory; give a file such as {path}/a.eqp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._guard = threading.Lock()
-        self._series: dict[tuple[str, Layout], _Series] = {}
+        self._sheaves: dict[Layout, Sheaf] = {}
         self._lock = WriterLock(self.path)
         try:
             self._db: sqlite3.Connection | None = connection.writing(self.path)
@@ -85,15 +79,14 @@ class RunWriter:
             last_id = self._last_id
             db.execute("BEGIN IMMEDIATE")
             try:
-                for reading in readings:
-                    self._add_reading(db, reading)
+                self._add_readings(db, readings)
                 self._add_events(db, "finding", findings)
                 self._add_events(db, "applied", applied)
                 db.execute("COMMIT")
             except BaseException:
                 db.execute("ROLLBACK")
                 self._last_id = last_id
-                self._series.clear()
+                self._sheaves.clear()
                 raise
 
     def _open(self) -> sqlite3.Connection:
@@ -108,33 +101,18 @@ class RunWriter:
         self._last_id += 1
         return self._last_id
 
-    def _add_reading(self, db: sqlite3.Connection, reading: Reading) -> None:
-        layout = Layout(reading.sites, tuple(map(len, reading.values)))
-        series = self._known(db, reading.quantity, layout)
-        key, x_W = self._next_id(), flat(reading.values)
-        self._add_step(db, reading.step)
-        row = (key, series.id, reading.step, pack(x_W))
-        db.execute("INSERT INTO reading VALUES (?, ?, ?, ?)", row)
-        for level, bins in series.tower.push(key, reading.step, x_W):
-            summaries.insert(db, series.id, level, bins)
-
-    def _add_step(self, db: sqlite3.Connection, step: int) -> None:
-        db.execute("INSERT OR IGNORE INTO step VALUES (?, ?)", (step, time.time()))
-
-    def _known(
-        self, db: sqlite3.Connection, quantity: str, layout: Layout
-    ) -> "_Series":
-        known = self._series.get((quantity, layout))
-        if known is None:
-            key = (quantity, layout.to_json())
-            db.execute(
-                "INSERT OR IGNORE INTO series (quantity, layout) VALUES (?, ?)", key
-            )
-            query = "SELECT id FROM series WHERE quantity = ? AND layout = ?"
-            number = int(db.execute(query, key).fetchone()[0])
-            known = _Series(number, summaries.Tower.restored(db, number, layout))
-            self._series[quantity, layout] = known
-        return known
+    def _add_readings(self, db: sqlite3.Connection, given: Iterable[Reading]) -> None:
+        alike: dict[Layout, tuple[list[int], list[Reading]]] = {}
+        for reading in given:
+            layout = Layout(reading.sites, tuple(map(len, reading.values)))
+            ids, readings = alike.setdefault(layout, ([], []))
+            ids.append(self._next_id())
+            readings.append(reading)
+        now = time.time()
+        steps = {(r.step, now) for _, readings in alike.values() for r in readings}
+        db.executemany("INSERT OR IGNORE INTO step VALUES (?, ?)", steps)
+        for layout, (ids, readings) in alike.items():
+            self._sheaves.setdefault(layout, Sheaf(layout)).add(db, ids, readings)
 
     def _add_events(
         self, db: sqlite3.Connection, kind: str, events: Iterable[Finding | Applied]

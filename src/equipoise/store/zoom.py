@@ -88,18 +88,18 @@ class Zoom:
         return joined([whole, merged(rest, self.layout, fan=len(rest))])
 
     def _stored(self, level: int) -> Bins:
-        sites = len(self.layout.sites)
-        return summaries.stored(
-            self.db, self.series, level, sites, after=self.after, until=self.until
-        )
+        window = {"after": self.after, "until": self.until}
+        return summaries.stored(self.db, self.series, level, self.layout, **window)
 
     def _rows(self) -> Bins:
-        if not self.layout.is_flat:
-            return self._stored(0)
-        rows = summaries.raw(
-            self.db, self.series, self.layout, after=self.after, until=self.until
-        )
-        return row_bins(*rows, self.layout)
+        """Return a bin per row, from the rows themselves where no block has them."""
+        kept = self._stored(0)
+        window = {
+            "after": int(kept.last_id[-1]) if len(kept) else self.after,
+            "until": self.until,
+        }
+        rows = summaries.raw(self.db, self.series, self.layout, **window)
+        return joined([kept, row_bins(*rows, self.layout)])
 
 
 def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summary]:
