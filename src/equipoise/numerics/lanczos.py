@@ -19,40 +19,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Matvec = Callable[[Tensor], Tensor]
+from equipoise.numerics.gram import orthogonalised
 
-# Two sweeps: one leaves √ε of the old directions when the new one is nearly in them.
-_SWEEPS = 2
+Matvec = Callable[[Tensor], Tensor]
 
 
 class Krylov:
     """The Krylov space of a symmetric operator, grown one product at a time."""
 
     def __init__(self, matvec: Matvec, start_N: Tensor, *, at_most: int) -> None:
-        N = start_N.shape[0]
         self.matvec = matvec
-        self.at_most = min(at_most, N)
-        self.basis_KN = start_N.new_empty(self.at_most + 1, N)
+        self.width = start_N.shape[0]
+        self.at_most = min(at_most, self.width)
+        self.basis_KN = start_N.new_empty(self.at_most + 1, self.width)
         self.basis_KN[0] = start_N / start_N.norm()
         self.alphas: list[float] = []
         self.betas: list[float] = []
+        self.scale = 0.0  # size of the operator, as far as it has been seen
 
     @property
     def steps(self) -> int:
         return len(self.alphas)
 
     @property
-    def width(self) -> int:
-        return self.basis_KN.shape[1]
-
-    @property
-    def scale(self) -> float:
-        """Return the size of the operator, as far as it has been seen."""
-        return max(map(abs, self.alphas)) + max(self.betas)
-
-    @property
     def finite(self) -> bool:
-        return math.isfinite(self.alphas[-1]) and math.isfinite(self.betas[-1])
+        return math.isfinite(self.scale)
 
     @property
     def closed(self) -> bool:
@@ -61,23 +52,30 @@ class Krylov:
         return self.steps == self.width or self.betas[-1] <= 8 * eps * self.scale
 
     def grow(self) -> None:
-        k = self.steps
-        seen_KN = self.basis_KN[: k + 1]
-        w_N = self.matvec(seen_KN[k])
-        self.alphas.append(float(seen_KN[k] @ w_N))
-        for _ in range(_SWEEPS):
-            w_N = w_N - (seen_KN @ w_N) @ seen_KN
-        self.betas.append(float(w_N.norm()))
-        if k < self.at_most and not self.closed:
-            self.basis_KN[k + 1] = w_N / self.betas[-1]
+        seen_KN = self.basis_KN[: self.steps + 1]
+        w_N = self.matvec(seen_KN[-1])
+        alpha, beta, w_N = orthogonalised(seen_KN, w_N)
+        self.alphas.append(alpha)
+        self.betas.append(beta)
+        # Sums, not max: max(scale, nan) may be the scale.
+        self.scale = max(self.scale, abs(alpha) + beta) + 0 * (alpha + beta)
+        if not self.closed:
+            torch.div(w_N, beta, out=self.basis_KN[self.steps])
+
+    def projected(self) -> Tensor:
+        """Return the operator on the space: tridiagonal, small, float64."""
+        alphas_K = torch.tensor(self.alphas, dtype=torch.float64)
+        betas_K = torch.tensor(self.betas[:-1], dtype=torch.float64)
+        return torch.diag(alphas_K) + torch.diag(betas_K, 1) + torch.diag(betas_K, -1)
 
     def ritz(self) -> tuple[Tensor, Tensor]:
         """Return the Ritz values, ascending, and the weights of their vectors."""
-        alphas = torch.tensor(self.alphas, dtype=torch.float64)
-        betas = torch.tensor(self.betas[:-1], dtype=torch.float64)
-        T_KK = torch.diag(alphas) + torch.diag(betas, 1) + torch.diag(betas, -1)
-        values, vectors = torch.linalg.eigh(T_KK)
-        return values, vectors
+        values_K, weights_KK = torch.linalg.eigh(self.projected())
+        return values_K, weights_KK
+
+    def top(self) -> float:
+        """Return the largest Ritz value."""
+        return float(torch.linalg.eigvalsh(self.projected())[-1])
 
     def vector(self, weights_K: Tensor) -> Tensor:
         """Return the unit vector Σ weights·basis."""

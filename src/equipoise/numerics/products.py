@@ -4,11 +4,13 @@ Axes, in this file:  M rows · N columns · R inner width.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from equipoise.errors import InputError
+from equipoise.numerics.gram import gram_product
 from equipoise.numerics.lanczos import Matvec
 
 
@@ -50,17 +52,10 @@ class Product:
         Powers of two round nothing, and without them σ² of a float32 matrix leaves
         the format from 1e19 upwards and from 1e-23 downwards.
         """
-        scales = [math.ldexp(1.0, -int(e)) for e in self.exponents]
-        pairs = list(zip(self.factors, scales, strict=True))
-
-        def product(x_N: Tensor) -> Tensor:
-            for factor, scale in reversed(pairs):
-                x_N = (factor @ x_N) * scale
-            for factor, scale in pairs:
-                x_N = (factor.mT @ x_N) * scale
-            return x_N
-
-        return product
+        units = [math.ldexp(1.0, int(e)) for e in self.exponents]
+        if len(self.factors) == 1:
+            return partial(_single, self.last, units[0])
+        return partial(_chain, list(zip(self.factors, units, strict=True)))
 
     def compressed(self) -> Tensor:
         """Return a small float64 matrix with the same non-zero singular values.
@@ -73,6 +68,18 @@ class Product:
             return first
         (second,) = rest
         return _triangle(first) @ _triangle(second.mT).mT
+
+
+def _single(matrix_MN: Tensor, unit: float, x_N: Tensor) -> Tensor:
+    return gram_product(matrix_MN, x_N, unit)
+
+
+def _chain(pairs: list[tuple[Tensor, float]], x_N: Tensor) -> Tensor:
+    for factor, unit in reversed(pairs):
+        x_N = (factor @ x_N) / unit
+    for factor, unit in pairs:
+        x_N = (factor.mT @ x_N) / unit
+    return x_N
 
 
 def _triangle(tall_MR: Tensor) -> Tensor:

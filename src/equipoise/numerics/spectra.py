@@ -24,8 +24,17 @@ from equipoise.numerics.stopping import (
     until_proven,
     until_residual,
 )
+from equipoise.numerics.tracking import fixed_steps, tracked_norm
 
-__all__ = ["Estimate", "Search", "Status", "spectral_norm", "spectral_norms"]
+__all__ = [
+    "Estimate",
+    "Search",
+    "Status",
+    "fixed_steps",
+    "spectral_norm",
+    "spectral_norms",
+    "tracked_norm",
+]
 
 # Up to this width a dense decomposition is cheaper than iterating.
 _DENSE = 128
@@ -128,22 +137,28 @@ def _iterated(
 ) -> Estimate:
     krylov = Krylov(product.gram(), start_N, at_most=search.at_most)
     if warm is None and search.failure is not None:
-        status, failure = until_proven(krylov, search), search.failure
+        status, end = until_proven(krylov, search)
+        failure = search.failure
     else:
-        status, failure = until_residual(krylov, search), 1.0
+        status, end = until_residual(krylov, search), math.inf
+        failure = 1.0
     if status is Status.BROKEN:
         return _broken()
-    return _read(krylov, status, failure, product.scale)
+    if status is Status.STEP_LIMIT and failure < 1:
+        top = krylov.top()
+        end = top + beyond(krylov, top, failure=failure)
+    return _read(krylov, status, failure=failure, end=end, scale=product.scale)
 
 
-def _read(krylov: Krylov, status: Status, failure: float, scale: float) -> Estimate:
-    values, vectors = krylov.ritz()
-    top, weights_K = float(values[-1]), vectors[:, -1]
+def _read(
+    krylov: Krylov, status: Status, *, failure: float, end: float, scale: float
+) -> Estimate:
+    """Return σ = √top; its square ends at ``end``, or is known by its residual only."""
+    values_K, weights_KK = krylov.ritz()
+    top, weights_K = float(values_K[-1]), weights_KK[:, -1]
     residual = krylov.betas[-1] * abs(float(weights_K[-1]))
-    if failure < 1 and status is not Status.CLOSED:
-        error = math.sqrt(1 + beyond(krylov, top, failure=failure) / top) - 1
-    else:
-        error = root_error(top, residual)
+    proven = math.isfinite(end)
+    error = math.sqrt(end / top) - 1 if proven else root_error(top, residual)
     return Estimate(
         value=math.sqrt(top) * scale,
         status=status,

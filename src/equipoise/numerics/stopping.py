@@ -9,6 +9,9 @@ from equipoise.errors import InputError
 from equipoise.numerics.estimate import Status
 from equipoise.numerics.lanczos import Growth, Krylov, growth, needed
 
+# A small eigenproblem is solved each time the space has grown by this factor.
+_LOOK = 1.15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
@@ -36,8 +39,8 @@ def rounding(krylov: Krylov) -> float:
     return math.sqrt(krylov.width) * torch.finfo(krylov.basis_KN.dtype).eps
 
 
-def until_proven(krylov: Krylov, search: Search) -> Status:
-    """Grow until no eigenvalue beyond (1+tolerance)²·top is probable.
+def until_proven(krylov: Krylov, search: Search) -> tuple[Status, float]:
+    """Grow until no eigenvalue beyond (1+tolerance)²·top is probable; return that end.
 
     The polynomial is carried along at one point just beyond the largest Ritz value,
     and the small eigenproblem is solved again only when that value has overtaken it.
@@ -48,15 +51,14 @@ def until_proven(krylov: Krylov, search: Search) -> Status:
     while krylov.steps < krylov.at_most:
         krylov.grow()
         if ended := _ended(krylov):
-            return ended
+            return ended, math.inf
         point.take(krylov.alphas[-1], krylov.betas[-1])
         if point.log == -math.inf and krylov.steps >= look:
-            top = float(krylov.ritz()[0][-1])
-            point = growth(krylov, top * (1 + search.tolerance) ** 2)
-            look = math.ceil(1.1 * krylov.steps)
+            point = growth(krylov, krylov.top() * (1 + search.tolerance) ** 2)
+            look = math.ceil(_LOOK * krylov.steps)
         if point.log >= target:
-            return Status.PROBABLE
-    return Status.STEP_LIMIT
+            return Status.PROBABLE, point.at
+    return Status.STEP_LIMIT, math.inf
 
 
 def until_residual(krylov: Krylov, search: Search) -> Status:
@@ -71,7 +73,7 @@ def until_residual(krylov: Krylov, search: Search) -> Status:
             residual = krylov.betas[-1] * abs(float(vectors[-1, -1]))
             if root_error(float(values[-1]), residual) <= search.tolerance:
                 return Status.RESIDUAL
-            look = math.ceil(1.1 * krylov.steps)
+            look = math.ceil(_LOOK * krylov.steps)
     return Status.STEP_LIMIT
 
 

@@ -1,0 +1,123 @@
+"""The two loops of a Krylov step, Aᵀ(Ax) and orthogonalisation, reading memory once.
+
+Axes, in this file:  M rows · N columns · K earlier directions.
+
+Two products read a matrix of 6 MB twice, and memory is what they wait for. Row by row,
+(a·x)a needs each row only while it is in the nearest cache: twice as fast on a CPU.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.numerics.balance_compile import COMPILED, compiled
+
+Array = npt.NDArray[np.floating[Any]]
+
+
+@compiled(reorder=True)
+def _add_row(row_N: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
+    dot = inverse - inverse  # a literal 0 would turn the sum into float64, half as fast
+    for n in range(row_N.size):
+        dot += row_N[n] * x_N[n]
+    dot = dot * inverse * inverse  # one by one: 1/unit² may not be a float32
+    for n in range(row_N.size):
+        out_N[n] += dot * row_N[n]
+
+
+@compiled(reorder=True)
+def _rows(a_MN: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
+    """Four rows at a time: x and out are then read a quarter as often."""
+    M, N = a_MN.shape
+    out_N[:] = 0
+    for m in range(0, M - 3, 4):
+        a, b, c, d = a_MN[m], a_MN[m + 1], a_MN[m + 2], a_MN[m + 3]
+        p = q = r = s = inverse - inverse
+        for n in range(N):
+            p += a[n] * x_N[n]
+            q += b[n] * x_N[n]
+            r += c[n] * x_N[n]
+            s += d[n] * x_N[n]
+        p, q = p * inverse * inverse, q * inverse * inverse
+        r, s = r * inverse * inverse, s * inverse * inverse
+        for n in range(N):
+            out_N[n] += p * a[n] + q * b[n] + r * c[n] + s * d[n]
+    for m in range(M - M % 4, M):
+        _add_row(a_MN[m], x_N, inverse, out_N)
+
+
+@compiled(reorder=True)
+def _dot(a_N: Array, b_N: Array) -> Any:
+    total = a_N[0] - a_N[0]
+    for n in range(a_N.size):
+        total += a_N[n] * b_N[n]
+    return total
+
+
+@compiled(reorder=True)
+def _sweep(basis_KN: Array, w_N: Array) -> None:
+    for k in range(basis_KN.shape[0]):
+        dot = _dot(basis_KN[k], w_N)
+        for n in range(w_N.size):
+            w_N[n] -= dot * basis_KN[k, n]
+
+
+@compiled(reorder=True)
+def _orthogonalise(basis_KN: Array, w_N: Array) -> tuple[Any, Any]:
+    alpha = _dot(basis_KN[-1], w_N)
+    _sweep(basis_KN[-2:], w_N)
+    _sweep(basis_KN, w_N)
+    return alpha, math.sqrt(_dot(w_N, w_N))
+
+
+def orthogonalised(
+    basis_KN: Float[Tensor, "K N"], w_N: Float[Tensor, "N"]
+) -> tuple[float, float, Tensor]:
+    """Return α = q·w for the newest direction q, β = ‖w′‖, and w′ ⟂ every direction.
+
+    The two newest directions are removed first, then all: a single sweep leaves √ε
+    behind when w lies nearly among the old directions.
+
+    >>> orthogonalised(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0, 4.0]))
+    (3.0, 4.0, tensor([0., 4.]))
+    """
+    if COMPILED and w_N.is_cpu:
+        out_N = w_N.clone()
+        alpha, beta = _orthogonalise(basis_KN.numpy(), out_N.numpy())
+        return float(alpha), float(beta), out_N
+    first_N = swept(basis_KN[-2:], w_N)
+    out_N = swept(basis_KN, first_N)
+    return float(basis_KN[-1] @ w_N), float(out_N.norm()), out_N
+
+
+def swept(
+    basis_KN: Float[Tensor, "K N"], w_N: Float[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """Return w without its components along an orthonormal basis, on any device.
+
+    >>> swept(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0, 4.0]))
+    tensor([0., 4.])
+    """
+    return (w_N - (basis_KN @ w_N) @ basis_KN).detach()
+
+
+def gram_product(
+    matrix_MN: Float[Tensor, "M N"], x_N: Float[Tensor, "N"], unit: Tensor | float = 1.0
+) -> Float[Tensor, "N"]:
+    """Return Aᵀ(Ax)/unit², dividing between the products so that neither overflows.
+
+    >>> gram_product(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    tensor([4., 1.])
+    """
+    if not (COMPILED and matrix_MN.is_cpu and matrix_MN.is_contiguous()):
+        half_M = (matrix_MN @ x_N) / unit
+        return (matrix_MN.mT @ (half_M / unit)).detach()
+    out_N = torch.empty_like(x_N)
+    into_N = out_N.numpy()
+    _rows(matrix_MN.numpy(), x_N.numpy(), into_N.dtype.type(1 / float(unit)), into_N)
+    return out_N
