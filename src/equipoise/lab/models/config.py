@@ -61,7 +61,8 @@ class BlockConfig:
     ffn_bias: bool = True
     init_std: float | None = None
     """Of every matrix. Default .02·√(1280/width), which keeps operator norms."""
-    embedding_std: float = 0.02
+    embedding_std: float | None = None
+    """Default the same as the matrices'."""
     gains: Gains = "none"
     """path: N^(-1/m) on Q, K, V, O. deepnorm: (8N)^(-1/4) on V, O and the FFN.
     gpt2: (2N)^(-1/2) on what writes to the residual stream."""

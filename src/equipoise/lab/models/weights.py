@@ -18,7 +18,7 @@ def initialise(model: nn.Module, config: BlockConfig) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=config.embedding_std)
+            nn.init.normal_(module.weight, std=config.embedding_std or config.std)
     with torch.no_grad():
         for linear, gain in scaled(model, config):
             linear.weight.mul_(gain)

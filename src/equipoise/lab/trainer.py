@@ -1,0 +1,229 @@
+"""The training loop: small, exact to resume, the same alone and under torchrun."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.lab import checkpoint, launch
+from equipoise.lab.data import Batches
+from equipoise.lab.models import MixtureOfExperts
+from equipoise.lab.training import Precision, Progress, TrainOptions, TrainResult
+from equipoise.remedies.temperature import dials
+
+if TYPE_CHECKING:
+    from equipoise.watching import Watch
+
+Listener = Callable[[Progress], None]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Trainer:
+    """Trains one model on one stream of batches.
+
+    With a ``folder`` it keeps checkpoints there and continues from the newest. The
+    caller seeds and builds the model; under ``torchrun`` it is wrapped here.
+
+    >>> from equipoise.lab.data import Windows, embedded
+    >>> from equipoise.lab.models import GPT, GPTConfig
+    >>> data = Windows(embedded(), context=16, batch=2)
+    >>> options = TrainOptions(steps=2, warmup=0, watch=False)
+    >>> len(Trainer(GPT(GPTConfig(depth=1)), data, options).run().losses)
+    2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Batches,
+        options: TrainOptions,
+        *,
+        folder: Path | None = None,
+        info: dict[str, Any] | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.data, self.options, self.folder = data, options, folder
+        self.info, self.listener = info or {}, listener
+        self.device = launch.device()
+        self.model = launch.wrapped(model.to(self.device), options.parallel)
+        self.dials = dials(model) if options.tau_steps else []
+        self.routers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
+        self.optimizer = adamw(self.model, options)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=options.precision == "fp16"
+        )
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self._read: list[tuple[float, float]] = []
+        self._unread: list[Tensor] = []
+        torch.manual_seed(options.seed * 10_007 + launch.share().rank)
+        self._resume()
+
+    def run(self) -> TrainResult:
+        """Train to the last step and return the curves."""
+        started = time.perf_counter() - self.seconds
+        with self.watching() as watched:
+            while self.step < self.options.steps:
+                self._before_step()
+                loss, norm = self.one_step()
+                if watched is not None:
+                    watched.step(loss=loss)
+                self._after_step(loss, norm)
+                self.seconds = time.perf_counter() - started
+        self._flush()
+        losses, norms = zip(*self._read, strict=True) if self._read else ((), ())
+        return TrainResult(
+            losses=losses,
+            gradient_norms=norms,
+            clip=self.options.clip,
+            seconds=self.seconds,
+            tokens=self.tokens,
+        )
+
+    def one_step(self) -> tuple[Tensor, Tensor]:
+        """Take one optimiser step; return the mean loss and the gradient norm."""
+        parts = self.options.accumulation
+        total = torch.zeros((), device=self.device)
+        for part in range(parts):
+            with launch.unsynchronised(self.model, last=part == parts - 1):
+                loss, extra = self.micro_batch()
+                torch.autograd.backward(self.scaler.scale((loss + extra) / parts))
+            total += loss.detach() / parts
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return launch.averaged(total), whole(norm)
+
+    def micro_batch(self) -> tuple[Tensor, Tensor | float]:
+        """Return the loss of the next batch, and what routers add to it."""
+        x, y = (t.to(self.device, non_blocking=True) for t in self.data.take())
+        with autocast(self.device, self.options.precision):
+            logits = self.model(x)
+        self.tokens += y.numel() * launch.share().world
+        loss = F.cross_entropy(logits.flatten(0, -2).float(), y.flatten())
+        balance = [m.balance_loss for m in self.routers if m.balance_loss is not None]
+        return loss, self.options.balance_weight * sum(balance, 0.0)
+
+    @contextmanager
+    def watching(self) -> Iterator["Watch | None"]:
+        if not self.options.watch or not checkpoint.is_writer():
+            yield None
+            return
+        from equipoise.watching import watch
+
+        run = self.folder / "run.eqp" if self.folder else None
+        with watch(
+            self.model,
+            self.optimizer,
+            run=run,
+            every=self.options.every,
+            info=self.info,
+        ) as watched:
+            yield watched
+
+    def _before_step(self) -> None:
+        lr = self.options.schedule.at(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        for dial in self.dials:
+            dial.turn(self.options.temperature.at(self.step))
+
+    def _after_step(self, loss: Tensor, norm: Tensor) -> None:
+        self.step += 1
+        self._unread.append(torch.stack([loss, norm.to(loss)]))
+        every = self.options.checkpoint_every
+        due = bool(every and self.folder) and self.step % (every or 1) == 0
+        # Reading a loss waits for the device, so not at every step.
+        if due or self.step % 10 == 0 or self.step == self.options.steps:
+            self._flush()
+            self._tell()
+        if due:
+            self._save()
+
+    def _flush(self) -> None:
+        if self._unread:
+            pairs = torch.stack(self._unread).tolist()
+            self._read += [(loss, norm) for loss, norm in pairs]
+            self._unread.clear()
+
+    def _tell(self) -> None:
+        loss, norm = self._read[-1]
+        warning = "" if math.isfinite(loss) else "the loss is not finite"
+        if self.listener and checkpoint.is_writer():
+            steps = self.options.steps
+            self.listener(
+                Progress(
+                    step=self.step,
+                    steps=steps,
+                    loss=loss,
+                    gradient_norm=norm,
+                    warning=warning,
+                )
+            )
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        state = {
+            "curves": self._read,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "scaler": self.scaler.state_dict(),
+        }
+        checkpoint.save(
+            self.folder / "checkpoints",
+            self.model,
+            self.optimizer,
+            step=self.step,
+            state=state,
+            mine={"data": self.data.state()},
+        )
+
+    def _resume(self) -> None:
+        found = checkpoint.finished(self.folder / "checkpoints") if self.folder else []
+        if not found:
+            return
+        state, mine = checkpoint.load(found[-1], self.model, self.optimizer)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.seconds = state["seconds"]
+        self._read = [(loss, norm) for loss, norm in state["curves"]]
+        self.scaler.load_state_dict(state["scaler"])
+        self.data.restore(mine["data"])
+
+
+def adamw(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices and leaves norms and biases alone."""
+    named = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in named if p.dim() >= 2]},
+        {"params": [p for p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=options.lr,
+        betas=options.betas,
+        weight_decay=options.weight_decay,
+        fused=not _sharded(model),
+    )
+
+
+def _sharded(model: nn.Module) -> bool:
+    return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return an ordinary tensor; under FSDP2 a norm arrives in parts."""
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])

@@ -1,0 +1,1 @@
+"""Changes to somebody's model that can be taken back."""

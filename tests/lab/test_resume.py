@@ -1,0 +1,114 @@
+"""Killed at any moment, resumed, and nobody can tell from the weights."""
+
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.lab import victim
+
+ROOT = Path(__file__).parents[2]
+# Micro-batches 1 … 2·STEPS: the moment of death falls inside accumulations too.
+KILLS = sorted(random.Random(5).sample(range(1, 2 * victim.STEPS), 5))
+Start = tuple[int, str]
+"""How many processes, and how they share the model."""
+ALONE, DDP, FSDP = (1, "ddp"), (2, "ddp"), (2, "fsdp")
+
+
+def train(folder: Path, start: Start, die_at: int = -1) -> list[int | None]:
+    """Train in forked processes (torch is imported already); return exit codes."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    fork = multiprocessing.get_context("fork")
+    members = [
+        fork.Process(target=member, args=(rank, port, start, folder, die_at))
+        for rank in range(start[0])
+    ]
+    for process in members:
+        process.start()
+    for process in members:
+        process.join(60)
+    return [process.exitcode for process in members]
+
+
+def member(rank: int, port: str, start: Start, folder: Path, die_at: int) -> None:
+    world, parallel = start
+    if world > 1:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    victim.main(folder, die_at, parallel)
+
+
+def final(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "final.safetensors")
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[Start, Path]:
+    folders = {s: tmp_path_factory.mktemp("unharmed") for s in (ALONE, DDP, FSDP)}
+    for start, folder in folders.items():
+        assert set(train(folder, start)) == {0}
+    return folders
+
+
+# All fifteen pairs pass; a start costs seconds, so the groups keep fewer here.
+@pytest.mark.parametrize(
+    ("start", "die_at"),
+    [(ALONE, k) for k in KILLS] + [(DDP, k) for k in KILLS[1:3]] + [(FSDP, KILLS[3])],
+)
+def test_resumes_exactly(
+    start: Start, die_at: int, unharmed: dict[Start, Path], tmp_path: Path
+) -> None:
+    assert set(train(tmp_path, start, die_at)) == {-9}
+    assert not (tmp_path / "final.safetensors").exists()
+    assert set(train(tmp_path, start)) == {0}
+    assert same(final(tmp_path), final(unharmed[start]))
+
+
+def test_torchrun_changes_nothing(unharmed: dict[Start, Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "tests.lab.victim"]
+    environment = {**os.environ, "PYTHONPATH": "src:.", "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, str(tmp_path), "-1", "ddp"],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert same(final(tmp_path), final(unharmed[DDP]))
+
+
+def test_sharding_changes_nothing_but_rounding(unharmed: dict[Start, Path]) -> None:
+    ddp, fsdp = final(unharmed[DDP]), final(unharmed[FSDP])
+    # The same sums in another order, carried through 24 steps of Adam.
+    for name in ddp:
+        torch.testing.assert_close(fsdp[name], ddp[name], rtol=0, atol=1e-4)
+
+
+def test_a_checkpoint_of_another_number_of_processes(
+    unharmed: dict[Start, Path],
+) -> None:
+    assert train(unharmed[DDP], ALONE) == [1]
+
+
+def test_dying_while_writing_leaves_the_older_checkpoint(
+    unharmed: dict[Start, Path],
+) -> None:
+    kept = sorted(p.name for p in (unharmed[ALONE] / "checkpoints").iterdir())
+    assert kept == ["step-00000015", "step-00000020"]
