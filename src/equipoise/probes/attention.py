@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.attention_rows import RowStatistics, row_statistics
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 QUANTILES = {"p0": 0.0, "p5": 0.05, "p50": 0.5, "p100": 1.0}
 

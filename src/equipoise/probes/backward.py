@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 
 @dataclass(slots=True)
@@ -61,8 +62,10 @@ class BackwardFactors:
             self._next[self._last] = site
         self._last = site
         seen: dict[str, Tensor] = {}
-        output.register_hook(guarded(partial(self._at_output, emit, site, seen)))
-        args[0].register_hook(guarded(partial(self._at_input, emit, site, seen)))
+        at_output = partial(self._at_output, emit, site, seen)
+        at_input = partial(self._at_input, emit, site, seen)
+        output.register_hook(guarded(at_output, backward=True))
+        args[0].register_hook(guarded(at_input, backward=True))
 
     def _at_output(
         self, emit: Emit, site: str, seen: dict[str, Tensor], g: Tensor

@@ -8,33 +8,30 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.emission import Emit
+from equipoise.probes.window import AttentionTap, Window
 
 log = logging.getLogger("equipoise")
 
-How = Literal["mean", "max", "min", "sum", "last"]
-"""How values of several micro-batches or ranks become one."""
-
-
-class Emit(Protocol):
-    """Takes small, detached tensors, still on the device."""
-
-    def __call__(
-        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
-    ) -> None: ...
-
-
 Hook = Callable[..., None]
-Guarded = Callable[[Hook], Callable[..., None]]
+
+
+class Guarded(Protocol):
+    """Makes a hook safe: no_grad, no autocast, its exceptions kept from the loop.
+
+    A hook is heard only during the one forward pass that is measured, unless it is
+    for the backward pass, which comes after.
+    """
+
+    def __call__(self, hook: Hook, *, backward: bool = False) -> Hook: ...
 
 
 @runtime_checkable
@@ -120,74 +117,22 @@ def attached(
     """
     probes = [probe for probe in probes if probe.name not in boundary.failed]
     with ExitStack() as stack:
+        window = Window(anatomy.model, only_training=only_training)
         for probe in probes:
-            name = probe.name
-            guarded = lambda hook, name=name: boundary.guarded(name, hook)  # noqa: E731
-            for handle in probe.attach(anatomy, emit, guarded):
+            for handle in probe.attach(anatomy, emit, _guard(boundary, probe, window)):
                 stack.callback(handle.remove)
-        tap = _AttentionTap(probes, anatomy, emit, boundary, only_training)
-        stack.enter_context(tap.installed())
-        yield
-
-
-class _AttentionTap:
-    """Runs the interceptor while the model runs, and numbers repeated calls."""
-
-    def __init__(
-        self,
-        probes: Iterable[Probe],
-        anatomy: Anatomy,
-        emit: Emit,
-        boundary: Boundary,
-        only_training: bool,
-    ) -> None:
-        self._anatomy = anatomy
-        self._emit = emit
-        self._only_training = only_training
-        self._listeners = [
+        listeners = [
             boundary.guarded(p.name, p.on_attention)
             for p in probes
             if isinstance(p, AttentionProbe)
         ]
-        self._calls: dict[str, int] = {}
-        self._active: Interceptor | None = None
-        self._mode = ExitStack()
-        self._done = False
+        stack.enter_context(window.installed(AttentionTap(anatomy, listeners, emit)))
+        yield
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        model = self._anatomy.model
-        with ExitStack() as stack:
-            before = model.register_forward_pre_hook(self._before)
-            stack.callback(before.remove)
-            after = model.register_forward_hook(self._after, always_call=True)
-            stack.callback(after.remove)
-            stack.callback(self._leave)
-            yield
 
-    def _before(self, module: nn.Module, args: Any) -> None:
-        """Enter on the first forward that counts: one micro-batch is one sample."""
-        idle = self._active is None and not self._done
-        if idle and (torch.is_grad_enabled() or not self._only_training):
-            self._active = Interceptor(self._anatomy.names, self._heard)
-            self._mode.enter_context(self._active)
+def _guard(boundary: Boundary, probe: Probe, window: Window) -> Guarded:
+    def guarded(hook: Hook, *, backward: bool = False) -> Hook:
+        safe = boundary.guarded(probe.name, hook)
+        return safe if backward else window.only_inside(safe)
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._done = self._done or self._active is not None
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._active is not None:
-            self._mode.close()
-            self._active = None
-
-    def _heard(self, call: AttentionCall) -> None:
-        site = self._site(call)
-        for listener in self._listeners:
-            listener(site, call, self._emit)
-
-    def _site(self, call: AttentionCall) -> str:
-        """Return the caller's name; shared layers are told apart by call number."""
-        name = self._anatomy.names.get(id(call.module), "") if call.module else ""
-        number = self._calls[name] = self._calls.get(name, -1) + 1
-        return f"{name}#{number}" if number else name
+    return guarded

@@ -14,7 +14,8 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy, Projections
 from equipoise.numerics.head_products import head_product_norms
 from equipoise.numerics.tracking import tracked_norm
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 Start = dict[tuple[str, str], Tensor]
 

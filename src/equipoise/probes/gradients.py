@@ -10,7 +10,8 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.names import named
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class GradientNorms:
         self._squares = {}
         for site, parameter in owned_parameters(anatomy):
             if parameter.requires_grad:
-                listen = guarded(partial(self._listen, site, emit))
+                listen = guarded(partial(self._listen, site, emit), backward=True)
                 yield parameter.register_post_accumulate_grad_hook(listen)
 
     def _listen(self, site: str, emit: Emit, parameter: Tensor) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 
 @dataclass(frozen=True, slots=True)

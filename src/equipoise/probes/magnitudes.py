@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import block_norm
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 from equipoise.probes.magnitudes import hidden_states
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")

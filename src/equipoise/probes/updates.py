@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
 from equipoise.probes.gradients import owned_parameters
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from equipoise.probes.capture import How
+from equipoise.probes.emission import How
 from equipoise.records import Reading
 
 
