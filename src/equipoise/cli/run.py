@@ -1,0 +1,25 @@
+"""``equipoise run SCRIPT ARGS``: watch a training script as it is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def command(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
+    every: Annotated[int, typer.Option(help="Sample one step in this many.")] = 10,
+    run: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
+) -> None:
+    """Run a script and watch whatever it trains; options come before the script."""
+    from equipoise.integrations.launcher import launched
+
+    options = {"every": every} | ({"run": run} if run is not None else {})
+    paths = launched(script, context.args, **options)
+    if not paths:
+        typer.echo("equipoise: the script trained nothing with a torch optimiser")
+    for path in paths:
+        typer.echo(f"equipoise: run written to {path}; see: equipoise report {path}")

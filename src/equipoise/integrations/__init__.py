@@ -1,0 +1,1 @@
+"""Other people's training loops: HF Trainer, Lightning, and scripts as they are."""

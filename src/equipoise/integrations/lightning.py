@@ -1,0 +1,51 @@
+"""A callback for Lightning.
+
+Trainer(callbacks=[EquipoiseCallback(every=10)])
+"""
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from equipoise.watching import Watch, watch
+
+
+class EquipoiseCallback(Callback):  # type: ignore[misc]
+    """Watches the module a Lightning Trainer fits, with any option of ``watch``.
+
+    Lightning calls ``training_step``, not the module: attention is measured at the
+    outermost child that the step calls. With several optimisers the first one counts
+    the steps.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._restored: dict[str, Any] | None = None
+        self.handle: Watch | None = None
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.handle = watch(module, trainer.optimizers[0], **self._options)
+        if self._restored is not None:
+            self.handle.load_state_dict(self._restored)
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+        if self.handle is not None and metrics and not trainer.sanity_checking:
+            self.handle.step(**metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.handle.state_dict() if self.handle is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._restored = state or None
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
