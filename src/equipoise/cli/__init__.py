@@ -23,6 +23,7 @@ import equipoise
 from equipoise.errors import EquipoiseError, MissingExtraError
 
 COMMANDS = {
+    "report": "Show runs here, or write them into one offline HTML page.",
     "runs": "List the runs of a directory.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""

@@ -60,10 +60,10 @@ def pack(x_RW: Array) -> list[bytes]:
     Probes mostly speak fp32, so this halves the file; a loss summed in fp64, 1e-60 or
     1e39 keeps its 8 bytes. NaN payloads count as bits.
     """
-    exact_R = _same_if_narrow(x_RW).all(axis=1, keepdims=True)
+    exact_R = np.logical_and.reduce(_same_if_narrow(x_RW), axis=1)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow_RW, wide_RW = x_RW.astype(NARROW), x_RW.astype(WIDE)
-    both = zip(exact_R[:, 0].tolist(), narrow_RW, wide_RW, strict=True)
+    both = zip(exact_R.tolist(), narrow_RW, wide_RW, strict=True)
     return [(small if exact else large).tobytes() for exact, small, large in both]
 
 
