@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics import balance_cpu, balance_torch
 from equipoise.numerics.balance_compile import COMPILED
+from equipoise.numerics.balance_fill import Options
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -75,24 +76,21 @@ def outward(bounds_N2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _on_cpu(p_NK: Tensor, mask_NK: Tensor, dtype: torch.dtype) -> Tensor:
-    options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
-    parts = []
-    for rows, mask in _chunks(p_NK, mask_NK):
-        wide = rows if rows.dtype in _WIDE else rows.float()
-        found = balance_cpu.intervals(
-            wide.contiguous().numpy(), mask.view(torch.uint8).numpy(), options
-        )
-        parts.append(torch.from_numpy(found))
-    return torch.cat(parts) if parts else torch.empty(0, 2, dtype=torch.float64)
+def _on_cpu(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
+    """Return the bounds of the compiled kernel; 16-bit rows are upcast in chunks."""
+    wide = torch.promote_types(p_NK.dtype, torch.float32)
+    size = max(1, len(p_NK) if p_NK.dtype == wide else _CHUNK // p_NK.shape[-1])
+    found = [np.empty((0, 2))]
+    for i in range(0, len(p_NK), size):
+        rows = p_NK[i : i + size].to(wide).contiguous().numpy()
+        mask = None if mask_NK is None else mask_NK[i : i + size].numpy()
+        found.append(balance_cpu.intervals(rows, mask, options))
+    return torch.from_numpy(np.concatenate(found))
 
 
-def _chunks(p_NK: Tensor, mask_NK: Tensor) -> list[tuple[Tensor, Tensor]]:
-    whole = p_NK.dtype in _WIDE and p_NK.is_contiguous()
-    size = len(p_NK) if whole else _CHUNK // p_NK.shape[-1]
-    size = max(size, 1)
-    starts = range(0, len(p_NK), size)
-    return [(p_NK[i : i + size], mask_NK[i : i + size]) for i in starts]
+def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
+    """Return the subset without masked keys, and none for a row that reads NaN."""
+    return (mask_NK != 0) & (p_NK > 0) & ~low_N.isnan()[:, None]
 
 
 def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
@@ -100,14 +98,11 @@ def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
     p_xK = checked(p_xK)
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
-    keys = p_NK.shape[-1] if witness else 0
-    mask_NK = torch.zeros(len(p_NK), keys, dtype=torch.bool, device=p_NK.device)
-    if p_NK.device.type == "cpu" and COMPILED:
-        bounds_N2 = _on_cpu(p_NK, mask_NK, dtype)
-    else:
-        off = mass_tolerance(p_NK.dtype, p_NK.shape[-1])
-        options = (enough(dtype), off, DEPTH)
-        bounds_N2 = balance_torch.intervals(p_NK, mask_NK, options)
+    mask_NK = torch.zeros_like(p_NK, dtype=torch.uint8) if witness else None
+    options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
+    compiled = p_NK.device.type == "cpu" and COMPILED
+    kernel = _on_cpu if compiled else balance_torch.intervals
+    bounds_N2 = kernel(p_NK, mask_NK, options)
     low, high = outward(bounds_N2, dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
@@ -115,7 +110,7 @@ def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
         low.view(lead),
         high.view(lead),
         exact.view(lead),
-        mask_NK.view(p_xK.shape) if witness else None,
+        None if mask_NK is None else _witness(mask_NK, p_NK, low).view(p_xK.shape),
     )
 
 
@@ -124,4 +119,4 @@ def warm_up() -> None:
     if COMPILED:
         for dtype in (np.float32, np.float64):
             row = np.ones((1, 1), dtype)
-            balance_cpu.intervals(row, np.zeros((1, 0), np.uint8), (0.0, 0.0, DEPTH))
+            balance_cpu.intervals(row, None, (0.0, 0.0, DEPTH))

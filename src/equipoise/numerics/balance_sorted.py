@@ -15,6 +15,15 @@ Side = NDArray[np.uint8]
 
 
 @compiled()
+def theta(inside: float, outside: float) -> float:
+    """Return 4ab/(a+b)², written 1 - ((a-b)/(a+b))² where that rounds less."""
+    total = inside + outside
+    if 4.0 * min(inside, outside) > total:
+        return 1.0 - ((inside - outside) / total) ** 2
+    return 4.0 * (inside / total) * (outside / total)
+
+
+@compiled()
 def largest_first(v_n: Row, half: float, side_n: Side) -> float:
     """Fill S with every key that still fits under ½, largest first; return the gap.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics import balance_cpu
+from equipoise.numerics.balance_fill import Options
 
 # Runs of keys taken by the fill: each round lands below half the remaining gap.
 _ROUNDS = 24
@@ -80,10 +81,8 @@ def vectorised(p_NK: Tensor, enough: float) -> tuple[Tensor, Tensor, Tensor]:
     return lower, upper, torch.zeros_like(side).scatter(1, order, side)
 
 
-def intervals(
-    p_NK: Tensor, mask_NK: Tensor, options: tuple[float, float, int]
-) -> Tensor:
-    """Return (lower, upper) of every row; fill ``mask_NK`` unless it has no columns.
+def intervals(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
+    """Return (lower, upper) of every row; write the subsets into ``mask_NK`` if given.
 
     Arguments as in ``balance_cpu.intervals``.
     """
@@ -93,7 +92,7 @@ def intervals(
     lower, upper, side = vectorised(p_NK, enough)
     bounds_N2 = torch.stack([lower, upper], -1)
     bounds_N2[~sound] = torch.nan
-    if mask_NK.shape[-1]:
+    if mask_NK is not None:
         mask_NK.copy_(side & sound[:, None])
     open_N = sound & (upper - lower > 4 * enough**2)
     _finish(p_NK, mask_NK, bounds_N2, open_N.nonzero()[:, 0], options)
@@ -102,16 +101,16 @@ def intervals(
 
 def _finish(
     p_NK: Tensor,
-    mask_NK: Tensor,
+    mask_NK: Tensor | None,
     bounds_N2: Tensor,
     which: Tensor,
-    options: tuple[float, float, int],
+    options: Options,
 ) -> None:
     """Close the remaining rows one by one, on the CPU."""
     if not len(which):
         return
-    mask = np.zeros((len(which), mask_NK.shape[-1]), np.uint8)
+    mask = np.zeros((len(which), p_NK.shape[-1]), np.uint8)
     found = balance_cpu.intervals(p_NK[which].cpu().numpy(), mask, options)
     bounds_N2[which] = torch.from_numpy(found).to(bounds_N2.device)
-    if mask.size:
-        mask_NK[which] = torch.from_numpy(mask).bool().to(mask_NK.device)
+    if mask_NK is not None:
+        mask_NK[which] = torch.from_numpy(mask).to(mask_NK.device)
