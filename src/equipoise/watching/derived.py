@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from equipoise.records import Reading
 
-Table = dict[str, dict[str, tuple[float, ...]]]
+Values = dict[str, tuple[float, ...]]
+"""site → values."""
+Table = dict[str, Values]
 """quantity → site → values."""
 
 
@@ -20,9 +22,7 @@ def derived(step: int, readings: Iterable[Reading], blocks: list[str]) -> list[R
     ]
 
 
-def _gradients(
-    table: Table, blocks: list[str]
-) -> Iterator[tuple[str, dict[str, tuple[float, ...]]]]:
+def _gradients(table: Table, blocks: list[str]) -> Iterator[tuple[str, Values]]:
     norms = table.get("gradient.norm", {})
     if norms and "gradient.norm.total" not in table:
         total = math.sqrt(sum(v[0] ** 2 for v in norms.values()))
@@ -32,26 +32,35 @@ def _gradients(
         yield "gradient.first_to_last", {"": (ratio,)}
 
 
-def _sensitivities(
-    table: Table, blocks: list[str]
-) -> Iterator[tuple[str, dict[str, tuple[float, ...]]]]:
-    """S = θ·B̄²·G per attention site, with B̄ of its input and of its block's stream."""
+def _sensitivities(table: Table, blocks: list[str]) -> Iterator[tuple[str, Values]]:
+    """S = θ·B̄²·G per attention site, with B̄ of its input and of its block's stream.
+
+    The factors are kept as logarithms: their differences over time or over layers
+    say which of them moved S.
+    """
     G, theta = table.get("projection.G", {}), table.get("attention.theta.mean", {})
-    B_input, B_stream = table.get("attention.B", {}), table.get("residual.B", {})
-    by_input: dict[str, tuple[float, ...]] = {}
-    by_stream: dict[str, tuple[float, ...]] = {}
-    for site in G.keys() & theta.keys():
-        head = sum(theta[site]) / len(theta[site])
-        block = next((b for b in blocks if f"{site}.".startswith(f"{b}.")), None)
-        if site in B_input:
-            by_input[site] = (head * B_input[site][0] ** 2 * G[site][0],)
-        if block in B_stream:
-            by_stream[site] = (head * B_stream[block][0] ** 2 * G[site][0],)
-    yield "sensitivity.S", _in_order(by_input, G)
-    yield "sensitivity.S_residual", _in_order(by_stream, G)
+    streams = table.get("residual.B", {})
+    mean = {site: sum(v) / len(v) for site, v in theta.items() if site in G}
+    for name, B in (
+        ("S", table.get("attention.B", {})),
+        (
+            "S_residual",
+            {s: streams[b] for s in mean if (b := block_of(s, blocks)) in streams},
+        ),
+    ):
+        here = [site for site in G if site in mean and site in B]
+        S: Values = {s: (mean[s] * B[s][0] ** 2 * G[s][0],) for s in here}
+        yield f"sensitivity.{name}", S
+        yield f"sensitivity.{name}.ln_B2", {s: (2 * _ln(B[s][0]),) for s in here}
+    yield "sensitivity.ln_theta", {s: (_ln(mean[s]),) for s in G if s in mean}
+    yield "sensitivity.ln_G", {s: (_ln(G[s][0]),) for s in G if s in mean}
 
 
-def _in_order(
-    values: dict[str, tuple[float, ...]], like: dict[str, tuple[float, ...]]
-) -> dict[str, tuple[float, ...]]:
-    return {site: values[site] for site in like if site in values}
+def block_of(site: str, blocks: list[str]) -> str:
+    """Return the block a site lies in, or an empty name."""
+    return next((b for b in blocks if f"{site}.".startswith(f"{b}.")), "")
+
+
+def _ln(x: float) -> float:
+    """Return ln x, with ln 0 = -inf: a dead factor is a reading, not an error."""
+    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)

@@ -1,0 +1,41 @@
+"""Run a small model once with probes attached, and keep what they emitted."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.sites import Anatomy
+from equipoise.lab.models.gpt import GPT, GPTConfig
+from equipoise.probes.capture import Boundary, Probe, attached
+
+Emitted = dict[tuple[str, str], Tensor]
+TINY = GPTConfig(width=16, depth=3, heads=2, context=12, vocabulary=11)
+
+
+def gpt(seed: int = 0, **changes: object) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(replace(TINY, **changes))  # type: ignore[arg-type]
+
+
+def tokens(seed: int = 1, rows: int = 2, length: int = 12) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 11, (rows, length), generator=rng)
+
+
+def measured(
+    model: nn.Module, probes: Iterable[Probe], *inputs: Tensor, **changes: object
+) -> Emitted:
+    """Return (site, quantity) → values of one forward and backward pass."""
+    found: Emitted = {}
+
+    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
+        found[site, quantity] = values.detach().clone()
+
+    anatomy: Anatomy = replace(anatomy_of(model), **changes)  # type: ignore[arg-type]
+    with attached(probes, anatomy, emit, boundary=Boundary(strict=True)):
+        output = model(*(inputs or (tokens(),)))
+        output.square().mean().backward()
+    return found

@@ -1,0 +1,82 @@
+"""B̄, norm scales and the stream's shape against plain hooks and loops."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise.probes.magnitudes import Magnitudes
+from equipoise.probes.normalisers import NormScales
+from equipoise.probes.stream import StreamShape, kurtosis, token_cosine
+from tests.probes.measuring import gpt, measured, tokens
+
+
+def inputs_of(model: nn.Module, name: str) -> Tensor:
+    """Return what a submodule was given, by a hook that shares nothing with ours."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_pre_hook(
+        lambda module, args: seen.append(args[0].detach().clone())
+    )
+    model(tokens())
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("residual", ["pre", "post"])
+def test_B_is_the_longest_token(residual: str) -> None:
+    model = gpt(residual=residual)
+    found = measured(model, [Magnitudes()])
+    for i in range(3):
+        stream = inputs_of(model, f"blocks.{i}")
+        inside = inputs_of(model, f"blocks.{i}.attention")
+        longest = max(token.norm().item() for row in stream for token in row)
+        assert found[f"blocks.{i}", "residual.B"].item() == pytest.approx(longest)
+        longest = max(token.norm().item() for row in inside for token in row)
+        read = found[f"blocks.{i}.attention", "attention.B"].item()
+        assert read == pytest.approx(longest)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_norm_scales_are_those_of_each_token(kind: str) -> None:
+    model = gpt(norm=kind)
+    with torch.no_grad():
+        model.blocks[1].attention_norm.weight.mul_(-3)
+    found = measured(model, [NormScales()])
+    site = "blocks.1.attention_norm"
+    x = inputs_of(model, site).flatten(0, 1).double()
+    centred = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
+    sigma = ((centred**2).mean(-1) + 1e-5).sqrt()
+    assert found[site, "norm.sigma.min"].item() == pytest.approx(sigma.min().item())
+    assert found[site, "norm.sigma.p50"].item() == pytest.approx(
+        sigma.sort().values[(len(sigma) - 1) // 2].item()
+    )
+    assert found[site, "norm.gain"].item() == pytest.approx(3 / sigma.min().item())
+
+
+def test_token_cosine_is_the_mean_over_pairs(rng: torch.Generator) -> None:
+    x = torch.randn(3, 7, 5, generator=rng, dtype=torch.float64)
+    for row, cosine in zip(x, token_cosine(x), strict=True):
+        pairs = [
+            torch.cosine_similarity(row[i], row[j], dim=0).item()
+            for i in range(7)
+            for j in range(7)
+            if i != j
+        ]
+        assert cosine.item() == pytest.approx(sum(pairs) / len(pairs), abs=1e-14)
+
+
+def test_kurtosis_of_known_samples(rng: torch.Generator) -> None:
+    assert kurtosis(torch.tensor([1.0, -1.0, 1.0, -1.0])).item() == pytest.approx(1)
+    gaussian = torch.randn(200_000, generator=rng, dtype=torch.float64)
+    # The sample kurtosis has standard deviation √(24/n) = 0.011: 3σ and a shift.
+    assert kurtosis(gaussian + 5).item() == pytest.approx(3, abs=0.04)
+
+
+def test_the_stream_is_read_where_blocks_begin() -> None:
+    model = gpt()
+    found = measured(model, [StreamShape()])
+    x = inputs_of(model, "blocks.2")
+    expected = token_cosine(x).mean().item()
+    assert found["blocks.2", "residual.token_cosine"].item() == pytest.approx(expected)
+    assert found["blocks.2", "residual.kurtosis"].item() == pytest.approx(
+        kurtosis(x).item()
+    )

@@ -1,0 +1,63 @@
+"""Readings that follow from others: absent when their parts are, never 0."""
+
+import math
+
+import pytest
+
+from equipoise.records import Reading
+from equipoise.watching.derived import derived
+
+BLOCKS = ["h.0", "h.1"]
+
+
+def reading(quantity: str, **values: tuple[float, ...]) -> Reading:
+    sites = tuple(name.replace("_", ".") for name in values)
+    return Reading(
+        step=3, quantity=quantity, sites=sites, values=tuple(values.values())
+    )
+
+
+def table(*readings: Reading) -> dict[str, dict[str, tuple[float, ...]]]:
+    found = derived(3, readings, BLOCKS)
+    return {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in found}
+
+
+def test_the_whole_gradient_and_the_ratio_of_its_ends() -> None:
+    found = table(reading("gradient.norm", h_0=(3.0,), h_1=(4.0,), head=(12.0,)))
+    assert found["gradient.norm.total"] == {"": (13.0,)}
+    assert found["gradient.first_to_last"] == {"": (0.75,)}
+
+
+def test_a_norm_that_clipping_gave_is_not_given_twice() -> None:
+    clipped = Reading.scalar(3, "gradient.norm.total", 5.0)
+    assert "gradient.norm.total" not in table(
+        clipped, reading("gradient.norm", h_0=(3.0,))
+    )
+
+
+def test_S_multiplies_its_factors_and_their_logarithms_add_up() -> None:
+    found = table(
+        reading("projection.G", h_0_attn=(2.0,), h_1_attn=(3.0,)),
+        reading("attention.theta.mean", h_0_attn=(0.5, 1.0), h_1_attn=(1.0, 1.0)),
+        reading("attention.B", h_0_attn=(4.0,)),
+        reading("residual.B", h_0=(5.0,), h_1=(6.0,)),
+    )
+    assert found["sensitivity.S"] == {"h.0.attn": (0.75 * 16 * 2,)}
+    residual = found["sensitivity.S_residual"]
+    assert residual == {"h.0.attn": (0.75 * 25 * 2,), "h.1.attn": (36 * 3,)}
+    parts = ("sensitivity.ln_theta", "sensitivity.ln_G", "sensitivity.S.ln_B2")
+    total = sum(found[part]["h.0.attn"][0] for part in parts)
+    assert total == pytest.approx(math.log(found["sensitivity.S"]["h.0.attn"][0]))
+
+
+def test_nothing_follows_from_nothing() -> None:
+    assert derived(3, [], BLOCKS) == []
+    assert derived(3, [reading("projection.G", h_0_attn=(2.0,))], BLOCKS) == []
+
+
+def test_a_dead_factor_is_a_reading() -> None:
+    found = table(
+        reading("projection.G", h_0_attn=(2.0,)),
+        reading("attention.theta.mean", h_0_attn=(0.0,)),
+    )
+    assert found["sensitivity.ln_theta"]["h.0.attn"] == (-math.inf,)
