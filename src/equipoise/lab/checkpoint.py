@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from equipoise.errors import InputError
 from equipoise.lab import launch
+from equipoise.lab.data.order import share
 
 _FULL = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
 KEEP = 2
@@ -40,7 +41,7 @@ def save(
     weights = whole_weights(model)
     moments: Any = dcp.get_optimizer_state_dict(model, optimizer, options=_FULL)
     target, draft = _name(folder, step), folder / f".draft-{step:08d}"
-    rank = launch.share().rank
+    rank = share().rank
     if rank == 0:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -86,7 +87,7 @@ def _name(folder: Path, step: int) -> Path:
 
 
 def _own(path: Path) -> dict[str, Any]:
-    at = launch.share()
+    at = share()
     written = len(list(path.glob("rank-*.json")))
     if written != at.world:
         raise InputError(

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from equipoise.lab.data import Share
+from equipoise.lab.data.order import Share, share
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -29,13 +29,6 @@ def process_group() -> Iterator[Share]:
         yield share()
     finally:
         dist.destroy_process_group()
-
-
-def share() -> Share:
-    """Return this process's part of the data."""
-    if not dist.is_initialized():
-        return Share()
-    return Share(rank=dist.get_rank(), world=dist.get_world_size())
 
 
 def device() -> torch.device:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from equipoise.lab import checkpoint, launch
 from equipoise.lab.data import Batches
+from equipoise.lab.data.order import share
 from equipoise.lab.models import MixtureOfExperts
 from equipoise.lab.training import Precision, Progress, TrainOptions, TrainResult
 from equipoise.remedies.temperature import dials
@@ -61,7 +62,7 @@ class Trainer:
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._read: list[tuple[float, float]] = []
         self._unread: list[Tensor] = []
-        torch.manual_seed(options.seed * 10_007 + launch.share().rank)
+        torch.manual_seed(options.seed * 10_007 + share().rank)
         self._resume()
 
     def run(self) -> TrainResult:
@@ -106,7 +107,7 @@ class Trainer:
         x, y = (t.to(self.device, non_blocking=True) for t in self.data.take())
         with autocast(self.device, self.options.precision):
             logits = self.model(x)
-        self.tokens += y.numel() * launch.share().world
+        self.tokens += y.numel() * share().world
         loss = F.cross_entropy(logits.flatten(0, -2).float(), y.flatten())
         balance = [m.balance_loss for m in self.routers if m.balance_loss is not None]
         return loss, self.options.balance_weight * sum(balance, 0.0)

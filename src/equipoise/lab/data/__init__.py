@@ -2,19 +2,29 @@
 
 from equipoise.lab.data.batches import Batch, Batches, ImageBatches, Images, Windows
 from equipoise.lab.data.corpus import Corpus, embedded, from_bytes, text, token_file
+from equipoise.lab.data.images import cifar10, digits, mnist
 from equipoise.lab.data.order import Order, Share
+from equipoise.lab.data.sources import DataOptions, Opened, open_data
+from equipoise.lab.data.streaming import Packed
 
 __all__ = [
     "Batch",
     "Batches",
     "Corpus",
+    "DataOptions",
     "ImageBatches",
     "Images",
+    "Opened",
     "Order",
+    "Packed",
     "Share",
     "Windows",
+    "cifar10",
+    "digits",
     "embedded",
     "from_bytes",
+    "mnist",
+    "open_data",
     "text",
     "token_file",
 ]

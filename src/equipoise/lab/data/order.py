@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from equipoise.errors import InputError
 
@@ -18,6 +19,13 @@ class Share:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
             raise InputError(f"rank {self.rank} is not one of {self.world}")
+
+
+def share() -> Share:
+    """Return this process's part of the data: all of it, unless a group exists."""
+    if not dist.is_initialized():
+        return Share()
+    return Share(rank=dist.get_rank(), world=dist.get_world_size())
 
 
 class Order:

@@ -1,0 +1,127 @@
+"""Make one run: build, train, judge, and leave a result behind."""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from equipoise.lab import launch
+from equipoise.lab.data import Batches, open_data
+from equipoise.lab.experiment import Arm, Task
+from equipoise.lab.measures import measures
+from equipoise.lab.models import GPT, GPTConfig, Normaliser, ViT
+from equipoise.lab.trainer import Listener, Trainer
+from equipoise.lab.training import TrainResult
+
+RESULT = "result.json"
+VALIDATION_BATCHES = 8
+
+
+def execute(
+    task: Task, root: Path, listener: Listener | None = None
+) -> dict[str, float]:
+    """Return the measures of a run; one that is finished is read, not repeated."""
+    folder = root / task.folder
+    if (done := finished(folder)) is not None:
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    arm = task.arm
+    context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
+    data = open_data(arm.data, batch=arm.train.batch, seed=task.seed, context=context)
+    trainer = Trainer(
+        build(arm, task.seed),
+        data.train,
+        arm.train,
+        folder=folder,
+        info={**data.info, "task": task.to_mapping()},
+        listener=listener,
+    )
+    result = trainer.run()
+    found = _judged(result, trainer.model, data.validation)
+    if arm.train.watch:
+        found |= measures(folder / "run.eqp")
+    _leave(folder, task, found, result)
+    return found
+
+
+def build(arm: Arm, seed: int) -> GPT | ViT:
+    """Return the arm's model with the seed's weights."""
+    torch.manual_seed(seed)
+    rows = _normaliser(arm.normaliser)
+    if isinstance(arm.model, GPTConfig):
+        return GPT(arm.model, normaliser=rows)
+    return ViT(arm.model, normaliser=rows)
+
+
+def _normaliser(name: str) -> Normaliser | None:
+    if not name:
+        return None
+    from equipoise.lab.rivals import normaliser
+
+    return normaliser(name)
+
+
+def finished(folder: Path) -> dict[str, float] | None:
+    """Return what a finished run measured; None if it is not finished."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    loaded: dict[str, float] = json.loads(path.read_text())["measures"]
+    return loaded
+
+
+def _judged(
+    result: TrainResult, model: nn.Module, validation: Batches | None
+) -> dict[str, float]:
+    found: dict[str, float] = {
+        "loss": result.loss,
+        "spikes": result.spikes,
+        "spike_score": result.spike_score,
+        "gradient_spikes": result.gradient_spikes,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+    }
+    if validation is not None:
+        found |= evaluate(model, validation)
+    return found
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Batches, *, count: int = VALIDATION_BATCHES
+) -> dict[str, float]:
+    """Return nats per target and accuracy over the next ``count`` batches."""
+    model.eval()
+    losses, hits = [], []
+    for _ in range(count):
+        x, y = (t.to(launch.device()) for t in batches.take())
+        logits = model(x).flatten(0, -2)
+        losses.append(F.cross_entropy(logits.float(), y.flatten()).item())
+        hits.append((logits.argmax(-1) == y.flatten()).double().mean().item())
+    model.train()
+    return {
+        "validation": math.fsum(losses) / count,
+        "accuracy": math.fsum(hits) / count,
+    }
+
+
+def _leave(
+    folder: Path, task: Task, found: Mapping[str, float], result: TrainResult
+) -> None:
+    """Write the result in one move, then drop the checkpoints it replaces."""
+    record: dict[str, Any] = {
+        "task": task.to_mapping(),
+        "measures": dict(found),
+        "losses": result.losses,
+        "gradient_norms": result.gradient_norms,
+    }
+    draft = folder / f".{RESULT}"
+    draft.write_text(json.dumps(record))
+    draft.rename(folder / RESULT)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

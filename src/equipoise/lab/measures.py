@@ -1,0 +1,94 @@
+"""What a recorded run comes to in a few numbers; reads the run file, not the model."""
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.store import Run, open_run
+
+LAST = 5
+"""Samples at the end of the run whose median is reported: one batch is noise."""
+
+
+def measures(path: Path) -> dict[str, float]:
+    """Return the run's end state: gradients over depth, θ, S and G.
+
+    gradient_first_to_last   ‖g‖ of the first block over the last
+    gradient_least_to_last   of the block with the smallest, over the last
+    gradient_spread          largest over smallest of blocks 2 … N
+    """
+    run = open_run(path)
+    found: dict[str, float] = {}
+    found |= _gradients(run)
+    for quantile in ("p5", "p50", "p95"):
+        found |= _median(run, f"attention.theta.{quantile}", f"theta_{quantile}")
+    found |= _spread(run, "sensitivity.S", "S")
+    found |= _spread(run, "sensitivity.S_residual", "S_residual")
+    return found | _growth(run)
+
+
+def per_layer(run: Run, quantity: str) -> dict[str, float]:
+    """Return per site the median of the last samples, heads averaged."""
+    if quantity not in run.quantities:
+        return {}
+    return {
+        site: float(np.median(_by_step(values)[-LAST:]))
+        for site, (_, values) in run.series(quantity).items()
+    }
+
+
+def _by_step(values: np.ndarray) -> np.ndarray:
+    return values if values.ndim == 1 else values.mean(1)
+
+
+def _gradients(run: Run) -> dict[str, float]:
+    norms = per_layer(run, "gradient.norm")
+    blocks = [norms[b] for b in run.info.details.get("blocks", []) if b in norms]
+    if len(blocks) < 2:
+        return {}
+    rest = blocks[1:]
+    return {
+        "gradient_first_to_last": ratio(blocks[0], blocks[-1]),
+        "gradient_least_to_last": ratio(min(blocks), blocks[-1]),
+        "gradient_spread": ratio(max(rest), min(rest)),
+    }
+
+
+def ratio(a: float, b: float) -> float:
+    """Return a / b; infinite where b is nothing, unknown where both are."""
+    if b:
+        return a / b
+    return math.inf if a else math.nan
+
+
+def _median(run: Run, quantity: str, name: str) -> dict[str, float]:
+    values = per_layer(run, quantity)
+    return {name: statistics.median(values.values())} if values else {}
+
+
+def _spread(run: Run, quantity: str, name: str) -> dict[str, float]:
+    """Return the median over layers and the coefficient of variation."""
+    values = list(per_layer(run, quantity).values())
+    if len(values) < 2:
+        return {}
+    cv = ratio(statistics.pstdev(values), statistics.fmean(values))
+    return {name: statistics.median(values), f"{name}_cv": cv}
+
+
+def _growth(run: Run) -> dict[str, float]:
+    """Return how much G and B̄² grew, in natural logarithms, as Emadi's E.6 asks."""
+    found = {}
+    for quantity, power, name in (
+        ("projection.G", 1, "growth_G"),
+        ("residual.B", 2, "growth_B2"),
+    ):
+        if quantity in run.quantities:
+            logs = [
+                power * math.log(ratio(float(v[-1]), float(v[0])))
+                for _, v in ((s, _by_step(x)) for s, x in run.series(quantity).values())
+                if v[0] > 0 and v[-1] > 0
+            ]
+            found[name] = statistics.median(logs) if logs else math.nan
+    return found

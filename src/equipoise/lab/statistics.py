@@ -1,0 +1,80 @@
+"""Means with their spread, and comparisons of arms that shared their seeds."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean ± standard deviation over seeds."""
+
+    mean: float
+    sd: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ± {self.sd:.2g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """The difference of two arms, seed by seed."""
+
+    mean: float
+    low: float
+    high: float
+    """95 % interval of the mean difference, Student's t."""
+    p: float
+    """Two-sided; with three seeds it can only be small if the effect is very steady."""
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4g} [{self.low:+.3g}, {self.high:+.3g}], p = {self.p:.2g}"
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Return mean and sample deviation; one value has no deviation.
+
+    >>> str(summary([1.0, 2.0, 3.0]))
+    '2 ± 1'
+    """
+    if not values:
+        raise InputError("no value to summarise")
+    if any(not math.isfinite(v) for v in values):
+        # stdlib's stdev refuses infinities; a diverged arm is still a result.
+        return Summary(mean=sum(values) / len(values), sd=math.nan, n=len(values))
+    sd = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Summary(mean=statistics.fmean(values), sd=sd, n=len(values))
+
+
+def paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """Return arm - baseline with its 95 % interval, pair by pair.
+
+    >>> str(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]))
+    '+1.033 [+0.89, +1.18], p = 0.001'
+    """
+    if len(arm) != len(baseline) or not arm:
+        raise InputError(f"{len(arm)} runs cannot be paired with {len(baseline)}")
+    differences = [a - b for a, b in zip(arm, baseline, strict=True)]
+    found = summary(differences)
+    if found.n < 2 or not math.isfinite(found.sd):
+        return Paired(
+            mean=found.mean, low=math.nan, high=math.nan, p=math.nan, n=found.n
+        )
+    from scipy import stats
+
+    error = found.sd / math.sqrt(found.n)
+    half = float(stats.t.ppf(0.975, found.n - 1)) * error
+    # No spread at all: the interval is a point, and t says nothing about chance.
+    p = (
+        2 * float(stats.t.sf(abs(found.mean / error), found.n - 1))
+        if error
+        else math.nan
+    )
+    return Paired(
+        mean=found.mean, low=found.mean - half, high=found.mean + half, p=p, n=found.n
+    )
