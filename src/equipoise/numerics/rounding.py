@@ -24,7 +24,7 @@ _WIDE = {
     torch.float64: (torch.int64, 53, 11),
 }
 # float32 → narrow → float32 is one correct rounding in torch, and the fastest.
-_NATIVE = {"fp16": torch.float16, "bf16": torch.bfloat16, "e5m2": torch.float8_e5m2}
+_NATIVE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def rounded(
@@ -46,8 +46,9 @@ def rounded(
     if _is_own(x, format):
         return x
     native = _NATIVE.get(format.name) if x.dtype == torch.float32 else None
-    near = x.to(native).to(x.dtype) if native is not None else _nearest(x, format)
-    return _within_range(near, format, saturate)
+    if native is not None and not saturate:
+        return x.to(native).to(x.dtype)
+    return _within_range(_nearest(x, format), format, saturate)
 
 
 def stochastically_rounded(
@@ -103,9 +104,11 @@ def rounding_variance(
 
 def power_of_two_scale(x: Float[Tensor, "*x"], format: Format) -> float:
     """Return 2^k that brings the largest |x| just inside the format: exact to undo."""
-    size = x.detach().abs()
-    top = float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0
-    if top == 0:
+    if x.numel() == 0:
+        return 1.0
+    low, high = torch.aminmax(x.detach())
+    top = max(-float(low), float(high))
+    if top == 0 or not math.isfinite(top):  # nothing to scale, or nothing to save
         return 1.0
     return 2.0 ** math.floor(math.log2(format.largest) - math.log2(top))
 

@@ -1,0 +1,80 @@
+"""Which torch calls make a new number, and which only move numbers about.
+
+A result is rounded when it is stored. Calls in ``MOVES`` return numbers that were
+already stored (slices, copies, maxima, a zero or the number itself), so nothing is
+rounded there; every other call with a floating-point result rounds it once.
+Fused attention is opened up: scores, probabilities and their product with the values
+are three stored tensors.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MOVES = frozenset(
+    """
+    view view_as reshape transpose permute t swapaxes swapdims movedim moveaxis
+    unsqueeze squeeze expand expand_as broadcast_to repeat repeat_interleave tile
+    contiguous clone detach to float double half bfloat16 type type_as cpu cuda
+    split chunk unbind tensor_split hsplit vsplit dsplit cat concat concatenate stack
+    hstack vstack flatten unflatten ravel select narrow index_select gather take
+    take_along_dim __getitem__ __setitem__ index_copy index_put index_put_ scatter
+    scatter_ unfold roll flip rot90 pad where masked_fill masked_fill_ masked_select
+    relu relu_ maximum minimum max min amax amin clamp clamp_ abs neg __neg__ sign
+    topk sort tril triu diagonal diag diag_embed dropout dropout_ feature_dropout
+    alpha_dropout zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+    new_empty zero_ fill_ copy_ requires_grad_ __get__ __set__ as_strided max_pool1d
+    max_pool2d adaptive_max_pool1d adaptive_max_pool2d nan_to_num __deepcopy__
+    """.split()
+)
+# Written in Python over other calls: go in and look at those instead.
+OPENED = frozenset({F.multi_head_attention_forward})
+# Keys are hidden with numbers this large; they are markers, not activations.
+HIDDEN = 1e30
+
+Store = Callable[[str, Tensor], Tensor]
+
+
+def moves(func: Callable[..., Any]) -> bool:
+    """Return whether the call only moves numbers that are stored already."""
+    return getattr(func, "__name__", "") in MOVES
+
+
+def opened_attention(store: Store, *args: Any, **kwargs: Any) -> Tensor:
+    """Return scaled dot-product attention, storing scores, probabilities and mix.
+
+    Same arguments as ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+    return _attention(store, *args, **kwargs)
+
+
+def _attention(
+    store: Store,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        copies = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
+    c = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = store("score", (query @ key.mT) * c)
+    if is_causal:
+        Q, K = scores.shape[-2:]
+        seen = torch.ones(Q, K, dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    rows = store("prob", scores.softmax(-1))
+    return store("mix", F.dropout(rows, dropout_p) @ value)
