@@ -87,7 +87,7 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
 
 def default_verdict(runs: Runs, found: Sequence[Found]) -> str:
     """Return the gravest finding of each run in a sentence, or that there is none."""
-    return " ".join(_sentence(label, _of(label, found)) for label in runs)
+    return "\n".join(_sentence(label, _of(label, found)) for label in runs)
 
 
 def _sentence(label: str, own: Sequence[Found]) -> str:

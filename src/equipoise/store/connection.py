@@ -1,13 +1,9 @@
-"""Connections to a run file, and what becomes of them when a process forks."""
+"""Connections to a run file."""
 
-import ctypes
-import os
 import sqlite3
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from equipoise.errors import RunFileError
 
@@ -18,7 +14,8 @@ def writing(path: Path) -> sqlite3.Connection:
     """Open for writing: commits reach the operating system at once, the disk later.
 
     WAL with synchronous=NORMAL loses nothing when the process is killed; after a power
-    cut the last seconds may be missing, but the file is whole.
+    cut the last seconds may be missing, but the file is whole. Only checkpoints wait
+    for the disk, and those are left to the housekeeper.
     """
     db = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -29,6 +26,7 @@ def writing(path: Path) -> sqlite3.Connection:
         db.close()
         raise RunFileError(f"{path}: not a run file ({error})") from error
     db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA wal_autocheckpoint = 0")
     return db
 
 
@@ -48,34 +46,33 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
-class Forkable(Protocol):
-    """Something that owns a connection and must forget it in a forked child."""
-
-    def forget(self) -> None: ...
-
-
-_alive: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
-
-
-def forget_when_forked(owner: Forkable) -> None:
-    """Have ``owner.forget()`` called in every child forked from now on."""
-    _alive.add(owner)
+def checkpoint(path: Path) -> None:
+    """Move what the WAL holds into the file, as far as readers allow."""
+    db = writing(path)
+    try:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    finally:
+        db.close()
 
 
-def leak(db: sqlite3.Connection) -> None:
-    """Keep a connection from ever being closed by this process.
-
-    Closing a connection carried across a fork may checkpoint and remove the parent's
-    WAL (sqlite.org/howtocorrupt.html §2.6), and interpreter shutdown closes whatever is
-    left: one reference too many prevents both.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
-
-
-def _forget_all() -> None:
-    for owner in list(_alive):
-        owner.forget()
+def fold(db: sqlite3.Connection) -> None:
+    """Empty the WAL into the file and close: what remains is one plain file."""
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    # A file left in WAL mode cannot be opened from a read-only place. If a reader is in
+    # the way it stays in WAL mode, which every other place can open.
+    with suppress(sqlite3.OperationalError):
+        db.execute("PRAGMA journal_mode = DELETE")
+    db.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it, or none."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk makes SQLite roll back by itself
+            db.execute("ROLLBACK")
+        raise

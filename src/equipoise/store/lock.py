@@ -5,6 +5,7 @@ the process id inside is only for the message.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -21,11 +22,35 @@ if sys.platform == "win32":
     def _try_lock(handle: int) -> None:
         os.lseek(handle, FAR, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+    def _opens(pid: int) -> bool:
+        import ctypes
+
+        limited_information = 0x1000
+        handle = ctypes.windll.kernel32.OpenProcess(limited_information, False, pid)
+        ctypes.windll.kernel32.CloseHandle(handle)
+        return bool(handle)
 else:
     import fcntl
 
     def _try_lock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process of this machine runs."""
+    if sys.platform == "win32":
+        return _opens(pid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True
 
 
 class WriterLock:
@@ -44,11 +69,25 @@ class WriterLock:
             try:
                 _try_lock(handle)
             except OSError as held:
-                os.close(handle)
-                raise RunFileError(self._complaint(run)) from held
+                if self._is_held(held):
+                    os.close(handle)
+                    raise RunFileError(self._complaint(run)) from held
             if self._is_current(handle):
                 return handle
             os.close(handle)  # the last holder removed it between our open and lock
+
+    def _is_held(self, refusal: OSError) -> bool:
+        """Say whether somebody has it; where files cannot be locked, ask who wrote it.
+
+        Some network filesystems have no locks. A holder on another machine cannot be
+        asked whether it lives, and is believed.
+        """
+        if refusal.errno not in NO_LOCKS:
+            return True
+        holder = self._path.read_text().split()
+        if len(holder) != 2:
+            return False
+        return holder[1] != socket.gethostname() or is_alive(int(holder[0]))
 
     def _is_current(self, handle: int) -> bool:
         try:
@@ -60,8 +99,8 @@ class WriterLock:
         holder = self._path.read_text().split()
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another"
         return (
-            f"{run}: already being written by {who}; "
-            "stop that one first, or write to another file"
+            f"{run}: already being written by {who}; stop that one first, or write to "
+            f"another file (if it is long dead, remove {self._path.name})"
         )
 
     def release(self) -> None:

@@ -1,7 +1,6 @@
 """Read a run file: while it is written, after its writer died, or years later."""
 
 import os
-import sqlite3
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +170,7 @@ class Run:
                 "WHERE r.id > ? ORDER BY r.id LIMIT ?",
                 (cursor, limit),
             ).fetchall()
-            until = rows[-1][0] if len(rows) == limit else _last_id(db)
+            until = rows[-1][0] if len(rows) == limit else schema.last_id(db)
             events = db.execute(
                 "SELECT kind, body FROM event WHERE id > ? AND id <= ? ORDER BY id",
                 (cursor, until),
@@ -185,12 +184,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.info.name!r}, {str(self.path)!r})"
-
-
-def _last_id(db: sqlite3.Connection) -> int:
-    tables = ("reading", "event")
-    ids = [db.execute(f"SELECT max(id) FROM {t}").fetchone()[0] for t in tables]
-    return max(last or 0 for last in ids)
 
 
 def _reading(step: int, quantity: str, line: str, data: bytes) -> Reading:

@@ -93,3 +93,10 @@ def checked_version(db: sqlite3.Connection, path: Path) -> int:
             f"reads up to {VERSION}): upgrade with pip install -U equipoise"
         )
     return version
+
+
+def last_id(db: sqlite3.Connection) -> int:
+    """Return the number of the last thing appended; 0 if nothing was."""
+    tables = ("reading", "event")
+    ids = [db.execute(f"SELECT max(id) FROM {t}").fetchone()[0] for t in tables]
+    return max(last or 0 for last in ids)

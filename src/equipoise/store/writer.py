@@ -1,5 +1,6 @@
 """The one writer of a run file."""
 
+import atexit
 import os
 import sqlite3
 import threading
@@ -11,8 +12,12 @@ from typing import Self
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import connection, schema
+from equipoise.store import schema, snapshot
+from equipoise.store.connection import transaction
+from equipoise.store.forks import forget_when_forked
+from equipoise.store.live import LiveFile
 from equipoise.store.lock import WriterLock
+from equipoise.store.mounts import on_network
 from equipoise.store.packing import Layout
 from equipoise.store.sheaf import Sheaf
 
@@ -24,22 +29,44 @@ class RunWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], info: RunInfo | None = None
+        self,
+        path: str | os.PathLike[str],
+        info: RunInfo | None = None,
+        *,
+        network: bool | None = None,
+        publish_every: float = snapshot.EVERY_S,
     ) -> None:
+        """Open a run for writing.
+
+        Args:
+            path: The run file; made, with its folders, if it is not there.
+            info: What a new run is; not needed to continue one.
+            network: Whether the path is on a network filesystem; found out if None.
+            publish_every: Seconds between the snapshots put there.
+        """
         self.path = Path(path)
         if self.path.is_dir():
             raise RunFileError(f"{path}: a directory; give a file such as {path}/a.eqp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._guard = threading.Lock()
+        self.guard = threading.RLock()
         self._sheaves: dict[Layout, Sheaf] = {}
         self._lock = WriterLock(self.path)
         try:
-            self._db: sqlite3.Connection | None = connection.writing(self.path)
-            self.info = self._begun(self._db, info)
+            away = on_network(self.path) if network is None else network
+            self._file = LiveFile(self.path, away=away, publish_every=publish_every)
         except BaseException:
             self._lock.release()
             raise
-        connection.forget_when_forked(self)
+        try:
+            self.info = self._begun(self._file.db, info)
+            self._file.start()
+        except BaseException:
+            self._file.abort()
+            self._lock.release()
+            raise
+        self._is_open = True
+        forget_when_forked(self)
+        atexit.register(self.close)  # a script that just ends leaves one file too
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> Self:
@@ -49,20 +76,17 @@ class RunWriter:
         return cls(path)
 
     def _begun(self, db: sqlite3.Connection, info: RunInfo | None) -> RunInfo:
+        """Make the tables where there are none, and return what the file says it is."""
         if schema.is_blank(db):
             if info is None:
                 raise RunFileError(f"{self.path}: nothing in it to resume")
-            db.execute("BEGIN IMMEDIATE")
-            schema.create(db)
-            db.execute("INSERT INTO meta VALUES ('info', ?)", (info.to_json(),))
-            db.execute("COMMIT")
+            with transaction(db):
+                schema.create(db)
+                db.execute("INSERT INTO meta VALUES ('info', ?)", (info.to_json(),))
         if schema.checked_version(db, self.path) < schema.VERSION:
-            db.execute("BEGIN IMMEDIATE")
-            schema.upgrade(db)
-            db.execute("COMMIT")
-        query = "SELECT max(id) FROM (SELECT max(id) AS id FROM {} UNION ALL {})"
-        last = db.execute(query.format("reading", "SELECT max(id) FROM event"))
-        self._last_id = last.fetchone()[0] or 0
+            with transaction(db):
+                schema.upgrade(db)
+        self._last_id = schema.last_id(db)
         row = db.execute("SELECT value FROM meta WHERE key = 'info'").fetchone()
         return RunInfo.from_json(row[0])
 
@@ -74,27 +98,23 @@ class RunWriter:
         applied: Iterable[Applied] = (),
     ) -> None:
         """Add them in one transaction: when this returns, kill -9 loses none of it."""
-        with self._guard:
-            db = self._open()
-            last_id = self._last_id
-            db.execute("BEGIN IMMEDIATE")
+        with self.guard:
+            if not self._is_open:
+                raise RunFileError(
+                    f"{self.path}: this writer is closed, or is the parent process's"
+                )
+            last_id, db = self._last_id, self._file.db
             try:
-                self._add_readings(db, readings)
-                self._add_events(db, "finding", findings)
-                self._add_events(db, "applied", applied)
-                db.execute("COMMIT")
+                with transaction(db):
+                    self._add_readings(db, readings)
+                    self._add_events(db, "finding", findings)
+                    self._add_events(db, "applied", applied)
             except BaseException:
-                db.execute("ROLLBACK")
+                # What was counted in memory did not happen; the file knows what did.
                 self._last_id = last_id
                 self._sheaves.clear()
                 raise
-
-    def _open(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise RunFileError(
-                f"{self.path}: this writer is closed, or belongs to the parent process"
-            )
-        return self._db
+            self._file.committed()
 
     def _next_id(self) -> int:
         """Readings and events share one count, so that one number is a cursor."""
@@ -123,21 +143,21 @@ class RunWriter:
 
     def close(self) -> None:
         """Fold the WAL back: what remains is one file, readable from anywhere."""
-        with self._guard:
-            if self._db is None:
-                return
-            db, self._db = self._db, None
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            # A file left in WAL mode cannot be opened from a read-only place.
-            db.execute("PRAGMA journal_mode = DELETE")
-            db.close()
-            self._lock.release()
+        if not self._is_open:
+            return
+        self._file.rest()  # before the guard: its thread may be waiting for a fork
+        with self.guard:
+            if self._is_open:
+                self._is_open = False
+                self._file.close()
+                self._lock.release()
+        atexit.unregister(self.close)
 
     def forget(self) -> None:
-        """Drop the connection in a forked child, without closing it."""
-        if self._db is not None:
-            connection.leak(self._db)
-            self._db = None
+        """Be closed in a forked child, and leave the parent's file alone."""
+        if self._is_open:
+            self._is_open = False
+            self._file.forget()
             self._lock.abandon()
 
     def __enter__(self) -> Self:

@@ -3,7 +3,6 @@
   const panels = JSON.parse(document.getElementById("data").textContent);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const narrow = window.matchMedia("(max-width: 760px)");
-  const runs = [...new Set(panels.flatMap((panel) => panel.curves.map((curve) => curve.run)))];
   const order = (label) => {
     const heads = [...document.querySelectorAll("thead th")].map((th) => th.textContent.trim());
     return Math.max(0, heads.indexOf(label));
@@ -41,9 +40,9 @@
       font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 12 },
       margin: { l: 8, r: 12, t: 8, b: 8 }, hovermode: panel.key === "layers" ? "closest" : "x unified",
       hoverlabel: { bgcolor: css("--card"), bordercolor: grid, font: { color: ink, size: 12 } },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink, size: 12 } },
+      legend: { orientation: "h", traceorder: "grouped", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink, size: 12 } },
       xaxis: { ...axis, title: title(panel.x), nticks: narrow.matches ? 5 : 8 },
-      yaxis: { ...axis, title: title(panel.y), type: panel.log ? "log" : "linear", exponentformat: "power", dtick: panel.log ? undefined : null, nticks: 6 },
+      yaxis: { ...axis, title: title(panel.y), type: panel.log ? "log" : "linear", tickformat: "~g", nticks: 6 },
       shapes: Object.entries(panel.breaks).map(([run, step]) => ({
         type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: colour(run), width: 1, dash: "dash" },
       })),
