@@ -1,6 +1,6 @@
 """Slow, obvious attention and its Jacobian: float64, loops, complex numbers, autograd.
 
-Shares no formula with ``equipoise.numerics.lipschitz``: nothing here splits the Jacobian
+Shares no formula with ``equipoise.numerics.lipschitz``: nothing here splits a Jacobian
 into paths. It differentiates a forward pass written one query at a time.
 
 Axes, in this file:  H head · L token · D width of the model · i query · j key.
@@ -46,45 +46,68 @@ def _normed(u_LE: Tensor, norm: HeadNorm | None) -> Tensor:
     return F.rms_norm(u_LE, shape, gain, norm.eps)
 
 
+def _projected(x: Tensor, w: Tensor, b: Tensor | None, n: int) -> Tensor:
+    return F.linear(x, w[n].double().T, None if b is None else b[n].double())
+
+
+def _scores(heads: Heads, q: Tensor, k: Tensor) -> Tensor:
+    scale = q.shape[-1] ** -0.5 if heads.scale is None else heads.scale
+    z = torch.stack([scale * q.dot(k_j) for k_j in k])
+    if heads.softcap is not None:
+        z = heads.softcap * torch.tanh(z / heads.softcap)
+    return z / heads.temperature
+
+
+def _hidden(z: Tensor, i: int, seen: Tensor | None, causal: bool) -> Tensor:
+    if seen is not None and seen.dtype == torch.bool:
+        z = z.where(seen[i], -torch.inf)
+    elif seen is not None:
+        z = z + seen[i]
+    return z.where(torch.arange(len(z)) <= i, -torch.inf) if causal else z
+
+
+def _mixed(z: Tensor, v: Tensor) -> Tensor:
+    if (z == -torch.inf).all():
+        return torch.zeros_like(v[0])
+    return torch.einsum("j,jf->f", torch.softmax(z, 0), v)
+
+
 def attention(heads: Heads, mask: Tensor | None = None) -> Map:
     """Return x ↦ attention output, one head and one query at a time, in float64."""
     H, G = len(heads.w_q_HDE), len(heads.w_k_GDE)
-    scale = heads.w_q_HDE.shape[-1] ** -0.5 if heads.scale is None else heads.scale
-
-    def project(x: Tensor, w: Tensor, b: Tensor | None, n: int) -> Tensor:
-        return F.linear(x, w[n].double().T, None if b is None else b[n].double())
-
-    def row(i: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        z = torch.stack([scale * q[i].dot(k_j) for k_j in k])
-        if heads.softcap is not None:
-            z = heads.softcap * torch.tanh(z / heads.softcap)
-        z = z / heads.temperature
-        if seen is not None:
-            z = (
-                z.where(seen[i], -torch.inf)
-                if seen.dtype == torch.bool
-                else z + seen[i]
-            )
-        if heads.causal:
-            z = z.where(torch.arange(len(k)) <= i, -torch.inf)
-        if (z == -torch.inf).all():
-            return torch.zeros_like(v[0])
-        return torch.einsum("j,jf->f", torch.softmax(z, 0), v)
 
     def forward(x_LD: Tensor) -> Tensor:
         L = len(x_LD)
-        seen_HLL = None if mask is None else mask.broadcast_to(H, L, L)
+        seen_HLL = [None] * H if mask is None else mask.broadcast_to(H, L, L)
         out = torch.zeros_like(x_LD)
         for h in range(H):
             g = h * G // H
-            q = project(x_LD, heads.w_q_HDE, heads.b_q_HE, h)
-            k = project(x_LD, heads.w_k_GDE, heads.b_k_GE, g)
-            v = project(x_LD, heads.w_v_GDF, heads.b_v_GF, g)
+            q = _projected(x_LD, heads.w_q_HDE, heads.b_q_HE, h)
+            k = _projected(x_LD, heads.w_k_GDE, heads.b_k_GE, g)
+            v = _projected(x_LD, heads.w_v_GDF, heads.b_v_GF, g)
             q = _rotated(_normed(q, heads.q_norm), heads.rotary)
             k = _rotated(_normed(k, heads.k_norm), heads.rotary)
-            seen = None if seen_HLL is None else seen_HLL[h]
-            rows = [row(i, q, k, v, seen) for i in range(L)]
-            out = out + torch.stack(rows) @ heads.w_o_HFD[h].double()
+            z = [_scores(heads, q_i, k) for q_i in q]
+            z = [_hidden(z[i], i, seen_HLL[h], heads.causal) for i in range(L)]
+            out = (
+                out
+                + torch.stack([_mixed(z_i, v) for z_i in z]) @ heads.w_o_HFD[h].double()
+            )
+        return out
+
+    return forward
+
+
+def l2_attention(w_q_HDE: Tensor, w_v_HDF: Tensor, w_o_HFD: Tensor) -> Map:
+    """Return Kim et al.'s L2 attention, tied queries and keys, A = W_Q W_Qᵀ/√E."""
+
+    def forward(x_LD: Tensor) -> Tensor:
+        out = torch.zeros_like(x_LD)
+        for w_q, w_v, w_o in zip(w_q_HDE, w_v_HDF, w_o_HFD, strict=True):
+            root = w_q.shape[-1] ** 0.5
+            gap = (x_LD @ w_q)[:, None] - (x_LD @ w_q)[None]
+            p_LL = torch.softmax(-gap.square().sum(-1) / root, -1)
+            out = out + p_LL @ x_LD @ (w_q @ w_q.T / root) @ w_v @ w_o
         return out
 
     return forward

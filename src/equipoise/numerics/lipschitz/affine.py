@@ -41,9 +41,12 @@ def length(heads: Heads, radius: float) -> float:
 
 
 def spectral(w_HDE: Tensor) -> Tensor:
-    """Return ‖W‖₂ of each head, from all its singular values."""
-    norm_H: Tensor = torch.linalg.matrix_norm(w_HDE, ord=2)
-    return norm_H
+    """Return ‖W‖₂ of each head, from all its singular values; NaN if any is broken."""
+    # LAPACK raises on NaN, for the whole stack: keep the others' answers.
+    sound_H = w_HDE.isfinite().all(-1).all(-1)
+    whole_HDE = torch.where(sound_H[..., None, None], w_HDE, 0.0)
+    norm_H: Tensor = torch.linalg.matrix_norm(whole_HDE, ord=2)
+    return torch.where(sound_H, norm_H, torch.nan)
 
 
 def mixing_norms(heads: Heads) -> Tensor:

@@ -3,10 +3,13 @@
 Axes, in this file:  H head · Q query · K key · D, C model width.
 """
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from equipoise.numerics.lipschitz.affine import spectral
 from equipoise.numerics.lipschitz.attended import Attended, attend
 from equipoise.numerics.lipschitz.bound import Bound, Norm
 from equipoise.numerics.lipschitz.heads import Heads
@@ -30,7 +33,7 @@ def block_bound(
     """
     n_QK = block_norms(attend(heads, x_KD, mask=mask))
     whole = norm == "frobenius"
-    value = torch.linalg.matrix_norm(n_QK, ord=2) if whole else n_QK.sum(-1).max()
+    value = spectral(n_QK) if whole else n_QK.sum(-1).max()
     return Bound(
         value=float(value),
         scope="local",
@@ -42,41 +45,40 @@ def block_bound(
 
 def block_norms(attended: Attended) -> Float[Tensor, "Q K"]:
     """Return ‖J_ij‖₂, the Jacobian of output i by input j, for every query and key."""
-    values_HDC = attended.heads.w_v_GDF @ attended.heads.w_o_HFD
-    step = max(1, _BUDGET // values_HDC[0].numel())
-    rows = []
-    for i in range(len(attended.at_Q)):
-        row = attended.some(queries=slice(i, i + 1))
-        rows.append(_row_norms(row, values_HDC, step=step))
+    rows = [
+        torch.cat([_largest(j_KDC) for j_KDC in row_blocks(attended, i)])
+        for i in range(len(attended.at_Q))
+    ]
     return torch.stack(rows)
 
 
-def _row_norms(row: Attended, values_HDC: Tensor, *, step: int) -> Tensor:
+def row_blocks(attended: Attended, i: int) -> Iterator[Float[Tensor, "K D C"]]:
+    """Yield a query's blocks, dy_i = Σ_j dx_j J_ij, a budget of keys at a time."""
+    row = attended.some(queries=slice(i, i + 1))
     own_DC = query_matrices(row)[0]
-    parts = []
+    step = max(1, _BUDGET // own_DC.numel())
     for start in range(0, len(row.at_K), step):
         part = row.some(keys=slice(start, start + step))
-        j_KDC = _blocks(part, values_HDC)
+        j_KDC = _value_and_key_path(part)
         j_KDC[part.at_K == part.at_Q] += own_DC
-        parts.append(_largest(j_KDC))
-    return torch.cat(parts)
+        yield j_KDC
 
 
-def _blocks(part: Attended, values_HDC: Tensor) -> Tensor:
-    """Return value and key path of every block of one query's row."""
+def _value_and_key_path(part: Attended) -> Tensor:
+    values_HDC = part.heads.w_v_GDF @ part.heads.w_o_HFD
     a_KHD, b_KHD = (t[0] for t in rank_ones(part))
     value_KDC = torch.einsum("HK,HDC->KDC", part.p_HQK[:, 0], values_HDC)
     return value_KDC + a_KHD.mT @ b_KHD
 
 
 def _largest(j_KDC: Tensor) -> Tensor:
-    """Return ‖J‖₂ of each block; those of hidden keys are zero and cost nothing.
+    """Return ‖J‖₂ of each block: zero where a key is hidden, NaN where one is broken.
 
     From the Gram matrix: squaring loses the small singular values, not the largest.
     """
-    n_K = torch.zeros_like(j_KDC[:, 0, 0])
-    seen = (j_KDC != 0).flatten(1).any(-1)
-    if seen.any():
-        gram = j_KDC[seen] @ j_KDC[seen].mT
-        n_K[seen] = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt()
+    size_K = j_KDC.abs().flatten(1).sum(-1)
+    n_K, sound_K = size_K.clone(), size_K.isfinite() & (size_K > 0)
+    if sound_K.any():
+        gram = j_KDC[sound_K] @ j_KDC[sound_K].mT
+        n_K[sound_K] = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt()
     return n_K
