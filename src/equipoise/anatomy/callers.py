@@ -1,23 +1,82 @@
 """Which module made a call, read off the Python stack: no hook needed to know."""
 
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 
-from torch import nn
+from torch import Tensor, nn
+
+# These compute the weights for whoever called them; they are nobody's attention.
+TOOLS = (nn.Softmax, nn.Dropout, nn.Identity)
+# Arguments that hold another sequence for the keys, as models name them.
+OTHER_SEQUENCE = {
+    *("key_value_states", "encoder_hidden_states", "context", "memory", "kv"),
+    *("encoder_output", "encoder_out", "cross_states", "cross_attention_states"),
+}
+CROSS_WORDS = ("cross", "encdec", "encoder_attn", "encoder_attention", "multihead_attn")
 
 
-def calling_module(known: Container[int]) -> nn.Module | None:
-    """Return the innermost known module whose method is running right now.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The module a call belongs to, and whether its keys are of another sequence."""
 
-    Attention is often called from a plain function that the module's forward calls;
-    walking outwards to the first ``self`` that is a module of this model finds the
-    owner whatever lies between.
+    module: nn.Module | None = None
+    name: str = ""
+    cross: bool = False
+
+
+def caller(names: Mapping[int, str], sites: Container[int] = ()) -> Caller:
+    """Return the innermost module of this model whose code is running right now.
+
+    Attention is often called from a plain function, or from a small module without
+    weights, that the module with the projections calls: if one of ``sites`` is on the
+    stack around the innermost module, the call is the site's.
     """
-    frame: FrameType | None = sys._getframe(1)
+    inner: Caller | None = None
+    cross = False
+    for module, others in _modules_on_the_stack():
+        if id(module) not in names or isinstance(module, TOOLS):
+            continue
+        cross = cross or others
+        name = names[id(module)]
+        found = Caller(module, name, cross or sounds_crossed(name, module))
+        inner = inner or found
+        if id(module) in sites:
+            return found
+        if name == "":
+            break
+    return inner or Caller()
+
+
+def sounds_crossed(name: str, module: nn.Module) -> bool:
+    """Return whether a module's own name or class speaks of cross-attention."""
+    last = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
+    return any(word in last for word in CROSS_WORDS)
+
+
+def _modules_on_the_stack() -> Iterator[tuple[nn.Module, bool]]:
+    """Yield (module, whether another sequence was given), innermost first."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
-        if isinstance(owner, nn.Module) and id(owner) in known:
-            return owner
+        code = frame.f_code
+        first = code.co_varnames[0] if code.co_argcount else "self"
+        if code.co_argcount or "self" in code.co_freevars:
+            yield from _module_of(frame, first)
         frame = frame.f_back
-    return None
+
+
+def _module_of(frame: FrameType, first: str) -> Iterator[tuple[nn.Module, bool]]:
+    values = frame.f_locals
+    owners = [values.get(first), values.get("self")]
+    code = frame.f_code
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = any(isinstance(values.get(n), Tensor) for n in OTHER_SEQUENCE & {*named})
+    if type(values) is dict:
+        # Before Python 3.13 this is a copy that the frame keeps: it would hold the
+        # patient's tensors alive until the frame returns.
+        values.clear()
+    for owner in owners:
+        if isinstance(owner, nn.Module):
+            yield owner, others
+            return

@@ -1,16 +1,23 @@
 """One attention call, as it was made, and how to read its scores again in blocks.
 
-Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width.
+Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width ·
+q the queries of one block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 # Scores held at once: 16 MiB of float32. Attention is never whole in memory.
 BLOCK_ELEMENTS = 1 << 22
+# At or below this score a key is hidden. Models hide with -inf, the lowest number of a
+# dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
+HIDDEN = -9e3
+
+Modify = Callable[[Tensor, slice], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +40,12 @@ class AttentionCall:
     """Boolean (True = visible) or additive, broadcastable to (B, H, Q, K)."""
     causal: bool = False
     scale: float = 1.0
+    modify: Modify | None = None
+    """Changes the scores of a block of queries, as ``flex_attention`` lets users do."""
+    cross: bool = False
+    """The keys are of another sequence than the queries."""
+    extra_keys: int = 0
+    """Columns at the end that are no token: learned sinks, ``bias_k``, a zero key."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -64,24 +77,47 @@ class AttentionCall:
             scores = _masked(scores, _window(self.mask, queries, keys))
         if self.causal:
             scores = scores.masked_fill(_after(queries, scores), float("-inf"))
-        # Eager models hide keys with a large finite number; exp of it is 0 either way.
-        return scores.masked_fill(scores <= hidden_below(scores.dtype), float("-inf"))
+        if self.modify is not None:
+            scores = self.modify(scores, queries)
+        return scores.masked_fill(scores <= HIDDEN, float("-inf"))
+
+    def counted_BQ(self) -> Tensor:
+        """Return where a query is real: False for padding, which nobody may see.
+
+        In self-attention a token whose key is hidden from every query is padding, and
+        its own row no more than an accident of the mask. Costs one pass over the mask,
+        or over the scores where there is no mask apart from them.
+        """
+        B, _, Q, K = self.shape
+        # A causal mask alone hides no key from everybody: each token sees itself.
+        unmasked = self.mask is None and self.modify is None and self.q_BHQD is not None
+        if self.cross or unmasked or Q != K - self.extra_keys:
+            like = self.q_BHQD if self.scores_BHQK is None else self.scores_BHQK
+            assert like is not None
+            return torch.ones(B, Q, dtype=torch.bool, device=like.device)
+        return self._seen_BK()[:, :Q].expand(B, Q)
+
+    def _seen_BK(self) -> Tensor:
+        """Return which keys any query of any head may see; NaN is seen."""
+        if self.mask is not None and not self.causal and self.modify is None:
+            mask = _window(self.mask, slice(None), slice(None))
+            if mask.dtype == torch.bool:
+                return mask.any(2).any(1)
+            return ~(mask.amax((1, 2)) <= HIDDEN)
+        if self.scores_BHQK is not None:
+            return ~(self.scores_BHQK.detach().amax((1, 2)) <= HIDDEN)
+        K = self.shape[3]
+        best = [s_BHqK.amax((1, 2)) for _, s_BHqK in self.blocks()]
+        best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=HIDDEN) for b_Bk in best]
+        return ~(torch.stack(best).amax(0) <= HIDDEN)
 
     def _raw(self, queries: slice, keys: slice) -> Tensor:
         if self.scores_BHQK is not None:
-            scores = self.scores_BHQK.detach()[:, :, queries, keys]
-            low = hidden_below(scores.dtype)
-            hidden = scores <= low
-            return _wide(scores).masked_fill(hidden, float("-inf"))
+            return _wide(self.scores_BHQK.detach()[:, :, queries, keys])
         assert self.q_BHQD is not None and self.k_BGKD is not None
         q_BHqD = _wide(self.q_BHQD.detach()[:, :, queries]) * self.scale
         k_BGkD = _wide(self.k_BGKD.detach()[:, :, keys])
         return _grouped_scores(q_BHqD, k_BGkD)
-
-
-def hidden_below(dtype: torch.dtype) -> float:
-    """Return the score at or below which a key counts as hidden: half of the lowest."""
-    return torch.finfo(dtype).min / 2
 
 
 def _grouped_scores(q_BHqD: Tensor, k_BGkD: Tensor) -> Tensor:
@@ -107,8 +143,7 @@ def _window(mask: Tensor, queries: slice, keys: slice) -> Tensor:
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, float("-inf"))
-    hidden = mask <= hidden_below(mask.dtype)
-    return (scores + mask.to(scores.dtype)).masked_fill(hidden, float("-inf"))
+    return scores + mask.to(scores.dtype)
 
 
 def _after(queries: slice, scores: Tensor) -> Tensor:

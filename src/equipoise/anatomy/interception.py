@@ -1,128 +1,110 @@
 """Finds attention by what a model calls, not by what its classes are named."""
 
-import weakref
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy.callers import calling_module
+from equipoise.anatomy import flex, multihead
+from equipoise.anatomy.callers import Caller, caller
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.fastpath import FastPaths
+from equipoise.anatomy.fused import sdpa_call
+from equipoise.anatomy.operations import SOFTMAXES, Function, foreign_kernel
+from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.trail import Trail
 
 Listener = Callable[[AttentionCall], None]
+Hook = Callable[..., None]
+ENTRY_POINTS = {
+    *SOFTMAXES,
+    F.scaled_dot_product_attention,
+    F.multi_head_attention_forward,
+}
 
-SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
-# What eager attention does to its weights before it mixes values with them.
-PASSES_WEIGHTS_ON = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float}
-PASSES_WEIGHTS_ON |= {Tensor.half, Tensor.bfloat16, Tensor.view, Tensor.reshape}
-MIXES = {torch.matmul, torch.bmm, torch.einsum, Tensor.matmul, Tensor.bmm}
-MIXES |= {Tensor.__matmul__, torch.baddbmm}
 
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """Softmax weights that become attention once they mix values."""
-
-    call: AttentionCall
-    weights: "weakref.ref[Tensor]"
+def _as_it_is(hook: Hook) -> Hook:
+    return hook
 
 
 class Interceptor(TorchFunctionMode):
     """While active, hands every attention call to a listener after it has run.
 
-    A softmax is attention only if its weights go on to mix values in a product: a
-    router's softmax, or the one over the vocabulary, never does.
+    ``guarded`` wraps what we do between the patient's calls, so that a mistake of ours
+    stays ours. What is seen but cannot be read goes to ``anatomy.noticed``, by name.
     """
 
-    def __init__(self, known: Container[int], listener: Listener) -> None:
+    def __init__(
+        self, anatomy: Anatomy, listener: Listener, *, guarded: Any = _as_it_is
+    ) -> None:
         super().__init__()
-        self._known = known
+        self._anatomy = anatomy
+        self._sites = {id(site.module) for site in anatomy.attention}
         self._listener = listener
-        self._pending: dict[int, _Pending] = {}
+        self._trail = Trail(listener, self._miss)
+        self._notice = guarded(self._look)
+        self._hear_flex = guarded(self._flex)
+        self._fast = FastPaths(self, anatomy, listener, guarded=guarded)
+        self._around = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._around.enter_context(self._fast.installed())
+        self._around.enter_context(flex.overheard(self, self._hear_flex))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._around.close()
+        self._trail.clear()
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Function,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            self._listener(self._sdpa(*args, **kwargs))
-        elif func in SOFTMAXES:
-            self._remember(out, args, kwargs)
-        elif self._pending and func in PASSES_WEIGHTS_ON:
-            self._pass_on(out, args)
-        elif self._pending and func in MIXES:
-            self._confirm(args)
+        foreign = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        if func in ENTRY_POINTS or self._trail or foreign:
+            self._notice(func, args, kwargs, out)
         return out
 
-    def _sdpa(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> AttentionCall:
-        return AttentionCall(
-            module=calling_module(self._known),
-            kind="sdpa",
-            q_BHQD=_four(query),
-            k_BGKD=_four(key),
-            v_BGKD=_four(value),
-            mask=attn_mask,
-            causal=is_causal,
-            scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        )
+    def _look(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
+        if func is F.scaled_dot_product_attention:
+            self._listener(sdpa_call(self._caller(), *args, **kwargs))
+        elif func is F.multi_head_attention_forward:
+            self._listener(multihead.from_function(self._caller(), args, kwargs))
+        elif func in SOFTMAXES:
+            self._trail.start(self._caller(), out, _softmax_given(*args, **kwargs))
+        elif self._trail:
+            self._trail.follow(func, args, out, kwargs)
+        elif kernel := foreign_kernel(func):
+            self._miss(self._caller(), f"{kernel} returns no scores")
 
-    def _remember(self, out: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        scores = args[0] if args else kwargs["input"]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        if scores.ndim < 3 or dim not in (-1, scores.ndim - 1):
-            return
-        call = AttentionCall(
-            module=calling_module(self._known),
-            kind="softmax",
-            scores_BHQK=_four(scores),
-        )
-        self._pending[id(out)] = _Pending(call, weakref.ref(out))
+    def _flex(self, given: dict[str, Any]) -> None:
+        self._listener(flex.flex_call(self._caller(), given))
 
-    def _taken(self, args: tuple[Any, ...]) -> Iterator[_Pending]:
-        """Yield the pending weights among the arguments, and forget them."""
-        for argument in _flat(args):
-            pending = self._pending.get(id(argument))
-            if pending is not None and pending.weights() is argument:
-                yield self._pending.pop(id(argument))
+    def _caller(self) -> Caller:
+        return caller(self._anatomy.names, self._sites)
 
-    def _pass_on(self, out: Any, args: tuple[Any, ...]) -> None:
-        for pending in self._taken(args):
-            self._pending[id(out)] = _Pending(pending.call, weakref.ref(out))
-
-    def _confirm(self, args: tuple[Any, ...]) -> None:
-        for pending in self._taken(args):
-            self._listener(pending.call)
+    def _miss(self, who: Caller, reason: str) -> None:
+        self._anatomy.noticed.setdefault(who.name, reason)
 
 
-def _flat(args: Any) -> Iterator[Any]:
-    for argument in args:
-        if isinstance(argument, tuple | list):
-            yield from _flat(argument)
-        else:
-            yield argument
-
-
-def _four(x: Tensor) -> Tensor:
-    """Return x as (B, H, Q, K): no head axis is one head, two (grouped) are one."""
-    while x.ndim < 4:
-        x = x.unsqueeze(0 if x.ndim < 3 else 1)
-    return x.flatten(1, x.ndim - 3) if x.ndim > 4 else x
+def _softmax_given(
+    input: Tensor, dim: int | None = None, *more: Any, **others: Any
+) -> tuple[Tensor, int | None]:
+    return input, dim

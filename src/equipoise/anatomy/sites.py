@@ -71,6 +71,8 @@ class Anatomy:
     family: str = ""
     guessed: tuple[str, ...] = field(default=())
     """What was guessed rather than declared, in words for the user."""
+    noticed: dict[str, str] = field(default_factory=dict)
+    """Calls that were seen but could not be read, as they are met: name → reason."""
 
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the site of a module, if it is one we expected."""

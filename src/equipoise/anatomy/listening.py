@@ -1,0 +1,111 @@
+"""Hooks that leave no mark on the module they listen to.
+
+``nn.TransformerEncoderLayer`` gives up its fused path, and with it the patient's bits,
+as soon as any module inside it carries a forward hook of its own. It does not look at
+torch's global hooks; so ours are global, one for all, and exist only while somebody
+listens.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.utils.hooks import RemovableHandle
+
+Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
+After = Callable[..., None]
+"""Takes (module, args, output), or (module, args, kwargs, output) if it asks to."""
+
+
+class _Switchboard:
+    """One global hook that hands each module's calls to that module's listeners."""
+
+    def __init__(self, register: Callable[[After], RemovableHandle]) -> None:
+        self._register = register
+        self._hooks: dict[int, OrderedDict[int, After]] = {}
+        self._torch: RemovableHandle | None = None
+
+    def connect(self, module: nn.Module, hook: After) -> RemovableHandle:
+        if self._torch is None:
+            self._torch = self._register(self._called)
+        # torch asks the module whether a pre-hook wants keyword arguments.
+        module._forward_pre_hooks_with_kwargs[self._torch.id] = True
+        mine = self._hooks.setdefault(id(module), OrderedDict())
+        handle = _Handle(mine, lambda: self._disconnected(module))
+        mine[handle.id] = hook
+        return handle
+
+    def _called(self, module: nn.Module, *given: Any) -> None:
+        for hook in tuple(self._hooks.get(id(module), OrderedDict()).values()):
+            hook(module, *given)
+
+    def _disconnected(self, module: nn.Module) -> None:
+        if self._torch is None or self._hooks.get(id(module)):
+            return
+        self._hooks.pop(id(module), None)
+        module._forward_pre_hooks_with_kwargs.pop(self._torch.id, None)
+        if not self._hooks:
+            self._torch.remove()
+            self._torch = None
+
+
+class _Handle(RemovableHandle):
+    """Ends one listening; the last one out takes torch's global hook off."""
+
+    def __init__(
+        self, mine: OrderedDict[int, After], removed: Callable[[], None]
+    ) -> None:
+        super().__init__(mine)
+        self._mine, self._removed = mine, removed
+
+    def remove(self) -> None:
+        self._mine.pop(self.id, None)
+        self._removed()
+
+
+_BEFORE = _Switchboard(torch_modules.register_module_forward_pre_hook)
+_AFTER = _Switchboard(
+    lambda hook: torch_modules.register_module_forward_hook(
+        hook, with_kwargs=True, always_call=True
+    )
+)
+
+
+def before(module: nn.Module, hook: Before) -> RemovableHandle:
+    """Call ``hook(module, args, kwargs)`` before the module runs.
+
+    Example:
+        >>> seen, layer = [], nn.Identity()
+        >>> handle = before(layer, lambda m, args, kwargs: seen.append(args))
+        >>> layer(1), nn.Identity()(2), len(layer._forward_pre_hooks)
+        (1, 2, 0)
+        >>> handle.remove(); layer(3), seen
+        (3, [(1,)])
+    """
+
+    def listen(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        hook(module, args, kwargs or {})
+
+    return _BEFORE.connect(module, listen)
+
+
+def after(
+    module: nn.Module,
+    hook: After,
+    *,
+    with_kwargs: bool = False,
+    always_call: bool = False,
+) -> RemovableHandle:
+    """Call ``hook(module, args, output)`` after the module has run.
+
+    ``always_call`` calls it even if the module raised, with None for the output.
+    """
+
+    def listen(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+        *kwargs, output = kwargs_and_output  # torch gives no kwargs after an exception
+        if output is not None or always_call:
+            hook(module, args, *((*kwargs, {})[:1] if with_kwargs else ()), output)
+
+    return _AFTER.connect(module, listen)

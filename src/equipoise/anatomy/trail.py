@@ -1,0 +1,180 @@
+"""Follows softmax weights until they mix values: only then were they attention.
+
+A router's softmax, or the one over the vocabulary, never mixes; its trail just ends.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.anatomy.callers import Caller
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.mixing import Axes, mixing_axes
+from equipoise.anatomy.operations import RESHAPES, SLICES, Function
+from equipoise.anatomy.shapes import HEAD_COUNTS, count, four
+
+OVERWRITTEN = "its scores were overwritten before its weights were used"
+OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
+
+
+@dataclass(slots=True, eq=False)
+class Softmax:
+    """One softmax that may turn out to be attention."""
+
+    caller: Caller
+    scores: Tensor
+    stride: int
+    """Of the axis the softmax ran over: what tells that axis in a view."""
+    version: int
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """A tensor made of softmax weights, and the scores laid out as it is."""
+
+    softmax: Softmax
+    view: Tensor
+    sliced: bool = False
+    """Only part of the weights: the view is the whole's."""
+
+
+@dataclass(slots=True)
+class Trail:
+    """Every living tensor that carries softmax weights."""
+
+    hear: Callable[[AttentionCall], None]
+    miss: Callable[[Caller, str], None]
+    _traces: dict[int, tuple["weakref.ref[Tensor]", list[Trace]]] = field(
+        default_factory=dict
+    )
+
+    def __bool__(self) -> bool:
+        return bool(self._traces)
+
+    def clear(self) -> None:
+        self._traces.clear()
+
+    def start(self, caller: Caller, out: Any, given: tuple[Tensor, int | None]) -> None:
+        """Begin at ``out = softmax(scores, dim)``."""
+        scores, dim = given
+        if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
+            return
+        scores = scores.detach()
+        softmax = Softmax(caller, scores, scores.stride(dim), scores._version)
+        self._mark(out, [Trace(softmax, scores)])
+
+    def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
+        """Take one more call into account."""
+        for tensor in {id(t): t for t in _tensors((args, tuple(kw.values())))}.values():
+            traces = self._living(tensor)
+            if not traces:
+                continue
+            axes = mixing_axes(func, args, tensor)
+            if axes is not None:
+                self._mixed(traces, tensor, axes)
+            else:
+                self._passed_on(func, args, out, (tensor, traces, kw))
+
+    def _living(self, tensor: Tensor) -> list[Trace]:
+        reference, traces = self._traces.get(id(tensor), (None, []))
+        if reference is None or reference() is not tensor:
+            return []
+        return [trace for trace in traces if not trace.softmax.done]
+
+    def _mark(self, out: Tensor, traces: list[Trace]) -> None:
+        key = id(out)
+        forget = lambda _: self._traces.pop(key, None)  # noqa: E731
+        known = self._living(out)
+        self._traces[key] = weakref.ref(out, forget), [*known, *traces]
+
+    def _passed_on(
+        self,
+        func: Function,
+        args: tuple[Any, ...],
+        out: Any,
+        given: tuple[Tensor, list[Trace], Any],
+    ) -> None:
+        tensor, traces, kw = given
+        if func in SLICES:
+            for part in _tensors((out,)):
+                whole = [Trace(t.softmax, t.view, sliced=True) for t in traces]
+                self._mark(part, whole)
+        elif func in RESHAPES and args and args[0] is tensor:
+            views = [t if t.sliced else _reshaped(func, t, args, kw) for t in traces]
+            self._mark(out, views)
+        elif (
+            isinstance(out, Tensor) and out.shape == tensor.shape and out is not tensor
+        ):
+            self._mark(out, traces)
+
+    def _mixed(self, traces: Iterable[Trace], weights: Tensor, axes: Axes) -> None:
+        """Report every softmax in the weights; they will not be needed again."""
+        for trace in traces:
+            if trace.softmax.done:
+                continue
+            trace.softmax.done = True
+            self._report(trace, weights, axes)
+        gone = [
+            k for k, (_, ts) in self._traces.items() if all(t.softmax.done for t in ts)
+        ]
+        for key in gone:
+            del self._traces[key]
+
+    def _report(self, trace: Trace, weights: Tensor, axes: Axes) -> None:
+        softmax, view = trace.softmax, trace.view
+        if softmax.scores._version != softmax.version:
+            self.miss(softmax.caller, OVERWRITTEN)
+            return
+        if trace.sliced or view.ndim != len(axes):
+            axes = (*range(view.ndim - 2), view.ndim - 2, view.ndim - 1)
+        if _router(softmax, view, axes):
+            return
+        scores = view.permute(axes)
+        if not _over_keys(scores, softmax.stride):
+            self.miss(softmax.caller, OTHER_AXIS)
+            return
+        self.hear(_call(softmax.caller, scores, extra=_extra(trace, weights)))
+
+
+def _router(softmax: Softmax, view: Tensor, axes: Axes) -> bool:
+    """A query axis that the softmax did not have was put there for one token's mix."""
+    return view.shape[axes[-2]] == 1 and view.ndim > softmax.scores.ndim <= 3
+
+
+def _over_keys(scores: Tensor, stride: int) -> bool:
+    """Return whether the last axis is the softmax's, as far as strides can tell."""
+    elsewhere = stride in scores.stride()[:-1]
+    return scores.stride(-1) == stride or scores.shape[-1] == 1 or not elsewhere
+
+
+def _extra(trace: Trace, weights: Tensor) -> int:
+    """Columns of the softmax that were cut off before values were mixed: sinks."""
+    cut = trace.view.shape[-1] - weights.shape[-1]
+    same = weights.shape[:-1] == trace.view.shape[:-1]
+    return cut if trace.sliced and same and cut > 0 else 0
+
+
+def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
+    return AttentionCall(
+        module=caller.module,
+        kind="softmax",
+        scores_BHQK=four(scores, count(caller.module, HEAD_COUNTS)),
+        cross=caller.cross,
+        extra_keys=extra,
+    )
+
+
+def _reshaped(func: Function, trace: Trace, args: tuple[Any, ...], kw: Any) -> Trace:
+    return Trace(trace.softmax, func(trace.view, *args[1:], **kw))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
