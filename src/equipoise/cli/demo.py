@@ -1,0 +1,69 @@
+"""``equipoise demo``: two deep models, one of which cannot learn, in three minutes."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from equipoise.errors import EquipoiseError
+from equipoise.lab.conclusions import conclusion
+from equipoise.lab.display import bars, table
+from equipoise.lab.experiment import Experiment
+from equipoise.lab.pages import write_page
+from equipoise.lab.recipes import recipe
+from equipoise.lab.results import results
+from equipoise.lab.runner import run_experiment
+from equipoise.store import runs_directory
+
+
+def command(
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs and report.html go.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
+) -> None:
+    """Train pre-LN and post-LN side by side, watch both, and say what happened."""
+    console = Console()
+    experiment = demo(steps)
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    root = out or runs_directory() / f"demo-{moment}"
+    console.print(
+        "Two 24-layer models that differ in one thing: where the norm stands.\n"
+        f"Each reads Python's own library for {steps} steps; both are watched.\n"
+    )
+    with bars(len(experiment.tasks), console=console) as watcher:
+        failures = run_experiment(experiment, root, watcher=watcher)
+    if failures:
+        raise EquipoiseError(f"the demo stopped: {failures[0].reason}")
+    rows = results(experiment, root)
+    said = conclusion("prepost", rows)
+    console.print(table(experiment, rows))
+    console.print(said, highlight=False)
+    page = write_page(experiment, root, rows, verdict=said)
+    console.print(f"Open {page} in a browser; the runs are beside it.")
+
+
+def demo(steps: int) -> Experiment:
+    """Return ``prepost`` at its smallest: two arms, one seed."""
+    full = recipe("prepost", quick=True)
+    arms = tuple(
+        replace(arm, train=replace(arm.train, steps=steps, warmup=steps // 10))
+        for arm in full.arms
+        if arm.name in {"pre", "post"}
+    )
+    measures = (
+        "loss",
+        "validation",
+        "gradient_first_to_last",
+        "gradient_least_to_last",
+        "gradient_spread",
+        "theta_p5",
+        "theta_p50",
+        "theta_p95",
+        "S",
+    )
+    return replace(full, name="demo", arms=arms, seeds=(42,), measures=measures)

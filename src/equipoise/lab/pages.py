@@ -1,0 +1,48 @@
+"""An experiment on one offline page: table, finding, and the first seed's runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from equipoise.lab.experiment import Experiment
+from equipoise.lab.results import Row
+from equipoise.report.html import rendered
+from equipoise.report.views import view
+from equipoise.store import Run, open_run
+
+
+def first_runs(experiment: Experiment, root: Path) -> dict[str, Run]:
+    """Return per arm the recorded run of its first finished seed."""
+    found: dict[str, Run] = {}
+    for task in experiment.tasks:
+        path = root / task.folder / "run.eqp"
+        if task.arm.name not in found and path.is_file():
+            found[task.arm.name] = open_run(path)
+    return found
+
+
+def write_page(
+    experiment: Experiment, root: Path, rows: Sequence[Row], *, verdict: str
+) -> Path:
+    """Write ``report.html`` beside the runs and return where it is."""
+    runs = first_runs(experiment, root)
+    report = view(runs, title=experiment.question, verdict=verdict)
+    page = rendered(replace(report, table=_cells(experiment, rows, list(runs))))
+    place = root / "report.html"
+    place.write_text(page, encoding="utf-8")
+    return place
+
+
+def _cells(
+    experiment: Experiment, rows: Sequence[Row], arms: list[str]
+) -> list[tuple[str, list[str]]]:
+    by_arm = {row.arm: row for row in rows}
+    kept = [by_arm[arm] for arm in arms if arm in by_arm]
+    first = experiment.measures[0]
+    table = [
+        (name, [str(row.values.get(name, "not recorded")) for row in kept])
+        for name in experiment.measures
+    ]
+    pairs = [str(row.against_first or "–") for row in kept]
+    table.append((f"{first}, paired against {experiment.arms[0].name}", pairs))
+    return [("seeds", [str(len(row.seeds)) for row in kept]), *table]
