@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.numerics.formats import Format
+from equipoise.numerics.formats import Format, format_named
 from equipoise.numerics.rounding import power_of_two_scale, rounded
 from equipoise.precision.operations import HIDDEN
 from equipoise.precision.walk import LinearCall, walked
@@ -26,6 +27,11 @@ class Storage:
     scaled: bool | None = None
     """Scale each tensor by a power of two to fill the range, as fp8 recipes do.
     None: only for formats of 8 bits or fewer."""
+
+    @classmethod
+    def named(cls, name: str, *, scaled: bool | None = None) -> Self:
+        """Return the storage of a format by its name."""
+        return cls(format=format_named(name), scaled=scaled)
 
     @property
     def scales(self) -> bool:

@@ -1,0 +1,88 @@
+"""Which few modules to keep in high precision to reach an error target.
+
+Squares add, so the best set of a given size is the modules of largest predicted mean
+square. The prediction ranks; measurement decides how far down the ranking to go.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+from equipoise.errors import InputError
+from equipoise.precision.emulation import Storage, all_but
+from equipoise.precision.measurement import Bench
+from equipoise.precision.prediction import Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Modules to keep wide, and the error that is left."""
+
+    sites: tuple[str, ...]
+    target: float
+    measured: float
+    predicted: float
+    """What the prediction says is left; NaN for a set found by measuring alone."""
+
+    @property
+    def reached(self) -> bool:
+        return self.measured <= self.target
+
+
+def kept_by_prediction(
+    bench: Bench, prediction: Prediction, *, storage: Storage, target: float
+) -> Kept:
+    """Return the smallest leading set, by predicted share, that measures under target.
+
+    The prediction gives the order and, scaled to the measured total, a first guess of
+    the size; a few measurements then settle it. The target is missed only when keeping
+    every module misses it.
+    """
+    _check(target)
+    share = {s: sum(kinds.values()) for s, kinds in prediction.variance.items()}
+    order = sorted(share, key=share.__getitem__, reverse=True)
+    left = [0.0, *accumulate(share[s] for s in reversed(order))][::-1]
+    error = cache(lambda n: bench.mismatch(storage, narrow=all_but(set(order[:n]))))
+    scale = (error(0) / prediction.total) ** 2
+    n = next(n for n, rest in enumerate(left) if scale * rest <= target**2)
+    while n < len(order) and error(n) > target:
+        n += 1
+    while n > 0 and error(n - 1) <= target:
+        n -= 1
+    return Kept(
+        sites=tuple(order[:n]),
+        target=target,
+        measured=error(n),
+        predicted=math.sqrt(max(left[n], 0.0)),
+    )
+
+
+def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> Kept:
+    """Return the set built by keeping, each time, the module whose keeping helps most.
+
+    Gains are re-measured lazily: the best known candidate is measured again with the
+    present set, and taken when it is still the best. Slow: for judging the other one.
+    """
+    _check(target)
+    kept: list[str] = []
+    measured = bench.mismatch(storage)
+    # (minus the last known gain in mean square, module, size of the set it was for)
+    queue = [(-(e**2), s, -1) for s, e in bench.by_module(storage).items()]
+    heapq.heapify(queue)
+    while measured > target and queue:
+        _, site, size = heapq.heappop(queue)
+        left = bench.mismatch(storage, narrow=all_but({*kept, site}))
+        gain = measured**2 - left**2
+        if size < len(kept) and queue and -gain > queue[0][0]:
+            heapq.heappush(queue, (-gain, site, len(kept)))
+            continue
+        kept.append(site)
+        measured = left
+    return Kept(sites=tuple(kept), target=target, measured=measured, predicted=math.nan)
+
+
+def _check(target: float) -> None:
+    if not target > 0:
+        raise InputError(f"the error target must be positive, got {target}")

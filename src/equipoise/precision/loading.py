@@ -1,0 +1,112 @@
+"""Somebody's model and batch, from what they type."""
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.errors import InputError
+from equipoise.precision.batch import Batch
+
+FORMS = (
+    "a Hugging Face model directory, FILE.py:FUNCTION or package.module:FUNCTION "
+    "(the function returns a model, or a model and a batch)"
+)
+SENTENCES = [
+    "A model that trains in one precision may not serve in another.",
+    "Where does the error come from, and how large will it be?",
+]
+
+
+def loaded(
+    spec: str, *, tokens: int = 64, seed: int = 0
+) -> tuple[nn.Module, Batch | None]:
+    """Return the model a string names, and a batch when one can be made for it."""
+    if Path(spec).is_dir():
+        return _from_directory(Path(spec), tokens, seed)
+    place, _, name = spec.rpartition(":")
+    if not place:
+        raise InputError(f"cannot find a model called {spec!r}; give {FORMS}")
+    made = _callable(place, name)()
+    model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{spec} returned {type(model).__name__}, not a torch module")
+    return model, batch
+
+
+def loaded_batch(path: Path) -> Batch:
+    """Return a batch from ``.pt`` (tensors only), ``.safetensors`` or ``.json``."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such batch file")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    if path.suffix == ".json":
+        given = json.loads(path.read_text())
+        return {key: torch.tensor(item) for key, item in given.items()}
+    if path.suffix in {".pt", ".pth"}:
+        batch: Batch = torch.load(path, weights_only=True)
+        return batch
+    raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
+
+
+def _from_directory(path: Path, tokens: int, seed: int) -> tuple[nn.Module, Batch]:
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    config = json.loads((path / "config.json").read_text())
+    causal = any(
+        "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())
+    )
+    kind = AutoModelForCausalLM if causal else AutoModel
+    model: nn.Module = kind.from_pretrained(path, local_files_only=True).float()
+    return model, _text_batch(path) or _random_tokens(config, tokens, seed)
+
+
+def _text_batch(path: Path) -> dict[str, Tensor] | None:
+    if not (path / "tokenizer.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
+
+
+def _random_tokens(config: dict[str, Any], tokens: int, seed: int) -> dict[str, Tensor]:
+    if "vocab_size" not in config:
+        raise InputError("no tokeniser and no vocab_size in config.json: give --batch")
+    rng = torch.Generator().manual_seed(seed)
+    shape = (2, min(tokens, config.get("max_position_embeddings", tokens)))
+    return {"input_ids": torch.randint(0, config["vocab_size"], shape, generator=rng)}
+
+
+def _callable(place: str, name: str) -> Any:
+    module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(f"{place} has no function {name!r}")
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise InputError(f"cannot import {place!r}: {error}; give {FORMS}") from error
+
+
+def _file_module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
