@@ -64,8 +64,8 @@ class BackwardFactors:
         seen: dict[str, Tensor] = {}
         at_output = partial(self._at_output, emit, site, seen)
         at_input = partial(self._at_input, emit, site, seen)
-        output.register_hook(guarded(at_output, backward=True))
-        args[0].register_hook(guarded(at_input, backward=True))
+        output.register_hook(guarded(at_output))
+        args[0].register_hook(guarded(at_input))
 
     def _at_output(
         self, emit: Emit, site: str, seen: dict[str, Tensor], g: Tensor

@@ -1,46 +1,41 @@
-"""Attach probes to a model for the length of one sampled step, and leave no trace.
+"""Attach probes to a model for the length of one forward pass, and leave no trace.
 
-A probe listens in one or both of two ways: to modules, through hooks it registers;
-and to attention calls, which the interceptor hands to it while the model runs.
+A probe listens in one or more ways: to modules, through hooks it registers; to
+attention calls, which the interceptor hands to it while the model runs; to gradients,
+once a backward pass is over; to weights, once the optimiser has moved them.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, runtime_checkable
 
-import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.boundary import Boundary, Hook
 from equipoise.probes.emission import Emit
-from equipoise.probes.window import AttentionTap, Window
-
-log = logging.getLogger("equipoise")
-
-Hook = Callable[..., None]
+from equipoise.probes.heard import AttentionTap, Heard
+from equipoise.probes.window import Window
 
 
 class Guarded(Protocol):
-    """Makes a hook safe: no_grad, no autocast, its exceptions kept from the loop.
+    """Makes a hook safe: no_grad, no autocast, its exceptions kept from the loop."""
 
-    A hook is heard only during the one forward pass that is measured, unless it is
-    for the backward pass, which comes after.
-    """
-
-    def __call__(self, hook: Hook, *, backward: bool = False) -> Hook: ...
+    def __call__(self, hook: Hook) -> Hook: ...
 
 
 @runtime_checkable
 class Probe(Protocol):
     """Something that listens to a model and emits small tensors.
 
-    ``attach`` yields one handle per hook as soon as the hook exists; every hook goes
-    through ``guarded``, which makes it no_grad, returns None, and keeps its exceptions
-    away from the user's loop.
+    ``attach`` is called when the measured forward pass begins and yields one handle per
+    hook as soon as the hook exists; all are off again when that pass ends. Every hook
+    goes through ``guarded``. What must be heard in the backward pass is a hook on a
+    tensor of the graph, which dies with the graph.
     """
 
     @property
@@ -59,45 +54,49 @@ class AttentionProbe(Probe, Protocol):
 
 
 @runtime_checkable
+class GradientProbe(Probe, Protocol):
+    """A probe that also looks after each backward pass, before anybody clips.
+
+    By then DDP and FSDP have reduced; ``scale`` is the factor of a GradScaler, which
+    the gradients still carry.
+    """
+
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None: ...
+
+
+@runtime_checkable
 class UpdateProbe(Probe, Protocol):
     """A probe that also looks once the optimiser has moved the weights."""
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
 
 
-@dataclass(slots=True)
-class Boundary:
-    """The one place where an exception of ours meets the user's loop."""
-
-    strict: bool = False
-    failed: dict[str, BaseException] = field(default_factory=dict)
-    """Probe name → what it died of. A failed probe stays silent from then on."""
-
-    def guarded(self, probe: str, hook: Hook) -> Callable[..., None]:
-        """Return the hook: no_grad, out of autocast, silent after its first failure."""
-
-        def call(*args: Any, **kwargs: Any) -> None:
-            if probe in self.failed:
-                return
-            try:
-                with torch.no_grad(), _full_precision():
-                    hook(*args, **kwargs)
-            except Exception as failure:
-                if self.strict:
-                    raise
-                self.failed[probe] = failure
-                log.exception("equipoise: probe %s failed and was detached", probe)
-
-        return call
-
-
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """Leave the patient's autocast: a measurement is made in the dtype it asks for."""
+def listening(
+    probes: Iterable[Probe],
+    anatomy: Anatomy,
+    emit: Emit,
+    *,
+    boundary: Boundary,
+    heard: Heard | None = None,
+) -> Iterator[None]:
+    """Attach every probe now; detach every hook, whatever happens inside the block.
+
+    Handles are taken one by one, so a probe that fails half-way through ``attach``
+    leaves nothing behind either.
+    """
+    heard = heard or Heard()
+    living = [probe for probe in probes if probe.name not in boundary.failed]
+    tap = AttentionTap(anatomy, _listeners(living, boundary), emit, heard=heard)
     with ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        for probe in living:
+            attach = boundary.guarded(probe.name, _attach)
+            attach(probe, anatomy, emit, boundary, stack)
+        for handle in heard.attach(anatomy):
+            stack.callback(handle.remove)
+        stack.enter_context(tap.interceptor())
         yield
 
 
@@ -109,30 +108,27 @@ def attached(
     *,
     boundary: Boundary,
     only_training: bool = False,
-) -> Iterator[None]:
-    """Attach every probe; detach every hook, whatever happens inside the block.
-
-    Handles are taken one by one, so a probe that fails half-way through ``attach``
-    leaves nothing behind either.
-    """
-    probes = [probe for probe in probes if probe.name not in boundary.failed]
-    with ExitStack() as stack:
-        window = Window(anatomy.model, only_training=only_training)
-        for probe in probes:
-            for handle in probe.attach(anatomy, emit, _guard(boundary, probe, window)):
-                stack.callback(handle.remove)
-        listeners = [
-            boundary.guarded(p.name, p.on_attention)
-            for p in probes
-            if isinstance(p, AttentionProbe)
-        ]
-        stack.enter_context(window.installed(AttentionTap(anatomy, listeners, emit)))
-        yield
+    heard: Heard | None = None,
+) -> Iterator[Window]:
+    """Measure the next forward pass within the block, and nothing else."""
+    opening = partial(
+        listening, list(probes), anatomy, emit, boundary=boundary, heard=heard
+    )
+    window = Window(anatomy.model, opening, only_training=only_training)
+    with window.installed():
+        yield window
 
 
-def _guard(boundary: Boundary, probe: Probe, window: Window) -> Guarded:
-    def guarded(hook: Hook, *, backward: bool = False) -> Hook:
-        safe = boundary.guarded(probe.name, hook)
-        return safe if backward else window.only_inside(safe)
+def _attach(
+    probe: Probe, anatomy: Anatomy, emit: Emit, boundary: Boundary, stack: ExitStack
+) -> None:
+    for handle in probe.attach(anatomy, emit, partial(boundary.guarded, probe.name)):
+        stack.callback(handle.remove)
 
-    return guarded
+
+def _listeners(probes: Iterable[Probe], boundary: Boundary) -> list[Hook]:
+    return [
+        boundary.guarded(probe.name, probe.on_attention)
+        for probe in probes
+        if isinstance(probe, AttentionProbe)
+    ]

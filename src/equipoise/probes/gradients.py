@@ -1,8 +1,7 @@
-"""Gradient norms per layer, read before clipping as each gradient is accumulated."""
+"""Gradient norms per layer, read when backward is over and nobody has clipped."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,35 +11,49 @@ from equipoise.anatomy.names import named
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
+from equipoise.probes.shards import copies, local_part
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GradientNorms:
     """Emit ‖∂loss/∂w‖₂ over the parameters of each block, and over the rest apart.
 
-    An optimiser hook sees gradients only after clipping; a post-accumulate hook sees
-    them as the backward pass leaves them. The last micro-batch's call wins, because
-    ``grad`` holds the sum by then.
+    Post-accumulate hooks would see a rank's own gradient before DDP averages it and
+    FSDP shards it, and an optimiser's hook sees it clipped. Between the two, when
+    ``backward()`` returns, it is whole, reduced and untouched. The last micro-batch's
+    reading stays, because ``grad`` holds the sum by then.
     """
 
     name: str = "gradients"
-    _squares: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    ranks: int = 1
+    """Over how many ranks the parts will be put together."""
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._squares = {}
-        for site, parameter in owned_parameters(anatomy):
-            if parameter.requires_grad:
-                listen = guarded(partial(self._listen, site, emit), backward=True)
-                yield parameter.register_post_accumulate_grad_hook(listen)
+        yield from ()
 
-    def _listen(self, site: str, emit: Emit, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32) ** 2
-        mine = self._squares.setdefault(site, {})
-        mine[id(parameter)] = square
-        emit(site, "gradient.norm", torch.stack(list(mine.values())).sum().sqrt())
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None:
+        parts: dict[str, list[Tensor]] = {}
+        for site, parameter in owned_parameters(anatomy):
+            if parameter.grad is not None:
+                parts.setdefault(site, []).append(self._share(parameter.grad))
+        for site, norms in parts.items():
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            emit(
+                site,
+                "gradient.norm",
+                norm if scale is None else norm / scale,
+                how="norm",
+            )
+
+    def _share(self, grad: Tensor) -> Tensor:
+        """Return this rank's share: squares of all ranks' shares add up to ‖g‖²."""
+        norm: Tensor = torch.linalg.vector_norm(local_part(grad), dtype=torch.float32)
+        held = copies(grad, self.ranks)
+        return norm if held == 1 else norm * held**-0.5
 
 
 def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:

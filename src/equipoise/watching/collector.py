@@ -1,6 +1,7 @@
 """Gathers what probes emit during a step, and moves it off the device once."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,43 +10,75 @@ from equipoise.probes.emission import How
 from equipoise.records import Reading
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The values of one quantity at one site, on the host."""
+
+    values: tuple[float, ...]
+    how: How
+
+
+Table = dict[str, dict[str, Cell]]
+"""quantity → site → values."""
+
+
+@dataclass(slots=True)
+class _Held:
+    values: Tensor
+    how: How
+    count: int = 1
+
+
 class Collector:
     """Holds small tensors by (quantity, site), in the order they were first heard."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, Tensor]] = {}
+        self._held: dict[tuple[str, str], _Held] = {}
 
     def __call__(
         self, site: str, quantity: str, values: Tensor, *, how: How = "last"
     ) -> None:
-        sites = self._values.setdefault(quantity, {})
-        old = sites.get(site)
         new = values.detach().reshape(-1)
-        sites[site] = new if old is None else _combined(old, new, how)
+        old = self._held.get((quantity, site))
+        if old is None:
+            self._held[quantity, site] = _Held(new, how)
+            return
+        old.values, old.count = _combined(old, new), old.count + 1
 
-    def readings(self, step: int) -> list[Reading]:
-        """Return everything collected as readings of one step, and start afresh."""
-        values, self._values = self._values, {}
-        flat = [v for sites in values.values() for v in sites.values()]
-        numbers = iter(_moved(flat))
-        return [
-            Reading(
-                step=step,
-                quantity=quantity,
-                sites=tuple(sites),
-                values=tuple(next(numbers) for _ in sites),
-            )
-            for quantity, sites in values.items()
-        ]
+    def taken(self) -> Table:
+        """Return everything collected, with one transfer, and start afresh."""
+        held, self._held = self._held, {}
+        moved = _moved([cell.values for cell in held.values()])
+        table: Table = {}
+        for ((quantity, site), cell), values in zip(held.items(), moved, strict=True):
+            table.setdefault(quantity, {})[site] = Cell(values, cell.how)
+        return table
 
 
-def _combined(old: Tensor, new: Tensor, how: How) -> Tensor:
+def as_readings(step: int, table: Table) -> list[Reading]:
+    """Return one reading per quantity."""
+    return [
+        Reading(
+            step=step,
+            quantity=quantity,
+            sites=tuple(sites),
+            values=tuple(cell.values for cell in sites.values()),
+        )
+        for quantity, sites in table.items()
+    ]
+
+
+def _combined(old: _Held, new: Tensor) -> Tensor:
     """Return two samples of one step as one."""
-    if how == "max":
-        return torch.maximum(old, new)
-    if how == "min":
-        return torch.minimum(old, new)
-    return old + new if how == "sum" else new
+    if old.how == "max":
+        return torch.maximum(old.values, new)
+    if old.how == "min":
+        return torch.minimum(old.values, new)
+    if old.how == "sum":
+        return old.values + new
+    if old.how == "mean":
+        return old.values + (new - old.values) / (old.count + 1)
+    return new
 
 
 def _moved(tensors: Iterable[Tensor]) -> list[tuple[float, ...]]:

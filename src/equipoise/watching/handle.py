@@ -1,23 +1,37 @@
 """The handle a watched model is held by: counts steps, samples some, writes all."""
 
+import atexit
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
-from equipoise.probes.capture import Boundary, Probe, UpdateProbe, attached
-from equipoise.records import Finding, Reading
-from equipoise.store import RunWriter
-from equipoise.watching.collector import Collector
-from equipoise.watching.derived import derived
+from equipoise.probes.boundary import Boundary
+from equipoise.probes.capture import Probe
+from equipoise.records import Finding
+from equipoise.watching import announce
+from equipoise.watching.account import Account
+from equipoise.watching.alarm import Alarm
+from equipoise.watching.ledger import Ledger
+from equipoise.watching.losses import Losses
+from equipoise.watching.meter import Meter
 from equipoise.watching.options import WatchOptions
+from equipoise.watching.ranks import Ranks
+from equipoise.watching.sampling import Sampler
+from equipoise.watching.schedule import Schedule
+from equipoise.watching.silence import Silence
 from equipoise.watching.taps import tapped
+from equipoise.watching.voice import Voice
 
 log = logging.getLogger("equipoise")
 
@@ -26,63 +40,97 @@ class Watch:
     """Watches one model until closed; also a context manager.
 
     A step ends at ``optimizer.step()`` when an optimiser was given, and at ``.step()``
-    otherwise. Hooks exist only between the end of one step and the end of a sampled
-    one; off-sample the model runs exactly as if nobody watched.
+    otherwise. Hooks exist only while a sampled step waits for its forward pass and
+    during it; off-sample the model runs exactly as if nobody watched.
     """
 
     def __init__(
         self,
         anatomy: Anatomy,
         probes: Sequence[Probe],
-        writer: RunWriter,
+        ledger: Ledger,
         *,
+        path: Path,
         optimizer: Optimizer | None,
         options: WatchOptions,
+        ranks: Ranks,
         step: int = 0,
     ) -> None:
-        self.anatomy = anatomy
-        self.options = options
-        self._probes, self._writer, self._optimizer = probes, writer, optimizer
-        self._step = step
-        self._samples = 0
-        self._collector = Collector()
-        self._scalars: dict[str, Tensor | float] = {}
-        self._boundary = Boundary(strict=options.strict)
-        self._reported: set[str] = set()
+        self.anatomy, self.options, self.path = anatomy, options, path
+        self.closed = False
+        self.optimizer, self.speaks = optimizer, ranks.rank == 0
+        self._schedule = Schedule(
+            every=options.every, at=options.at, budget=options.budget, step=step
+        )
+        self._meter = Meter()
+        self._boundary = Boundary(strict=options.strict, around=self._meter.running)
+        self._sampler = Sampler(
+            anatomy,
+            probes,
+            boundary=self._boundary,
+            only_training=optimizer is not None,
+        )
+        self._losses = Losses(anatomy.model)
+        self._alarm = Alarm(anatomy.model, rank=ranks.rank)
+        self._silence = Silence(anatomy)
+        self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
+        self._account = Account(ledger, ranks, self._schedule, list(anatomy.blocks))
+        self._step_ended: list[Callable[[int, bool], Any]] = []
+        self._scaled = False
+        self._off = ExitStack()
+        """Takes off what may be taken off at any moment."""
         self._stack = ExitStack()
-        self._sampling = ExitStack()
-        self._tap = self._stack.enter_context(tapped())
-        if optimizer is not None:
-            handle = optimizer.register_step_post_hook(self._after_optimizer)
-            self._stack.callback(handle.remove)
-        self._stack.callback(lambda: self._sampling.close())
+        self._attach()
         self._arm()
 
     @property
-    def path(self) -> Any:
-        """Where the run is written."""
-        return self._writer.path
+    def current_step(self) -> int:
+        """The step under way, counted from 0 over the whole run."""
+        return self._schedule.step
 
     @property
     def sampling(self) -> bool:
         """Whether the step under way is one that is measured."""
-        return self._step % self.options.every == 0
+        return self._sampler.armed
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything found so far."""
+        return tuple(self.voice.said)
+
+    def on_step_end(self, callback: Callable[[int, bool], Any]) -> None:
+        """Have ``callback(step, sampled)`` called whenever a step has ended."""
+        self._step_ended.append(callback)
 
     def step(self, *, loss: Tensor | float | None = None, **scalars: float) -> None:
         """Add scalars to the current step; without an optimiser, also end the step."""
-        named = {"loss": loss, **scalars} if loss is not None else scalars
-        if self._optimizer is not None:
-            # The optimiser's hook has already ended the step these belong to.
-            step = max(self._step - 1, 0)
-            self._write([_scalar(step, k, v) for k, v in named.items()])
-            return
-        self._scalars.update(named)
-        self._end_step()
+        named = scalars if loss is None else {"loss": loss, **scalars}
+        # With an optimiser, its hook has already ended the step these belong to.
+        late = self.optimizer is not None and self._schedule.step > 0
+        for name, value in named.items():
+            self._account.light.add(self._schedule.step - late, name, value)
+        if self.optimizer is None:
+            self._end_step(loss_given=loss is not None)
 
-    def close(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must carry for sampling to go on in phase."""
+        return self._schedule.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint stood: the same step number, the same phase."""
+        self._sampler.close()
+        self._schedule.load_state_dict(state)
+        self._arm()
+
+    def close(self, *, orderly: bool = True) -> None:
         """Take every hook and patch off, and leave one finished file."""
+        if self.closed:
+            return
+        self.closed = True
         self._stack.close()
-        self._writer.close()
+        self._account.note(self._alarm.taken())
+        self._guarded(self._finish)(orderly)
+        announce.closing(self)
 
     def __enter__(self) -> Self:
         return self
@@ -93,90 +141,112 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # Whoever raises may be the only rank that does: wait for nobody.
+        self.close(orderly=error is None)
+
+    # What the taps tell, in the order of a training step.
+
+    def before_backward(self, loss: Tensor, root: Tensor) -> None:
+        with self._meter.running():
+            self._losses.before_backward()
+            self._guarded(self._alarm.loss)(self._schedule.step, loss, root)
+
+    def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
+        self._scaled = scale is not None
+        if self._losses.after_backward(loss) or not self._losses.ever_ours:
+            self._guarded(self._sampler.after_backward)(scale)
+
+    def before_clipping(self, norm: Tensor) -> None:
+        with self._meter.running():
+            step = self._schedule.step
+            self._account.light.add(step, "gradient.norm.total", norm)
+            self._guarded(self._alarm.norm)(step, norm, scaled=self._scaled)
+
+    def after_scaler_update(self) -> None:
+        """After an overflow a scaler leaves the optimiser out: the step is over."""
+        if self.optimizer is not None and self._losses.ours:
+            self._end_step()
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._scalars["learning_rate"] = optimizer.param_groups[0]["lr"]
-        if self.sampling:
-            for probe in self._probes:
-                if isinstance(probe, UpdateProbe):
-                    look = self._boundary.guarded(probe.name, probe.on_update)
-                    look(optimizer, self._collector)
+        if torch.compiler.is_compiling() or self.closed:
+            return
+        rate = optimizer.param_groups[0]["lr"]
+        rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
+        self._account.light.add(self._schedule.step, "learning_rate", rate)
+        self._guarded(self._sampler.after_update)(optimizer)
         self._end_step()
 
+    def _attach(self) -> None:
+        self._off.enter_context(tapped(self))
+        self._off.callback(self._sampler.close)
+        self._stack.callback(self._off.close)
+        if self.optimizer is not None:
+            hook = self.optimizer.register_step_post_hook(self._after_optimizer)
+            self._stack.callback(hook.remove)
+        close = partial(_close, weakref.ref(self))
+        atexit.register(close)
+        self._stack.callback(atexit.unregister, close)
+
     def _arm(self) -> None:
-        if self.sampling:
-            self._sampling.enter_context(
-                attached(
-                    self._probes,
-                    self.anatomy,
-                    self._collector,
-                    boundary=self._boundary,
-                    only_training=self._optimizer is not None,
-                )
-            )
+        if self._schedule.due and not self.closed:
+            self._guarded(self._sampler.arm)()
 
-    def _end_step(self) -> None:
-        sampled = self.sampling
-        self._sampling.close()
-        readings = self._light()
-        if sampled:
-            heavy = self._collector.readings(self._step)
-            readings += heavy
-            readings += derived(self._step, readings, list(self.anatomy.blocks))
-        self._write(readings, self._failures())
-        if sampled:
-            self._samples += 1
-            self._check_silence(readings)
-        self._step += 1
+    def _end_step(self, *, loss_given: bool = False) -> None:
+        step, sampled = self._schedule.step, self._sampler.armed
+        ours, loss = self._losses.ours, self._losses.taken()
+        if loss is not None and not loss_given:
+            self._account.light.add(step, "loss", loss)
+        unseen = sampled and ours and not self._sampler.opened
+        self._account.note(self._alarm.taken())
+        findings: list[Finding] = []
+        self._guarded(self._record)(step, sampled, findings)
+        self._meter.end_step(sampled=sampled)
+        self._schedule.advance()
+        if "watch" in self._boundary.failed:
+            self._stand_down()
         self._arm()
+        self._tell(step, sampled, findings)
+        if sampled:
+            self._check_silence(step, unseen)
 
-    def _light(self) -> list[Reading]:
-        """Return the step's scalars: what every step costs."""
-        losses, norm = self._tap.taken()
-        if losses and "loss" not in self._scalars:
-            self._scalars["loss"] = sum(losses[1:], losses[0])
-        if norm is not None:
-            self._scalars["gradient.norm.total"] = norm
-        scalars, self._scalars = self._scalars, {}
-        return [_scalar(self._step, name, value) for name, value in scalars.items()]
+    def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
+        """Write the step; what all ranks found in it goes into ``findings``."""
+        if sampled:
+            table = self._sampler.disarm()
+            self._account.failures(step, self._boundary)
+            findings += self._account.sampled(step, table, self._meter)
+            self._alarm.heed(findings)
+        else:
+            findings += self._account.flushed()
 
-    def _write(self, readings: list[Reading], findings: Sequence[Finding] = ()) -> None:
-        self._writer.append(readings, findings=findings)
+    def _finish(self, orderly: bool) -> None:
+        self.voice.say(self._account.closed(orderly=orderly))
 
-    def _failures(self) -> list[Finding]:
-        """Return a finding for each probe that died since the last step."""
-        new = self._boundary.failed.keys() - self._reported
-        self._reported |= new
-        return [
-            Finding(
-                step=self._step,
-                severity="warn",
-                rule="probe.failed",
-                message=f"the {name} probe failed and was detached: "
-                f"{self._boundary.failed[name]!r}",
-                advice="training is unaffected; please report the logged traceback",
-            )
-            for name in sorted(new)
-        ]
+    def _tell(self, step: int, sampled: bool, findings: list[Finding]) -> None:
+        """Call what the user gave us; what that raises reaches the user."""
+        self.voice.say(findings)
+        for callback in self._step_ended:
+            callback(step, sampled)
 
-    def _check_silence(self, readings: list[Reading]) -> None:
-        if self._samples > 1 or not self.anatomy.attention:
-            return
-        heard = {
-            s.split("#")[0] for r in readings for s in r.sites if "theta" in r.quantity
-        }
-        silent = [
-            s.name for s in self.anatomy.attention if s.declared and s.name not in heard
-        ]
-        if silent:
-            raise SilentSiteError(
-                f"no attention call was seen at {', '.join(silent[:3])} in the first "
-                f"sampled step ({len(silent)} of {len(self.anatomy.attention)} sites): "
-                "the model may have been compiled before it was watched, or called "
-                "otherwise than by model(...)"
-            )
+    def _check_silence(self, step: int, unseen: bool) -> None:
+        try:
+            heard = self._sampler.heard
+            self._account.note(self._silence.checked(step, heard, unseen=unseen))
+        except SilentSiteError:
+            self.close(orderly=False)
+            raise
+
+    def _stand_down(self) -> None:
+        """Something of ours is broken: be off, and let the training go on."""
+        self.closed = True
+        self._off.close()
+        self._account.ledger.close()
+
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+        return self._boundary.guarded("watch", call)
 
 
-def _scalar(step: int, name: str, value: Tensor | float) -> Reading:
-    return Reading.scalar(step, name, float(value))
+def _close(reference: "weakref.ref[Watch]") -> None:
+    handle = reference()
+    if handle is not None:
+        handle.close()

@@ -1,8 +1,10 @@
 """``equipoise.watch``: from a model and an optimiser to a running instrument."""
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,15 +13,17 @@ import equipoise
 from equipoise.anatomy.names import unwrapped
 from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.attention import AttentionRows
 from equipoise.probes.capture import Probe
-from equipoise.probes.gain import ProjectionGain
-from equipoise.probes.gradients import GradientNorms
-from equipoise.probes.magnitudes import Magnitudes
 from equipoise.records import RunInfo
-from equipoise.store import RunWriter, run_path
+from equipoise.store import RunWriter, open_run, run_path
+from equipoise.watching import announce, presets, settings
 from equipoise.watching.handle import Watch, log
+from equipoise.watching.ledger import Ledger
 from equipoise.watching.options import WatchOptions
+from equipoise.watching.ranks import Ranks, assembled
+
+# id of the user's own module → its handle, while there is one.
+_watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
 
 
 def watch(
@@ -29,32 +33,83 @@ def watch(
     run: str | Path | None = None,
     name: str | None = None,
     info: dict[str, Any] | None = None,
+    probes: Sequence[Probe] | None = None,
     **options: Any,
 ) -> Watch:
     """Attach to a model; every ``optimizer.step()`` from now on is recorded.
 
+    Watching a model that is watched already returns the handle it has if the same was
+    asked for, and otherwise closes that one first.
+
     Args:
         model: Any PyTorch model. Watching changes nothing in it.
         optimizer: With it the loop needs no other edit; without it call ``.step()``.
-        run: The run file; by default one under ``$EQUIPOISE_RUNS`` or ``./runs``.
+        run: The run file; by default one under ``$EQUIPOISE_RUNS`` or ``./runs``. A
+            run that exists is continued after its last step.
         name: What the run is called; by default the model's class.
         info: JSON values to keep with the run, such as the corpus or the commit.
-        options: Fields of :class:`WatchOptions`.
+        probes: What to measure in place of the preset's probes.
+        options: Fields of :class:`WatchOptions`; ``EQUIPOISE_*`` and ``equipoise.toml``
+            are asked for what is not given.
+
+    Raises:
+        InputError: If an option does not exist or makes no sense.
+        RunFileError: If the run file cannot be written.
     """
-    chosen = WatchOptions(**options)
+    chosen = settings.chosen(options)
+    old = _watched.get(id(unwrapped(model)))
+    if old is not None and not old.closed:
+        if _same(old, optimizer, run, chosen) and probes is None:
+            return old
+        log.info(
+            "equipoise: %s is watched anew; closing %s", old.anatomy.family, old.path
+        )
+        old.close()
+    ranks = assembled()
+    worn = (
+        presets.probes(chosen.preset, ranks=ranks.count) if probes is None else probes
+    )
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
-    writer = RunWriter(run_path(run, title), _run_info(title, anatomy, info or {}))
-    handle = Watch(anatomy, probes(), writer, optimizer=optimizer, options=chosen)
-    log.info(
-        "equipoise: %d attention sites, run %s", len(anatomy.attention), handle.path
+    path = run_path(run, title)
+    step = _next_step(path)
+    ledger = _ledger(path, _run_info(title, anatomy, info or {}), ranks, chosen)
+    handle = Watch(
+        anatomy,
+        worn,
+        ledger,
+        path=path,
+        optimizer=optimizer,
+        options=chosen,
+        ranks=ranks,
+        step=step,
     )
+    _watched[id(unwrapped(model))] = handle
+    announce.attached(handle)
     return handle
 
 
-def probes() -> list[Probe]:
-    """Return the default probes, new: each keeps the state of one watched model."""
-    return [AttentionRows(), ProjectionGain(), Magnitudes(), GradientNorms()]
+def _same(
+    old: Watch,
+    optimizer: Optimizer | None,
+    run: str | Path | None,
+    chosen: WatchOptions,
+) -> bool:
+    where = run is None or Path(run).expanduser() == old.path
+    return where and old.optimizer is optimizer and old.options == chosen
+
+
+def _next_step(path: Path) -> int:
+    """Return the step after the last one of a run that exists, else 0."""
+    if not path.is_file() or not path.stat().st_size:
+        return 0
+    steps = open_run(path).steps
+    return int(steps[-1]) + 1 if len(steps) else 0
+
+
+def _ledger(path: Path, info: RunInfo, ranks: Ranks, options: WatchOptions) -> Ledger:
+    writer = RunWriter(path, info) if ranks.rank == 0 else None
+    return Ledger(writer, options.sinks)
 
 
 def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:

@@ -4,50 +4,55 @@ Both are read where torch itself handles them, so a training loop needs no edit.
 patches exist only while somebody listens; nothing here synchronises the device.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Protocol
 
 import torch
 import torch.nn.utils.clip_grad as clip_grad
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
-@dataclass(slots=True)
-class StepTap:
-    """Collects, between two steps, every loss root and the last clipping norm."""
+class Listener(Protocol):
+    """Somebody who follows a training loop from the outside."""
 
-    losses: list[Tensor] = field(default_factory=list)
-    clip_norm: Tensor | None = None
+    def before_backward(self, loss: Tensor, root: Tensor) -> None: ...
 
-    def taken(self) -> tuple[list[Tensor], Tensor | None]:
-        """Return what was heard since the last call, and forget it."""
-        heard = self.losses, self.clip_norm
-        self.losses, self.clip_norm = [], None
-        return heard
+    def after_backward(self, loss: Tensor, scale: Tensor | None) -> None: ...
+
+    def before_clipping(self, norm: Tensor) -> None: ...
+
+    def after_scaler_update(self) -> None: ...
 
 
-_listening: list[StepTap] = []
-# GradScaler's output → the loss it scaled. Weak: a scaled loss dies with its step.
-_unscaled: "WeakValueDictionary[int, Tensor]" = WeakValueDictionary()
+# Weak: a handle nobody holds any more must not keep its model alive.
+_listening: "list[weakref.ref[Listener]]" = []
 _originals: dict[str, Callable[..., Any]] = {}
+# What GradScaler returned → the loss it was given, and the factor. Weak: a scaled loss
+# dies with its step.
+_unscaled: Any = WeakTensorKeyDictionary()
 
 
 @contextmanager
-def tapped() -> Iterator[StepTap]:
-    """Listen to losses and clipping norms for the length of the block."""
-    tap = StepTap()
+def tapped(listener: Listener) -> Iterator[None]:
+    """Tell the listener of losses and clipping norms for the length of the block."""
+    mine = weakref.ref(listener)
+    del listener
     if not _listening:
         _patch()
-    _listening.append(tap)
+    _listening.append(mine)
     try:
-        yield tap
+        yield
     finally:
-        _listening[:] = [other for other in _listening if other is not tap]
+        _listening[:] = [other for other in _listening if other is not mine]
         if not _listening:
             _restore()
+
+
+def _listeners() -> list[Listener]:
+    return [listener for reference in _listening if (listener := reference())]
 
 
 def _patch() -> None:
@@ -55,35 +60,56 @@ def _patch() -> None:
     # clip_grad_norm_ looks this up when called, however the user imported it.
     _originals["clip"] = clip_grad._clip_grads_with_norm_
     _originals["scale"] = torch.amp.GradScaler.scale
+    _originals["update"] = torch.amp.GradScaler.update
     torch.autograd.backward = _backward
     clip_grad._clip_grads_with_norm_ = _clip  # type: ignore[assignment]
     torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]
+    torch.amp.GradScaler.update = _update  # type: ignore[method-assign, assignment]
 
 
 def _restore() -> None:
     torch.autograd.backward = _originals.pop("backward")
     clip_grad._clip_grads_with_norm_ = _originals.pop("clip")
     torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
+    torch.amp.GradScaler.update = _originals.pop("update")  # type: ignore[method-assign]
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    root = tensors if isinstance(tensors, Tensor) else None
-    if root is not None and root.numel() == 1:
-        # A copy: the loop may divide or accumulate into its loss in place afterwards.
-        loss = _unscaled.get(id(root), root).detach().clone()
-        for tap in _listening:
-            tap.losses.append(loss)
-    return _originals["backward"](tensors, *args, **kwargs)
+    root = _root(tensors)
+    if root is None or torch.compiler.is_compiling():
+        return _originals["backward"](tensors, *args, **kwargs)
+    loss, scale = _unscaled.get(root, (root, None))
+    # A copy: the loop may divide or accumulate into its loss in place afterwards.
+    loss = loss.detach().clone()
+    for listener in _listeners():
+        listener.before_backward(loss, root)
+    done = _originals["backward"](tensors, *args, **kwargs)
+    for listener in _listeners():
+        listener.after_backward(loss, scale)
+    return done
+
+
+def _root(tensors: Any) -> Tensor | None:
+    """Return the one scalar a backward pass starts from, if it is that kind."""
+    if isinstance(tensors, list | tuple) and len(tensors) == 1:
+        tensors = tensors[0]
+    return tensors if isinstance(tensors, Tensor) and tensors.numel() == 1 else None
 
 
 def _clip(parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any) -> Any:
-    for tap in _listening:
-        tap.clip_norm = total_norm.detach().clone()
+    for listener in _listeners():
+        listener.before_clipping(total_norm.detach().clone())
     return _originals["clip"](parameters, max_norm, total_norm, *rest)
 
 
 def _scale(scaler: Any, outputs: Any) -> Any:
     scaled = _originals["scale"](scaler, outputs)
-    if isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
-        _unscaled[id(scaled)] = outputs
+    if isinstance(scaled, Tensor) and scaled is not outputs:
+        _unscaled[scaled] = (outputs.detach(), scaler._scale)
     return scaled
+
+
+def _update(scaler: Any, *args: Any, **kwargs: Any) -> None:
+    _originals["update"](scaler, *args, **kwargs)
+    for listener in _listeners():
+        listener.after_scaler_update()

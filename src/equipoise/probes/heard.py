@@ -1,0 +1,66 @@
+"""Which sites ran and which were heard, and by which name a call is filed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.emission import Emit
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one sampled step showed of each attention site, by name."""
+
+    ran: set[str] = field(default_factory=set)
+    """Sites whose forward was called."""
+    attention: set[str] = field(default_factory=set)
+    """Sites whose attention was read."""
+
+    def attach(self, anatomy: Anatomy) -> Iterator[RemovableHandle]:
+        """Yield one hook per expected site, which notes that it ran."""
+        for site in anatomy.attention:
+            note = _note(self.ran, site.name)
+            yield site.module.register_forward_pre_hook(note)
+
+
+def _note(names: set[str], name: str) -> Callable[..., None]:
+    def note(module: Any, args: Any) -> None:
+        names.add(name)
+
+    return note
+
+
+class AttentionTap:
+    """Hands each attention call to the listeners, under its caller's name."""
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        listeners: Sequence[Callable[..., None]],
+        emit: Emit,
+        *,
+        heard: Heard,
+    ) -> None:
+        self._anatomy, self._listeners, self._emit = anatomy, listeners, emit
+        self._calls: dict[str, int] = {}
+        self._heard_sites = heard.attention
+
+    def interceptor(self) -> Interceptor:
+        return Interceptor(self._anatomy, self._heard)
+
+    def _heard(self, call: AttentionCall) -> None:
+        site = self._site(call)
+        for listener in self._listeners:
+            listener(site, call, self._emit)
+
+    def _site(self, call: AttentionCall) -> str:
+        """Return the caller's name; shared layers are told apart by call number."""
+        name = self._anatomy.names.get(id(call.module), "") if call.module else ""
+        self._heard_sites.add(name)
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        return f"{name}#{number}" if number else name

@@ -1,0 +1,57 @@
+"""One line when an instrument is attached, one when it comes off."""
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from equipoise.anatomy.sites import Anatomy
+
+if TYPE_CHECKING:
+    from equipoise.watching.handle import Watch
+
+log = logging.getLogger("equipoise")
+
+
+def attached(handle: "Watch") -> None:
+    """Say what is watched, what is not, and where to look."""
+    found = sites(handle.anatomy)
+    _say(handle, f"watching {found}; run {handle.path}; equipoise board {handle.path}")
+
+
+def closing(handle: "Watch") -> None:
+    """Say how it went."""
+    _say(handle, verdict(handle))
+
+
+def sites(anatomy: Anatomy) -> str:
+    """Return what was found, in words."""
+    count = len(anatomy.attention)
+    text = f"{count} attention site{'' if count == 1 else 's'} of {anatomy.family}"
+    unread = [site.name for site in anatomy.attention if site.projections is None]
+    if unread:
+        more = f" and {len(unread) - 2} more" if len(unread) > 2 else ""
+        text += f" (projections unread: {', '.join(unread[:2])}{more})"
+    return text
+
+
+def verdict(handle: "Watch") -> str:
+    """Return the run in a sentence: the gravest finding, or that there is none."""
+    steps = f"{handle.current_step} steps watched"
+    worst = handle.voice.worst
+    if worst is None:
+        return f"{steps}, nothing found; equipoise report {handle.path}"
+    where = f" at {worst.site}" if worst.site else ""
+    return (
+        f"{steps}, {worst.severity} at step {worst.step}{where}: {worst.message}; "
+        f"equipoise report {handle.path}"
+    )
+
+
+def _say(handle: "Watch", text: str) -> None:
+    if not handle.speaks:
+        return
+    log.info("equipoise: %s", text)
+    if sys.stderr.isatty() and not handle.options.quiet:
+        Console(stderr=True).print(f"[bold]equipoise[/bold] {text}", highlight=False)

@@ -1,0 +1,72 @@
+"""What one rank tells the others at the end of a sampled step, as bytes."""
+
+import json
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+from equipoise.records import Finding
+from equipoise.watching.collector import Cell, Table
+from equipoise.watching.light import Entry
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """One rank's share of a sampled step."""
+
+    table: Table = field(default_factory=dict)
+    scalars: list[Entry] = field(default_factory=list)
+    """Of every step since the last sample."""
+    findings: list[Finding] = field(default_factory=list)
+    cost: float = 0.0
+    plain: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """Return it packed: names as JSON, numbers as they are, NaN included."""
+        numbers = array("d", [self.cost, self.plain])
+        numbers.extend(value for _, _, value in self.scalars)
+        names: list[Any] = []
+        for quantity, sites in self.table.items():
+            for site, cell in sites.items():
+                names.append([quantity, site, cell.how, len(cell.values)])
+                numbers.extend(cell.values)
+        head = {
+            "table": names,
+            "scalars": [[step, name] for step, name, _ in self.scalars],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+        text = json.dumps(head, separators=(",", ":")).encode()
+        size = len(text).to_bytes(8, "little")
+        return zlib.compress(size + text + numbers.tobytes(), 1)
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> "Message":
+        raw = zlib.decompress(packed)
+        end = 8 + int.from_bytes(raw[:8], "little")
+        head = json.loads(raw[8:end])
+        numbers = array("d")
+        numbers.frombytes(raw[end:])
+        cost, plain, *rest = numbers
+        count = len(head["scalars"])
+        scalars = [
+            (step, name, value)
+            for (step, name), value in zip(head["scalars"], rest[:count], strict=True)
+        ]
+        return cls(
+            table=_table(head["table"], rest[count:]),
+            scalars=scalars,
+            findings=[Finding.from_json(line) for line in head["findings"]],
+            cost=cost,
+            plain=plain,
+        )
+
+
+def _table(names: list[Any], numbers: list[float]) -> Table:
+    table: Table = {}
+    start = 0
+    for quantity, site, how, width in names:
+        values = tuple(numbers[start : start + width])
+        table.setdefault(quantity, {})[site] = Cell(values, how)
+        start += width
+    return table

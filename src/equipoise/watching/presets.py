@@ -1,0 +1,37 @@
+"""Which probes each preset puts on: one line per probe, cheapest preset first.
+
+Each entry makes a new probe, because a probe keeps the state of one watched model. The
+argument is over how many ranks its values will be put together.
+"""
+
+from collections.abc import Callable
+
+from equipoise.probes.attention import AttentionRows
+from equipoise.probes.capture import Probe
+from equipoise.probes.gain import ProjectionGain
+from equipoise.probes.gradients import GradientNorms
+from equipoise.probes.magnitudes import Magnitudes
+
+Maker = Callable[[int], Probe]
+
+MINIMAL: tuple[Maker, ...] = (
+    lambda ranks: AttentionRows(),
+    lambda ranks: GradientNorms(ranks=ranks),
+)
+DEFAULT: tuple[Maker, ...] = (
+    *MINIMAL,
+    lambda ranks: ProjectionGain(),
+    lambda ranks: Magnitudes(),
+)
+DEEP: tuple[Maker, ...] = (*DEFAULT,)
+
+PRESETS: dict[str, tuple[Maker, ...]] = {
+    "minimal": MINIMAL,
+    "default": DEFAULT,
+    "deep": DEEP,
+}
+
+
+def probes(preset: str, *, ranks: int = 1) -> list[Probe]:
+    """Return the probes of a preset, new."""
+    return [make(ranks) for make in PRESETS[preset]]

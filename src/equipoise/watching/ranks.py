@@ -1,0 +1,146 @@
+"""The ranks of one training: who writes, and one exchange per sampled step."""
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+
+from equipoise.watching.message import Message
+
+log = logging.getLogger("equipoise")
+
+ASSEMBLY_S = 60.0
+"""How long the ranks wait for each other to attach."""
+FAREWELL_S = 5.0
+LEAST_BYTES = 1 << 16
+
+
+class Ranks(Protocol):
+    """Those who watch one training together."""
+
+    rank: int
+    count: int
+
+    def exchanged(self, message: Message) -> Sequence[Message]: ...
+
+    def farewell(self, message: Message) -> Sequence[Message]: ...
+
+
+class Alone:
+    """A training in one process, or one that is watched process by process."""
+
+    rank = 0
+    count = 1
+
+    def exchanged(self, message: Message) -> Sequence[Message]:
+        return [message]
+
+    def farewell(self, message: Message) -> Sequence[Message]:
+        return [message]
+
+
+class Together:
+    """All ranks of the default process group, one file, one exchange per sample.
+
+    The exchange is one ``all_gather`` of a buffer whose size all ranks know: the power
+    of two above the largest message seen so far. Who does not fit says so in its first
+    eight bytes and sends nothing else; everybody then enlarges the buffer alike.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self._capacity = LEAST_BYTES
+        self.broken = False
+        self.collectives = 0
+
+    def exchanged(self, message: Message) -> Sequence[Message]:
+        """Return every rank's message; none if one did not fit, or a rank died."""
+        if self.broken:
+            return []
+        packed = message.to_bytes()
+        try:
+            received = self._gathered(packed)
+        except RuntimeError as lost:
+            # A dead rank is the patient's trouble; ours is to be out of its way.
+            self.broken = True
+            log.warning("equipoise: the ranks lost each other, standing down: %s", lost)
+            return []
+        sizes = [int.from_bytes(part[:8], "little") for part in received]
+        if max(sizes) + 8 > self._capacity:
+            self._capacity = 1 << (max(sizes) + 8).bit_length()
+            return []
+        parts = zip(received, sizes, strict=True)
+        return [Message.from_bytes(part[8 : 8 + size]) for part, size in parts]
+
+    def farewell(self, message: Message) -> Sequence[Message]:
+        """Return every rank's last message, through the store: some may be gone."""
+        names = [f"bye/{rank}" for rank in range(self.count)]
+        try:
+            self._store.set(names[self.rank], message.to_bytes())
+            self._store.wait(names, timedelta(seconds=FAREWELL_S))
+            return [Message.from_bytes(self._store.get(name)) for name in names]
+        except RuntimeError:
+            return [message]
+
+    def _gathered(self, packed: bytes) -> list[bytes]:
+        body = packed if len(packed) + 8 <= self._capacity else b""
+        sent = len(packed).to_bytes(8, "little") + body
+        buffer = torch.frombuffer(
+            bytearray(sent.ljust(self._capacity, b"\0")), dtype=torch.uint8
+        )
+        buffer = buffer.to(_device())
+        out: list[Tensor] = [torch.empty_like(buffer) for _ in range(self.count)]
+        self.collectives += 1
+        dist.all_gather(out, buffer)
+        return [bytes(part.cpu().numpy()) for part in out]
+
+
+def _device() -> torch.device:
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+_assemblies = 0
+
+
+def assembled() -> Ranks:
+    """Return the ranks that watch with us, agreed without a collective.
+
+    Somebody may call ``watch`` on the first rank only; a collective would then wait for
+    ever. The group's key-value store tells who came, and the first to decide whether
+    all did decides for everybody.
+    """
+    global _assemblies
+    if (
+        not (dist.is_available() and dist.is_initialized())
+        or dist.get_world_size() == 1
+    ):
+        return Alone()
+    _assemblies += 1
+    store = PrefixStore(f"equipoise/{_assemblies}", _store())
+    store.set(f"here/{dist.get_rank()}", "1")
+    names = [f"here/{rank}" for rank in range(dist.get_world_size())]
+    try:
+        store.wait(names, timedelta(seconds=ASSEMBLY_S))
+        said = "together"
+    except RuntimeError:
+        said = "apart"
+    verdict = store.compare_set("verdict", "", said)
+    if verdict in (b"together", "together"):
+        return Together(store)
+    log.warning(
+        "equipoise: only some ranks called watch; values are of this rank alone. "
+        "Call it on every rank to see the whole model"
+    )
+    return Alone()
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()

@@ -1,0 +1,116 @@
+"""One sampled step: an eager model is measured as it runs, a compiled one after."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.boundary import Boundary
+from equipoise.probes.capture import (
+    GradientProbe,
+    Probe,
+    UpdateProbe,
+    attached,
+    listening,
+)
+from equipoise.probes.heard import Heard
+from equipoise.watching.collector import Collector, Table
+from equipoise.watching.held import Holder, compiled_parts
+
+
+class Sampler:
+    """Puts probes on for a step and takes them off; holds what they said."""
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        probes: Sequence[Probe],
+        *,
+        boundary: Boundary,
+        only_training: bool,
+    ) -> None:
+        self.anatomy, self.probes, self.boundary = anatomy, list(probes), boundary
+        self._only_training = only_training
+        self._collector = Collector()
+        self._stack = ExitStack()
+        self._holder: Holder | None = None
+        self.heard = Heard()
+        self.armed = False
+        self._opened: Callable[[], bool] = bool
+
+    def arm(self) -> None:
+        """Wait for the next forward pass."""
+        self.heard, self.armed = Heard(), True
+        if compiled_parts(self.anatomy.model):
+            holder = Holder(self.anatomy.model, only_training=self._only_training)
+            self._stack.enter_context(holder.installed())
+            self._holder = holder
+            self._opened = lambda: holder.batch is not None
+            return
+        window = attached(
+            self.probes,
+            self.anatomy,
+            self._collector,
+            boundary=self.boundary,
+            only_training=self._only_training,
+            heard=self.heard,
+        )
+        opened = self._stack.enter_context(window)
+        self._opened = lambda: opened.opened
+
+    @property
+    def opened(self) -> bool:
+        """Whether a forward pass of the step was seen."""
+        return self._opened()
+
+    def after_backward(self, scale: Tensor | None) -> None:
+        """Read gradients while they are whole, and what compiled code kept from us."""
+        if not self.armed:
+            return
+        for probe in self.probes:
+            if isinstance(probe, GradientProbe):
+                look = self.boundary.guarded(probe.name, probe.on_gradients)
+                look(self.anatomy, self._collector, scale=scale)
+        self._probe_pass()
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Read what the optimiser did to the weights."""
+        for probe in self.probes if self.armed else ():
+            if isinstance(probe, UpdateProbe):
+                look = self.boundary.guarded(probe.name, probe.on_update)
+                look(optimizer, self._collector)
+
+    def disarm(self) -> Table:
+        """Take everything off the model, and return what was measured."""
+        if not self.armed:
+            return {}
+        self._probe_pass()
+        self.close()
+        return self._collector.taken()
+
+    def close(self) -> None:
+        """Take everything off the model."""
+        self._stack.close()
+        self._holder, self.armed = None, False
+
+    def _probe_pass(self) -> None:
+        """Run the held micro-batch again with the probes on, once."""
+        if self._holder is None or self._holder.batch is None:
+            return
+        batch, model = self._holder.batch, self.anatomy.model
+        self._stack.close()
+        self._holder = None
+
+        def replay() -> None:
+            with listening(
+                self.probes,
+                self.anatomy,
+                self._collector,
+                boundary=self.boundary,
+                heard=self.heard,
+            ):
+                batch.replay(model)
+
+        self.boundary.guarded("probe pass", replay)()

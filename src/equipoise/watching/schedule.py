@@ -1,0 +1,66 @@
+"""Which steps are sampled: a counter that a checkpoint can carry, never a clock.
+
+Every rank counts alike, so every rank samples the same steps.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Schedule:
+    """Samples every so many steps, and at the steps that were named."""
+
+    every: int = 10
+    at: Collection[int] = ()
+    budget: float | None = None
+    """Share of the training's time that sampling may take."""
+    step: int = 0
+    interval: int = field(init=False)
+    next_due: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = frozenset(self.at)
+        self.interval = self.every
+        self.next_due = self.step
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is sampled."""
+        return self.step >= self.next_due or self.step in self.at
+
+    def advance(self) -> None:
+        """End the step; after a sampled one the next is a whole interval away."""
+        if self.step >= self.next_due:
+            self.next_due = self.step + self.interval
+        self.step += 1
+
+    def soon(self) -> None:
+        """Sample the next step, whatever the interval: something has happened."""
+        self.next_due = min(self.next_due, self.step + 1)
+
+    def adapt(self, *, cost: float, plain: float) -> int | None:
+        """Return the new interval if the budget changes it, given seconds a step.
+
+        A sample of cost c every n steps of p seconds takes the share c / (n p).
+        """
+        if self.budget is None or plain <= 0:
+            return None
+        wanted = max(self.every, math.ceil(cost / (self.budget * plain)))
+        # Within a quarter it is noise: a wandering interval helps nobody.
+        if abs(wanted - self.interval) <= self.interval / 4:
+            return None
+        self.interval = wanted
+        self.next_due = max(self.next_due, self.step + wanted)
+        return wanted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must carry for the phase to survive."""
+        return {"step": self.step, "interval": self.interval, "next_due": self.next_due}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.interval = int(state["interval"])
+        self.next_due = int(state["next_due"])

@@ -1,0 +1,83 @@
+"""A site that ran and said nothing: an error at first, a finding later."""
+
+from dataclasses import dataclass, field
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.errors import SilentSiteError
+from equipoise.probes.heard import Heard
+from equipoise.records import Finding
+
+
+@dataclass(slots=True)
+class Silence:
+    """Compares what ran with what was heard, one sampled step after another.
+
+    Only declared sites are held to it: a guess may be wrong, and a module that did not
+    run (LayerDrop, routing) has nothing to say.
+    """
+
+    anatomy: Anatomy
+    first: bool = True
+    _strikes: int = 0
+    _known: set[str] = field(default_factory=set)
+
+    def checked(self, step: int, heard: Heard, *, unseen: bool) -> list[Finding]:
+        """Return findings of sites that fell silent.
+
+        Raises:
+            SilentSiteError: At the first sampled step, naming sites and cause.
+        """
+        if unseen:
+            return self._unseen(step)
+        expected = [s.name for s in self.anatomy.attention if s.declared]
+        silent = [s for s in expected if s in heard.ran and s not in heard.attention]
+        if heard.ran or heard.attention:
+            first, self.first = self.first, False
+            if silent and first:
+                raise SilentSiteError(_complaint(silent, len(expected)))
+        return [f for site in silent if (f := self._once(step, site, _LATER))]
+
+    def _unseen(self, step: int) -> list[Finding]:
+        """Complain at the second whole step unseen: the first may have begun early."""
+        self._strikes += 1
+        if self._strikes == 1:
+            return []
+        first, self.first = self.first, False
+        if first and any(site.declared for site in self.anatomy.attention):
+            raise SilentSiteError(UNSEEN)
+        found = self._once(step, "", UNSEEN)
+        return [found] if found else []
+
+    def _once(self, step: int, site: str, message: str) -> Finding | None:
+        if site in self._known:
+            return None
+        self._known.add(site)
+        return Finding(
+            step=step,
+            severity="warn",
+            rule="watch.silent",
+            site=site,
+            message=message.format(site=site),
+            advice="its readings stop here; the other sites are unaffected",
+        )
+
+
+_LATER = "{site} ran, but its attention was not seen"
+
+UNSEEN = (
+    "gradients arrived, but no forward pass of the watched model was seen: it runs "
+    "inside compiled code (a compiled step function, or a torch.compile wrapper made "
+    "beside the watched model), or is not called as model(...). "
+    "Compile the model, not the step, and watch what you call: "
+    "model = torch.compile(model); equipoise.watch(model, optimizer)"
+)
+
+
+def _complaint(silent: list[str], expected: int) -> str:
+    return (
+        f"no attention call was seen at {', '.join(silent[:3])} in the first sampled "
+        f"step ({len(silent)} of {expected} sites ran unheard): their attention is "
+        "computed by something we cannot intercept (a custom kernel, or code compiled "
+        "before it was watched). Watch the compiled module itself, or choose an "
+        "attention implementation such as sdpa or eager"
+    )
