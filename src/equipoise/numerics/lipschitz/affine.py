@@ -40,8 +40,14 @@ def length(heads: Heads, radius: float) -> float:
     return math.hypot(radius, 1.0) if is_biased(heads) else radius
 
 
+def wide(t: Tensor) -> Tensor:
+    """Return the tensor in at least float32: sums of 16-bit products lose digits."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
 def spectral(w_HDE: Tensor) -> Tensor:
     """Return ‖W‖₂ of each head, from all its singular values; NaN if any is broken."""
+    w_HDE = wide(w_HDE)
     # LAPACK raises on NaN, for the whole stack: keep the others' answers.
     sound_H = w_HDE.isfinite().all(-1).all(-1)
     whole_HDE = torch.where(sound_H[..., None, None], w_HDE, 0.0)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from equipoise.errors import InputError
+
 Scope = Literal["local", "ball", "global"]
 Kind = Literal["certified", "first order", "estimate"]
 Norm = Literal["block-inf", "frobenius"]
@@ -49,7 +51,7 @@ def combined(value: float, parts: Iterable[Bound], *, note: str = "") -> Bound:
     parts = list(parts)
     norms = {part.norm for part in parts}
     if len(norms) != 1:
-        raise ValueError(f"bounds in different norms do not combine: {sorted(norms)}")
+        raise InputError(f"bounds in different norms do not combine: {sorted(norms)}")
     return Bound(
         value=value,
         scope=max((part.scope for part in parts), key=_SCOPES.index),

@@ -91,14 +91,20 @@ def _alternated(j_KDC: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best Σ_j ‖J_j y‖ found, and its terms; each step only increases it."""
     gram_CC = torch.einsum("KDB,KDC->BC", j_KDC, j_KDC)
     y_SC = torch.linalg.eigh(gram_CC).eigenvectors.mT[-_STARTS:]
+    # Blocks that share no direction make each eigenvector a saddle; their sum is not.
+    y_SC = torch.cat([y_SC, y_SC.sum(0, keepdim=True)])
     for _ in range(_ALTERNATIONS):
-        z_SKD = torch.einsum("KDC,SC->SKD", j_KDC, y_SC)
-        z_SKD = torch.nn.functional.normalize(z_SKD, dim=-1, eps=0.0)
-        y_SC = torch.einsum("SKD,KDC->SC", z_SKD, j_KDC)
-        y_SC = torch.nn.functional.normalize(y_SC, dim=-1)
+        z_SKD = _unit(torch.einsum("KDC,SC->SKD", j_KDC, y_SC))
+        y_SC = _unit(torch.einsum("SKD,KDC->SC", z_SKD, j_KDC))
     reach_SK = torch.einsum("KDC,SC->SKD", j_KDC, y_SC).square().sum(-1).sqrt()
     best = reach_SK.sum(-1).argmax()
     return reach_SK[best].sum(), reach_SK[best]
+
+
+def _unit(u_xD: Tensor) -> Tensor:
+    """Return u/‖u‖, and zero for zero."""
+    tiny = torch.finfo(u_xD.dtype).tiny
+    return torch.nn.functional.normalize(u_xD, dim=-1, eps=tiny)
 
 
 def _leading(j_KDC: Tensor, w_K: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.numerics.lipschitz.activations import activation_named, slopes
-from equipoise.numerics.lipschitz.affine import spectral
+from equipoise.numerics.lipschitz.affine import spectral, wide
 from equipoise.numerics.lipschitz.bound import Bound
 from equipoise.numerics.lipschitz.moments import moment_norm
 
@@ -44,6 +44,7 @@ def feedforward_local(
     Cost: D²(M + 8D) per token; pass a sample of tokens where that is too much.
     """
     function, _ = activation_named(activation)
+    x_KD, w_in_DM, w_out_MD = wide(x_KD), wide(w_in_DM), wide(w_out_MD)
     z_KM = x_KD @ w_in_DM
     _, slope_KM = slopes(function, z_KM if b_in_M is None else z_KM + b_in_M)
     return _worst([w_in_DM * s_M @ w_out_MD for s_M in slope_KM], activation)
@@ -62,11 +63,11 @@ def gated_local(
     max_i ‖(W_gate diag(φ'(g_i) ⊙ u_i) + W_up diag(φ(g_i))) W_down‖₂.
     """
     function, _ = activation_named(activation)
-    up_KM = x_KD @ w_up_DM
-    value_KM, slope_KM = slopes(function, x_KD @ w_gate_DM)
-    pairs = zip(slope_KM * up_KM, value_KM, strict=True)
+    x_KD, gate_DM, up_DM, down_MD = map(wide, (x_KD, w_gate_DM, w_up_DM, w_down_MD))
+    value_KM, slope_KM = slopes(function, x_KD @ gate_DM)
+    pairs = zip(slope_KM * (x_KD @ up_DM), value_KM, strict=True)
     note = f"gated {activation}"
-    return _worst([(w_gate_DM * s + w_up_DM * g) @ w_down_MD for s, g in pairs], note)
+    return _worst([(gate_DM * s + up_DM * g) @ down_MD for s, g in pairs], note)
 
 
 def _worst(j_DD: list[Tensor], note: str) -> Bound:
