@@ -61,3 +61,18 @@ class Estimate:
         if not self.certified:
             return math.nan if math.isnan(self.value) else math.inf
         return self.value + self.error * abs(self.value)
+
+    @property
+    def lower(self) -> float:
+        """Return value − error·|value|, or −infinity when nothing bounds the truth."""
+        if not self.certified:
+            return math.nan if math.isnan(self.value) else -math.inf
+        return self.value - self.error * abs(self.value)
+
+
+def broken() -> Estimate:
+    """Return what is known when a NaN or an infinity came by: nothing."""
+    nan = math.nan
+    return Estimate(
+        value=nan, status=Status.BROKEN, steps=0, residual=nan, error=nan, failure=1.0
+    )

@@ -25,7 +25,7 @@ def _add_row(row_N: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
     dot = inverse - inverse  # a literal 0 would turn the sum into float64, half as fast
     for n in range(row_N.size):
         dot += row_N[n] * x_N[n]
-    dot = dot * inverse * inverse  # one by one: 1/unit² may not be a float32
+    dot *= inverse
     for n in range(row_N.size):
         out_N[n] += dot * row_N[n]
 
@@ -43,8 +43,7 @@ def _rows(a_MN: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
             q += b[n] * x_N[n]
             r += c[n] * x_N[n]
             s += d[n] * x_N[n]
-        p, q = p * inverse * inverse, q * inverse * inverse
-        r, s = r * inverse * inverse, s * inverse * inverse
+        p, q, r, s = p * inverse, q * inverse, r * inverse, s * inverse
         for n in range(N):
             out_N[n] += p * a[n] + q * b[n] + r * c[n] + s * d[n]
     for m in range(M - M % 4, M):
@@ -119,5 +118,8 @@ def gram_product(
         return (matrix_MN.mT @ (half_M / unit)).detach()
     out_N = torch.empty_like(x_N)
     into_N = out_N.numpy()
-    _rows(matrix_MN.numpy(), x_N.numpy(), into_N.dtype.type(1 / float(unit)), into_N)
+    # x carries the first 1/unit, the kernel the second: compiled to be reordered, it
+    # would otherwise form 1/unit², which may not be a float32.
+    inverse = into_N.dtype.type(1 / float(unit))
+    _rows(matrix_MN.numpy(), (x_N / unit).numpy(), inverse, into_N)
     return out_N

@@ -107,8 +107,7 @@ def softmax_maximiser(p_xK: Float[Tensor, "*x K"]) -> Maximiser:
     """
     rows = taken_apart(p_xK)
     v_xK = secular_vector(rows)
-    top_x1 = p_xK.argmax(-1, keepdim=True)
-    v_xK = v_xK[..., 1:].scatter(-1, top_x1, v_xK[..., :1])
+    v_xK = v_xK[..., 1:].scatter(-1, rows.at_x1, v_xK[..., :1])
     return Maximiser(secular_root(rows), v_xK)
 
 

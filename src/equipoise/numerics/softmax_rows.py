@@ -20,6 +20,8 @@ class Rows(NamedTuple):
     """1 − p₍₁₎, summed and never subtracted: 1 − 0.99999999 is 0 in float32."""
     rest_xK: Tensor
     """p with one largest entry set to 0."""
+    at_x1: Tensor
+    """Where that entry was."""
 
     @property
     def second_x(self) -> Tensor:
@@ -52,4 +54,4 @@ def taken_apart(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
     readable = ((total_x1 - 1).abs() <= off) & (p_xK >= 0).all(-1, keepdim=True)
     total_x1 = torch.where(readable, total_x1, torch.nan)
     rest_xK = rest_xK / total_x1
-    return Rows((top_x1 / total_x1)[..., 0], rest_xK.sum(-1), rest_xK)
+    return Rows((top_x1 / total_x1)[..., 0], rest_xK.sum(-1), rest_xK, at_x1)

@@ -56,7 +56,7 @@ def inf_to_two(p_xK: Tensor) -> Interval:
     alone_x, settled = _top_alone(rows), rows.top_x >= 0.5
     lower_x = torch.where(settled, alone_x, lower_x).sqrt()
     upper_x = torch.where(settled, alone_x, upper_x).sqrt()
-    return _rounded(lower_x, upper_x, dtype)
+    return _rounded(lower_x, upper_x, dtype, keys=p_xK.shape[-1])
 
 
 def _value(a: Tensor, b: Tensor, squares: Tensor) -> Tensor:
@@ -100,10 +100,11 @@ def _bounds(p_xK: Tensor) -> tuple[Tensor, Tensor]:
     return lower_x, upper_x
 
 
-def _rounded(lower_x: Tensor, upper_x: Tensor, dtype: torch.dtype) -> Interval:
-    slack = 16 * torch.finfo(torch.float64).eps
-    lower_x, upper_x = outward(
-        torch.stack([lower_x * (1 - slack), upper_x * (1 + slack)], -1), dtype
-    )
-    close = torch.maximum(upper_x, lower_x) * (4 * torch.finfo(dtype).eps + 2 * slack)
-    return Interval(lower_x, upper_x, upper_x - lower_x <= close)
+def _rounded(
+    lower_x: Tensor, upper_x: Tensor, dtype: torch.dtype, *, keys: int
+) -> Interval:
+    slack = (4 + keys) * torch.finfo(torch.float64).eps  # running sums lose one a key
+    bounds_x2 = torch.stack([lower_x * (1 - slack), upper_x * (1 + slack)], -1)
+    lower_x, upper_x = outward(bounds_x2, dtype)
+    close_x = upper_x * (2 * slack + 4 * torch.finfo(dtype).eps)
+    return Interval(lower_x, upper_x, upper_x - lower_x <= close_x)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.estimate import Estimate, Status
+from equipoise.numerics.estimate import Estimate, Status, broken
+from equipoise.numerics.extremes import Extremes, extremes
+from equipoise.numerics.hutchinson import hutch_plus_plus, hutchinson
 from equipoise.numerics.lanczos import Krylov, beyond
 from equipoise.numerics.products import Product
 from equipoise.numerics.stopping import (
@@ -28,9 +30,13 @@ from equipoise.numerics.tracking import fixed_steps, tracked_norm
 
 __all__ = [
     "Estimate",
+    "Extremes",
     "Search",
     "Status",
+    "extremes",
     "fixed_steps",
+    "hutch_plus_plus",
+    "hutchinson",
     "spectral_norm",
     "spectral_norms",
     "tracked_norm",
@@ -68,7 +74,7 @@ def spectral_norm(
     search = search or Search()
     product = Product(factors)
     if not product.finite:
-        return _broken()
+        return broken()
     if product.zero:
         return Estimate(
             value=0.0, status=Status.EXACT, steps=0, residual=0.0, error=0.0
@@ -98,13 +104,6 @@ def spectral_norms(
     return tuple(
         spectral_norm(*row, search=search, start=start, generator=generator)
         for row, start in zip(rows, warm, strict=True)
-    )
-
-
-def _broken() -> Estimate:
-    nan = math.nan
-    return Estimate(
-        value=nan, status=Status.BROKEN, steps=0, residual=nan, error=nan, failure=1.0
     )
 
 
@@ -143,7 +142,7 @@ def _iterated(
         status, end = until_residual(krylov, search), math.inf
         failure = 1.0
     if status is Status.BROKEN:
-        return _broken()
+        return broken()
     if status is Status.STEP_LIMIT and failure < 1:
         top = krylov.top()
         end = top + beyond(krylov, top, failure=failure)

@@ -35,8 +35,25 @@ class Search:
 
 
 def rounding(krylov: Krylov) -> float:
-    """Return the relative allowance for rounding in the products: √N·ε."""
-    return math.sqrt(krylov.width) * torch.finfo(krylov.basis_KN.dtype).eps
+    """Return the relative allowance for rounding in the products: (8+√N)·ε."""
+    return (8 + math.sqrt(krylov.width)) * torch.finfo(krylov.basis_KN.dtype).eps
+
+
+def left_for_search(krylov: Krylov, tolerance: float) -> float:
+    """Return the tolerance without what rounding may take of it."""
+    left = tolerance - rounding(krylov)
+    if left <= 0:
+        dtype = str(krylov.basis_KN.dtype).removeprefix("torch.")
+        raise InputError(
+            f"tolerance {tolerance:g} is below the rounding of {dtype} at width "
+            f"{krylov.width} ({rounding(krylov):.1g}): ask for less, or pass float64"
+        )
+    return left
+
+
+def next_look(krylov: Krylov) -> int:
+    """Return the step at which the small eigenproblem is worth solving again."""
+    return math.ceil(_LOOK * krylov.steps)
 
 
 def until_proven(krylov: Krylov, search: Search) -> tuple[Status, float]:
@@ -47,6 +64,7 @@ def until_proven(krylov: Krylov, search: Search) -> tuple[Status, float]:
     """
     assert search.failure is not None
     target = needed(krylov.width, failure=search.failure)
+    factor = (1 + left_for_search(krylov, search.tolerance)) ** 2
     point, look = Growth(0.0), 1
     while krylov.steps < krylov.at_most:
         krylov.grow()
@@ -54,8 +72,8 @@ def until_proven(krylov: Krylov, search: Search) -> tuple[Status, float]:
             return ended, math.inf
         point.take(krylov.alphas[-1], krylov.betas[-1])
         if point.log == -math.inf and krylov.steps >= look:
-            point = growth(krylov, krylov.top() * (1 + search.tolerance) ** 2)
-            look = math.ceil(_LOOK * krylov.steps)
+            point = growth(krylov, krylov.top() * factor)
+            look = next_look(krylov)
         if point.log >= target:
             return Status.PROBABLE, point.at
     return Status.STEP_LIMIT, math.inf
@@ -63,7 +81,7 @@ def until_proven(krylov: Krylov, search: Search) -> tuple[Status, float]:
 
 def until_residual(krylov: Krylov, search: Search) -> Status:
     """Grow until the residual puts a true eigenvalue within (1±tolerance)²·top."""
-    look = 1
+    goal, look = left_for_search(krylov, search.tolerance), 1
     while krylov.steps < krylov.at_most:
         krylov.grow()
         if ended := _ended(krylov):
@@ -71,9 +89,9 @@ def until_residual(krylov: Krylov, search: Search) -> Status:
         if krylov.steps >= look:
             values, vectors = krylov.ritz()
             residual = krylov.betas[-1] * abs(float(vectors[-1, -1]))
-            if root_error(float(values[-1]), residual) <= search.tolerance:
+            if root_error(float(values[-1]), residual) <= goal:
                 return Status.RESIDUAL
-            look = math.ceil(_LOOK * krylov.steps)
+            look = next_look(krylov)
     return Status.STEP_LIMIT
 
 

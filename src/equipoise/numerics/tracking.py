@@ -96,12 +96,15 @@ def _matrix(matrix_MN: Tensor, steps: int) -> Tensor:
 
 def _start(matrix_MN: Tensor, start: Tensor | None) -> Tensor:
     N = matrix_MN.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    random_N = torch.randn(N, generator=generator).to(matrix_MN)
     if start is None:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(N, generator=generator).to(matrix_MN)
+        return random_N
     if start.shape != (N,):
         raise InputError(f"start has shape {tuple(start.shape)}, expected ({N},)")
-    return start.to(matrix_MN)
+    # A matrix that was broken once must not break every later answer.
+    usable = start.isfinite().all() & (start != 0).any()
+    return torch.where(usable, start.to(matrix_MN), random_N)
 
 
 def _lanczos(
@@ -128,9 +131,10 @@ def _top(T_KK: Tensor) -> Tensor:
     """Return the leading eigenvector of a small positive matrix, by squaring it."""
     P_KK = T_KK
     for _ in range(_SQUARINGS):
-        P_KK = P_KK / P_KK.norm()
+        P_KK = P_KK / P_KK.norm().clamp(min=torch.finfo(P_KK.dtype).tiny)
         P_KK = P_KK @ P_KK
     column = P_KK.diagonal().argmax().expand(T_KK.shape[0], 1)
     y_K = P_KK.gather(1, column)[:, 0]
-    unit_K: Tensor = y_K / y_K.norm()
-    return unit_K
+    length = y_K.norm()
+    first_K = torch.zeros_like(y_K).index_fill(0, column[0], 1.0)
+    return torch.where(length == 0, first_K, y_K / length)  # the zero matrix
