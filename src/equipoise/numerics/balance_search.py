@@ -6,6 +6,7 @@ Signs as in ``balance_sorted``: gap = ½ Σp - p(S), side 1 where a key is in S.
 
 import numpy as np
 
+from equipoise.numerics.balance_branch import branched
 from equipoise.numerics.balance_compile import compiled
 from equipoise.numerics.balance_differencing import differenced
 from equipoise.numerics.balance_halves import nearest_sums
@@ -20,6 +21,8 @@ from equipoise.numerics.balance_sorted import (
 # Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
 DEPTHS = (20, 30, 40)
 _NEIGHBOURS = 20
+# Branches tried per key before a row that is not steep goes on to the next step.
+_BRANCHES = 8
 
 
 @compiled()
@@ -129,6 +132,9 @@ def partition(
     proven = cardinality_gap(v_n, half)
     if abs(gap) - proven <= rounding:
         return gap, proven
+    gap, complete = branched(v_n, half, gap, side_n, enough, _BRANCHES * v_n.size)
+    if complete or abs(gap) <= enough:
+        return gap, abs(gap) if complete else 0.0
     if v_n.size > DEPTHS[0]:
         gap = _improved(v_n, gap, side_n, enough)
     for m in DEPTHS:
