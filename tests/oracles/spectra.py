@@ -1,4 +1,4 @@
-"""Dense truth for iterative spectra: NumPy's float64 decompositions, nothing of ours."""
+"""Dense truth for iterative spectra: NumPy's float64 decompositions."""
 
 import numpy as np
 import torch
