@@ -1,65 +1,141 @@
 """What an undeclared model probably is, by the names people give these things."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
 from equipoise.anatomy.families import Fused, Layout, Separate
+from equipoise.anatomy.sites import Placement
 
 QUERIES = (
-    "q_proj",
-    "query",
-    "q_lin",
-    "wq",
-    "to_q",
-    "q",
-    "w_q",
-    "query_proj",
-    "linear_q",
+    *("q_proj", "query", "q_lin", "wq", "to_q", "q", "w_q", "query_proj", "linear_q"),
+    *("W_q", "Wq", "WQ", "W_Q", "q_linear", "queries", "fc_q", "proj_q", "lin_q"),
 )
-FUSED = ("c_attn", "qkv", "Wqkv", "query_key_value", "qkv_proj", "to_qkv", "in_proj")
+FUSED = (
+    *("c_attn", "qkv", "Wqkv", "query_key_value", "qkv_proj", "to_qkv", "in_proj"),
+    *("W_qkv", "qkv_linear", "attn_qkv", "wqkv", "in_proj_weight", "to_q_k_v"),
+)
 OUTPUTS = (
     *("o_proj", "out_proj", "c_proj", "out_lin", "wo", "proj", "to_out", "dense"),
-    *("o", "w_o", "out", "linear_out", "output"),
+    *("o", "w_o", "W_o", "Wo", "WO", "W_O", "out", "linear_out", "output", "fc_out"),
+    *("o_linear", "out_linear", "proj_out", "to_out.0", "fc_o", "proj_o", "lin_out"),
 )
+FEEDFORWARDS = ("mlp", "ffn", "feedforward", "feed_forward", "ff", "ffwd", "moe")
+ROUTERS = ("router", "gate", "gating")
+PICKS = ("top_k", "num_experts_per_tok", "num_selected_experts", "chosen", "k")
+EARLY = ("input_", "pre_", "ln_1", "ln1", "norm1", "layernorm_before", "norm_1")
 
 
 def layout(module: nn.Module) -> Layout | None:
     """Return the projections a module seems to have, or None if none are so named."""
-    children = dict(module.named_children())
-    o = _first(OUTPUTS, children)
-    fused, q = _first(FUSED, children), _first(QUERIES, children)
-    if o is None or (fused is None and q is None):
+    maps = {n for n, m in module.named_modules() if _is_map(m) and n.count(".") <= 1}
+    maps |= {n for n, _ in module.named_parameters(recurse=False)}
+    o = next((name for name in OUTPUTS if name in maps), None)
+    fused = next((name for name in FUSED if name in maps), None)
+    if o is None:
         return None
-    transposed = type(children[o]).__name__ == "Conv1D"
     if fused is not None:
-        return Fused(qkv=fused, o=o, transposed=transposed)
-    assert q is not None
-    k, v = _sibling(q, "k"), _sibling(q, "v")
-    if k not in children or v not in children:
-        return None
-    return Separate(q=q, k=k, v=v, o=o, transposed=transposed)
+        return Fused(qkv=fused, o=o)
+    for q in QUERIES:
+        k, v = sibling(q, "k"), sibling(q, "v")
+        if {q, k, v} <= maps:
+            return Separate(q=q, k=k, v=v, o=o)
+    return None
 
 
-def blocks(named: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
-    """Return the longest list of like modules: the stations of the residual stream."""
-    stacks: list[dict[str, nn.Module]] = []
-    for name, module in named:
-        children = dict(module.named_children())
-        alike = len({type(child) for child in children.values()}) == 1
-        if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
-            stacks.append({f"{name}.{n}".lstrip("."): c for n, c in children.items()})
-    return max(stacks, key=len, default={})
+def _is_map(module: nn.Module) -> bool:
+    held = getattr(module, "base_layer", module)
+    weight = getattr(held, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.ndim == 2
 
 
-def _first(names: Iterable[str], children: dict[str, nn.Module]) -> str | None:
-    return next((name for name in names if name in children), None)
+def sibling(query: str, letter: str) -> str:
+    """Return the key's or value's name that goes with a query's name.
 
-
-def _sibling(query: str, letter: str) -> str:
-    """Return the key's or value's name that goes with a query's name."""
-    words = {"query": {"k": "key", "v": "value"}}
+    >>> sibling("query_proj", "k"), sibling("W_Q", "v"), sibling("queries", "v")
+    ('key_proj', 'W_V', 'values')
+    """
+    words = {"queries": {"k": "keys", "v": "values"}}
+    words["query"] = {"k": "key", "v": "value"}
     for word, other in words.items():
         if word in query:
             return query.replace(word, other[letter])
-    return query.replace("q", letter)
+    return query.replace("q", letter).replace("Q", letter.upper())
+
+
+def stacks(
+    modules: Mapping[str, nn.Module], sites: Iterable[str]
+) -> dict[str, nn.Module]:
+    """Return the lists of like modules that hold attention: the stream's stations.
+
+    Where no attention is known by name, the longest list of like modules.
+    """
+    lists = [found for n, m in modules.items() if (found := _alike(n, m))]
+    holding = [found for found in lists if _hold(found, sites)]
+    outermost = [f for f in holding if not any(_inside(f, other) for other in holding)]
+    chosen = outermost or sorted(lists, key=len)[-1:]
+    return {name: module for found in chosen for name, module in found.items()}
+
+
+def _alike(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    children = {f"{name}.{n}".lstrip("."): c for n, c in module.named_children()}
+    alike = len({type(child) for child in children.values()}) == 1
+    listed = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+    return children if listed and alike else {}
+
+
+def _hold(found: Mapping[str, nn.Module], sites: Iterable[str]) -> bool:
+    return any(f"{site}.".startswith(f"{name}.") for site in sites for name in found)
+
+
+def _inside(found: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
+    first = next(iter(found))
+    return any(first.startswith(f"{name}.") for name in other)
+
+
+def feedforwards(name: str, block: nn.Module) -> dict[str, nn.Module]:
+    """Return the feed-forward child of a block, by its name."""
+    children = dict(block.named_children())
+    named = next((n for n in FEEDFORWARDS if n in children), None)
+    return {f"{name}.{named}".lstrip("."): children[named]} if named else {}
+
+
+def placement(name: str, block: nn.Module, norms: Iterable[str]) -> Placement:
+    """Return where a block's norms seem to stand.
+
+    A block that names a norm "input" or "1", or registers one before anything else,
+    normalises first; a norm after the whole stack, outside it, says the same.
+    """
+    mine = [n.rpartition(".")[2] for n in norms if n.rpartition(".")[0] == name]
+    if not mine:
+        return ""
+    children = [child for child, _ in block.named_children()]
+    early = any(n.startswith(EARLY) for n in mine) and children[0] in mine
+    return "pre" if early or _closed_outside(name, norms) else "post"
+
+
+def _closed_outside(name: str, norms: Iterable[str]) -> bool:
+    """Return whether a norm stands beside the list that holds this block."""
+    home = name.rpartition(".")[0].rpartition(".")[0]
+    return any(n.rpartition(".")[0] == home for n in norms)
+
+
+def routers(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, int]]:
+    """Return what looks like a router: a small map beside a list of experts."""
+    found = {}
+    for name, module in modules.items():
+        parent, _, own = name.rpartition(".")
+        beside = dict(modules[parent].named_children()) if parent in modules else {}
+        if own in ROUTERS and any("expert" in sister for sister in beside):
+            found[name] = module, picks(modules[parent], module)
+    return found
+
+
+def picks(*owners: nn.Module) -> int:
+    """Return how many experts a router picks per token, or 1 if nobody says."""
+    for owner in owners:
+        for holder in (owner, getattr(owner, "config", None)):
+            for name in PICKS:
+                if isinstance(value := getattr(holder, name, None), int):
+                    return value
+    return 1

@@ -12,14 +12,20 @@ WRAPPERS = {
     "DataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "LoraModel": "model",
 }
+PEFT = "PeftModel"  # PeftModelForCausalLM and its like
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the user's own module under any number of wrappers."""
-    while (attribute := WRAPPERS.get(type(module).__name__)) is not None:
+    while (attribute := _held_as(type(module).__name__)) is not None:
         module = getattr(module, attribute)
     return module
+
+
+def _held_as(wrapper: str) -> str | None:
+    return "base_model" if wrapper.startswith(PEFT) else WRAPPERS.get(wrapper)
 
 
 def named(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -9,10 +9,6 @@ HEAD_COUNTS = (
     *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead"),
     *("num_attn_heads", "attention_heads", "n_attn_heads", "nheads", "h"),
 )
-KV_COUNTS = (
-    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads", "n_kv_head"),
-    *("num_kv", "groups"),
-)
 
 
 def count(module: nn.Module | None, names: tuple[str, ...]) -> int | None:

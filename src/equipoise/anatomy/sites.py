@@ -2,11 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 Placement = Literal["pre", "post", "sandwich", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Rows that go group by group: the group's queries, its key, its value.
+
+    One query per group is GPT-NeoX's and Bloom's layout; one group, Falcon-7B's.
+    """
+
+    groups: int
+    queries: int
+    """Query heads per group."""
+    letter: str
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return the rows of one letter from the whole fused matrix."""
+        by_part: Tensor = weight.unflatten(0, (self.groups, self.queries + 2, -1))
+        if self.letter == "q":
+            return by_part[:, : self.queries].flatten(0, 2)
+        return by_part[:, self.queries + (self.letter == "v")].flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +37,36 @@ class Weight:
     attribute: str = "weight"
     transposed: bool = False
     """True where the module stores (in, out), as GPT-2's Conv1D does."""
-    rows: slice | tuple[int, ...] | None = None
+    rows: slice | Interleaved | None = None
     """Which output rows belong to this projection; all of them by default."""
 
     def matrix(self) -> Tensor:
         """Return the (out, in) matrix as it is now; whole only where the module is."""
-        weight: Tensor = getattr(self.module, self.attribute).detach()
+        weight = effective(self.module, self.attribute)
         weight = weight.mT if self.transposed else weight
         if self.rows is None:
             return weight
-        return weight[self.rows if isinstance(self.rows, slice) else list(self.rows)]
+        if isinstance(self.rows, Interleaved):
+            return self.rows.rows(weight)
+        return weight[self.rows]
+
+
+def effective(module: nn.Module, attribute: str = "weight") -> Tensor:
+    """Return the weight a module acts with: under LoRA, base and adapters together.
+
+    peft keeps the user's layer as ``base_layer`` and adds the active adapters' update
+    on the fly, unless it has merged them already.
+    """
+    base = getattr(module, "base_layer", None)
+    if base is None:
+        plain: Tensor = getattr(module, attribute).detach()
+        return plain
+    weight = effective(base, attribute)
+    lora: Any = module
+    for adapter in () if lora.merged else lora.active_adapters:
+        if adapter in getattr(lora, "lora_A", ()):
+            weight = weight + lora.get_delta_weight(adapter).detach()
+    return weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +79,20 @@ class Projections:
     o: Weight
     heads: int
     kv_heads: int
+
+    def by_head(self, letter: Literal["q", "k", "v", "o"]) -> Tensor:
+        """Return one map as (head, head width, model width), o's columns as rows.
+
+        Query head h reads the key and value head h // (heads / kv_heads); their maps
+        come once per query head.
+        """
+        weight: Weight = getattr(self, letter)
+        matrix = weight.matrix().mT if letter == "o" else weight.matrix()
+        heads = self.heads if letter in "qo" else self.kv_heads
+        by_group: Tensor = matrix.unflatten(0, (heads, -1))
+        if letter in "qo":
+            return by_group
+        return by_group.repeat_interleave(self.heads // self.kv_heads, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +118,8 @@ class Anatomy:
     blocks: Mapping[str, nn.Module]
     """The residual stream's stations, first to last."""
     norms: Mapping[str, nn.Module]
+    feedforwards: Mapping[str, nn.Module] = field(default_factory=dict)
+    """The feed-forward modules of the blocks; several where a block holds the parts."""
     routers: Mapping[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """Modules whose output are a router's logits, and how many experts each picks."""
     placement: Placement = ""

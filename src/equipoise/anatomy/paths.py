@@ -1,0 +1,61 @@
+"""Paths in declarations, followed in somebody's model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from equipoise.anatomy.families import Block, Declaration, Fused, Separate
+from equipoise.anatomy.sites import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A module under its name, among all the others."""
+
+    name: str
+    module: nn.Module
+    modules: Mapping[str, nn.Module]
+    """Every module of the model, by name."""
+
+    def follow(self, path: str) -> tuple[str, nn.Module] | None:
+        """Return (name, module) at a path, or None where there is nothing."""
+        for choice in path.split("|"):
+            name = _joined(self.name, choice)
+            if name in self.modules:
+                return name, self.modules[name]
+        return None
+
+    def weight(self, path: str) -> Weight | None:
+        """Return the weight at a path: a module's, or a parameter of this module."""
+        if isinstance(getattr(self.module, path, None), nn.Parameter):
+            return Weight(self.module, path)
+        found = self.follow(path)
+        if found is None or not hasattr(_base(found[1]), "weight"):
+            return None
+        return Weight(found[1], transposed=type(_base(found[1])).__name__ == "Conv1D")
+
+    def fits(self, declaration: Declaration) -> bool:
+        """Return whether this module has everything a declaration names."""
+        if isinstance(declaration, Block):
+            modules = (*declaration.feedforward, declaration.router)
+            return all(self.follow(path) for path in modules if path)
+        maps = _maps(declaration)
+        return all(self.weight(path) is not None for path in maps)
+
+
+def _maps(layout: Separate | Fused) -> tuple[str, ...]:
+    if isinstance(layout, Fused):
+        return layout.qkv, layout.o
+    return layout.q, layout.k, layout.v, layout.o
+
+
+def _joined(name: str, path: str) -> str:
+    while path.startswith(".."):
+        name, path = name.rpartition(".")[0], path[2:]
+    return f"{name}.{path}".strip(".")
+
+
+def _base(module: nn.Module) -> nn.Module:
+    base = getattr(module, "base_layer", None)
+    return base if isinstance(base, nn.Module) else module

@@ -1,0 +1,79 @@
+"""From a layout and a module to its projections, if the sizes agree."""
+
+from torch import nn
+
+from equipoise.anatomy.families import Fused, Layout
+from equipoise.anatomy.paths import Place
+from equipoise.anatomy.shapes import HEAD_COUNTS, count
+from equipoise.anatomy.sites import Interleaved, Projections, Weight
+
+HEAD_WIDTHS = (
+    *("head_dim", "head_size", "d_head", "dim_head", "attention_head_size"),
+    "key_value_proj_dim",
+)
+
+
+def projections(place: Place, layout: Layout) -> Projections | None:
+    """Return the four weights of an attention module, or None if they do not fit."""
+    if isinstance(layout, Fused):
+        return _of_fused(place, layout)
+    found = [place.weight(path) for path in (layout.q, layout.k, layout.v, layout.o)]
+    q, k, v, o = found
+    if q is None or k is None or v is None or o is None:
+        return None
+    heads = _heads(place.module, q.matrix().shape[0])
+    if heads is None:
+        return None
+    # Keys say how many heads they have: their rows against the queries'.
+    kv_heads = k.matrix().shape[0] * heads // q.matrix().shape[0]
+    whole = kv_heads > 0 and heads % kv_heads == 0
+    made = Projections(q=q, k=k, v=v, o=o, heads=heads, kv_heads=max(kv_heads, 1))
+    return made if whole and _split(made) else None
+
+
+def _of_fused(place: Place, layout: Fused) -> Projections | None:
+    """The output map's input is all heads side by side; the rest is k and v."""
+    fused, o = place.weight(layout.qkv), place.weight(layout.o)
+    if fused is None or o is None:
+        return None
+    inner, rows = o.matrix().shape[1], fused.matrix().shape[0]
+    heads = _heads(place.module, inner)
+    if heads is None or inner % heads or (rows - inner) % (2 * (inner // heads)):
+        return None
+    kv_heads = (rows - inner) // (2 * (inner // heads))
+    if not kv_heads or heads % kv_heads:
+        return None
+    q, k, v = _thirds(fused, (inner, rows), (heads, kv_heads), layout)
+    return Projections(q=q, k=k, v=v, o=o, heads=heads, kv_heads=kv_heads)
+
+
+def _thirds(
+    fused: Weight, sizes: tuple[int, int], counts: tuple[int, int], layout: Fused
+) -> tuple[Weight, Weight, Weight]:
+    (inner, rows), (heads, kv_heads) = sizes, counts
+    middle = inner + (rows - inner) // 2
+    edges = {"q": (0, inner), "k": (inner, middle), "v": (middle, rows)}
+
+    def part(letter: str) -> Weight:
+        mine = Interleaved(kv_heads, heads // kv_heads, letter)
+        chosen = mine if layout.interleaved else slice(*edges[letter])
+        return Weight(fused.module, fused.attribute, fused.transposed, chosen)
+
+    return part("q"), part("k"), part("v")
+
+
+def _heads(module: nn.Module, rows: int) -> int | None:
+    """Return how many query heads a module has, by its count or by its head width."""
+    heads = count(module, HEAD_COUNTS)
+    if heads is not None:
+        return heads
+    width = count(module, HEAD_WIDTHS)
+    return rows // width if width and rows % width == 0 else None
+
+
+def _split(made: Projections) -> bool:
+    """Return whether every map divides into its heads."""
+    rows = made.q.matrix().shape[0], made.v.matrix().shape[0]
+    into = made.o.matrix().shape[1]
+    even = not rows[0] % made.heads and not rows[1] % made.kv_heads
+    return even and not into % made.heads
