@@ -1,0 +1,96 @@
+"""SIGKILL at random moments: nothing that was acknowledged is ever lost."""
+
+import multiprocessing
+import os
+import random
+import sqlite3
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from equipoise.errors import RunFileError
+from equipoise.store import RunWriter, open_run
+from tests.store.doomed import append_for_ever, step_readings
+from tests.store.made import assert_pyramid_agrees, files
+
+KILLS = 60
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """A server that has imported the store once and forks from there: fast starts."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context(
+        "forkserver" if "forkserver" in methods else "spawn"
+    )
+    if "forkserver" in methods:
+        context.set_forkserver_preload(["tests.store.doomed", "pytest"])
+    return context
+
+
+def acknowledged(heard: Connection) -> list[int]:
+    """Return every step the dead had time to report."""
+    said = b""
+    while block := os.read(heard.fileno(), 1 << 16):
+        said += block
+    whole = len(said) // 8 * 8
+    return [int.from_bytes(said[i : i + 8], "little") for i in range(0, whole, 8)]
+
+
+def killed(processes, path: Path, after: float, *, at_work: bool) -> list[int]:
+    """Start a writer, kill it, and return the steps it acknowledged."""
+    heard, says = processes.Pipe(duplex=False)
+    child = processes.Process(target=append_for_ever, args=(str(path), says))
+    child.start()
+    says.close()
+    if at_work:
+        heard.poll(30)
+    time.sleep(after)
+    child.kill()
+    child.join()
+    return acknowledged(heard)
+
+
+def assert_is_there(path: Path, steps: list[int]) -> None:
+    run = open_run(path)
+    recorded = run.steps.tolist()
+    assert recorded == list(range(len(recorded)))
+    assert set(steps) <= set(recorded)
+    news, cursor = [], 0
+    while (page := run.since(cursor))[1] != cursor:
+        cursor = page[1]
+        news += page[0].readings
+    assert news == [r for step in recorded for r in step_readings(step)]
+
+
+def test_kill_at_random_moments(processes, tmp_path: Path) -> None:
+    path, rng, total = tmp_path / "run.eqp", random.Random(0), 0
+    for kill in range(KILLS):
+        at_work = kill % 4 != 0  # every fourth while it is still opening the file
+        steps = killed(processes, path, rng.uniform(0, 0.03), at_work=at_work)
+        total += len(steps)
+        if steps or path.exists():
+            check(path, steps, deep=kill % 15 == 14)
+    assert total > KILLS
+    with RunWriter.resume(path) as writer:
+        writer.append(step_readings(len(open_run(path).steps)))
+    assert files(tmp_path) == ["run.eqp"]
+    assert_is_there(path, [])
+    assert_pyramid_agrees(open_run(path))
+
+
+def check(path: Path, steps: list[int], *, deep: bool) -> None:
+    try:
+        run = open_run(path)
+    except RunFileError:
+        assert not steps, "acknowledged, but not readable"
+        return
+    assert set(steps) <= set(run.steps.tolist())
+    if deep:
+        assert_is_there(path, steps)
+        assert_pyramid_agrees(run)
+        db = sqlite3.connect(path)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        db.close()

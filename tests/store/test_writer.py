@@ -1,0 +1,198 @@
+"""What is appended is there, all of it or none, to the last bit."""
+
+import math
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from equipoise.errors import RunFileError
+from equipoise.records import Applied, Finding, Reading
+from equipoise.store import RunWriter, open_run
+from tests.store.made import INFO, files, reading, sample
+
+HOLD = """
+import sys, time
+from equipoise.store import RunWriter
+from tests.store.made import INFO
+writer = RunWriter(sys.argv[1], INFO)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.eqp"
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+any_bits = st.binary(min_size=8, max_size=8).map(lambda b: struct.unpack("<d", b)[0])
+rows = st.lists(
+    st.lists(st.floats(width=32) | any_bits, min_size=1, max_size=5),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(rows)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_bit_survives(tmp_path: Path, values: list[list[float]]) -> None:
+    path = tmp_path / "run.eqp"
+    path.unlink(missing_ok=True)
+    sites = tuple(map(str, range(len(values))))
+    given = Reading(step=3, quantity="q", sites=sites, values=tuple(map(tuple, values)))
+    with RunWriter(path, INFO) as writer:
+        writer.append([given])
+    (back,) = open_run(path).since(0)[0].readings
+    assert (back.step, back.quantity, back.sites) == (3, "q", sites)
+    flat = [bits(v) for row in values for v in row]
+    assert [bits(v) for row in back.values for v in row] == flat
+
+
+def test_single_precision_takes_half_the_room(path: Path) -> None:
+    with RunWriter(path, INFO) as writer:
+        writer.append([reading(0, "q", a=[0.1]), reading(1, "q", a=[0.5])])
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT length(data) FROM reading").fetchall() == [(8,), (4,)]
+
+
+def test_an_append_is_all_or_nothing(path: Path) -> None:
+    with RunWriter(path, INFO) as writer:
+        for step in range(15):
+            writer.append(sample(step))
+        broken = [*sample(15), Reading(step=2**70, quantity="q", sites=(), values=())]
+        with pytest.raises(OverflowError):
+            writer.append(broken)
+        assert open_run(path).steps.tolist() == list(range(15))
+        writer.append(sample(15))
+    run = open_run(path)
+    assert run.summary("loss", level=1)[""].rows.tolist() == [16]
+    assert len(run.series("theta")["a"][0]) == 16
+
+
+def test_findings_and_remedies_come_back(path: Path) -> None:
+    finding = Finding(
+        step=2,
+        severity="warn",
+        rule="r",
+        message="m",
+        evidence={"x": 1.5, "n": 2, "why": "because", "on": True},
+    )
+    applied = Applied(step=3, remedy="temperature", details={"tau": 1.5})
+    with RunWriter(path, INFO) as writer:
+        writer.append([], findings=[finding], applied=[applied])
+    run = open_run(path)
+    assert (run.findings, run.applied, run.info) == ([finding], [applied], INFO)
+
+
+def test_close_leaves_one_file_and_may_be_repeated(path: Path) -> None:
+    writer = RunWriter(path, INFO)
+    writer.append(sample(0))
+    writer.close()
+    writer.close()
+    assert files(path.parent) == ["run.eqp"]
+    with pytest.raises(RunFileError, match="closed"):
+        writer.append(sample(1))
+
+
+def test_continues_a_closed_run(path: Path) -> None:
+    for start in (0, 20, 40):
+        with RunWriter(path, INFO) as writer:
+            writer.append([r for s in range(start, start + 20) for r in sample(s)])
+    assert open_run(path).steps.tolist() == list(range(60))
+
+
+def test_info_is_written_once(path: Path) -> None:
+    RunWriter(path, INFO).close()
+    with RunWriter.resume(path) as writer:
+        assert writer.info == INFO
+
+
+def test_nothing_to_resume(path: Path) -> None:
+    with pytest.raises(RunFileError, match="no such run file to resume"):
+        RunWriter.resume(path)
+    path.touch()
+    with pytest.raises(RunFileError, match="nothing in it to resume"):
+        RunWriter.resume(path)
+    assert files(path.parent) == ["run.eqp"]
+
+
+def test_a_directory_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="a directory"):
+        RunWriter(tmp_path, INFO)
+
+
+def test_somebody_elses_file_is_left_alone(path: Path) -> None:
+    path.write_text("precious " * 1000)
+    with pytest.raises(RunFileError, match="not a run file"):
+        RunWriter(path, INFO)
+    assert path.read_text() == "precious " * 1000
+    assert files(path.parent) == ["run.eqp"]
+
+
+def test_readings_cannot_be_changed(path: Path) -> None:
+    with RunWriter(path, INFO) as writer:
+        writer.append(sample(0))
+    db = sqlite3.connect(path)
+    for attempt in ("UPDATE reading SET step = 7", "DELETE FROM reading"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            db.execute(attempt)
+
+
+def test_second_writer_is_told_who_holds_the_run(path: Path) -> None:
+    with RunWriter(path, INFO), pytest.raises(RunFileError, match="already being"):
+        RunWriter(path, INFO)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(RunFileError, match=f"process {holder.pid} on"):
+            RunWriter(path, INFO)
+    finally:
+        holder.kill()
+        holder.communicate()
+    RunWriter(path, INFO).close()  # the lock of the dead is taken over
+    assert files(path.parent) == ["run.eqp"]
+
+
+def test_a_script_that_just_ends_leaves_one_file(path: Path) -> None:
+    code = HOLD.replace("time.sleep(60)", "")
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    assert files(path.parent) == ["run.eqp"]
+
+
+def test_threads_may_share_a_writer(path: Path) -> None:
+    with RunWriter(path, INFO) as writer:
+        workers = [
+            threading.Thread(
+                target=lambda k=k: [writer.append(sample(4 * s + k)) for s in range(25)]
+            )
+            for k in range(4)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    run = open_run(path)
+    assert run.steps.tolist() == list(range(100))
+    assert run.summary("norm", level=1)["a"].rows.sum() == 100
+
+
+def test_nan_is_a_reading(path: Path) -> None:
+    with RunWriter(path, INFO) as writer:
+        writer.append([reading(0, "q", a=[math.nan, math.inf, -math.inf, -0.0])])
+    values = open_run(path).series("q")["a"][1]
+    np.testing.assert_array_equal(values, [[math.nan, math.inf, -math.inf, -0.0]])
+    assert math.copysign(1, values[0, 3]) == -1
