@@ -102,8 +102,8 @@ def test_accumulation_is_a_larger_batch() -> None:
 
 
 def test_the_first_loss_is_in_nats_per_token() -> None:
-    result = Trainer(model(), data(), OPTIONS).run()
-    assert result.losses[0] == pytest.approx(math.log(256), rel=0.05)
+    result = Trainer(model(embedding_std=0.02), data(), OPTIONS).run()
+    assert result.losses[0] == pytest.approx(math.log(256), rel=0.01)
 
 
 def test_temperature_falls_to_one_while_training() -> None:
@@ -168,9 +168,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(InputError, match="is a checkpoint of another model: ") as said:
         Trainer(model(width=32), data(), options, folder=tmp_path)
-    assert "\n" not in str(said.value) and "(16,) there and (32,) here" in str(
-        said.value
-    )
+    assert str(said.value).endswith("k_proj.weight is (16, 16) there and (32, 32) here")
     after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert before == after
 
