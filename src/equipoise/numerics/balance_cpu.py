@@ -83,7 +83,7 @@ def _finish(
         falling = -p_NK[which].astype(np.float64)
         sides, bounds = np.empty(falling.shape, np.uint8), np.empty((which.size, 2))
         if side_NK is None:  # sorting values alone is several times faster
-            seen = falling.any(0)
+            seen: NDArray[np.bool_] = np.any(falling, axis=0)
             seen[0] = True  # a row without mass still needs a key
             falling = np.sort(falling[:, seen], -1)
             _sorted_rows(-falling, sides, bounds, options)

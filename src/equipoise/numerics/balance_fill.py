@@ -183,7 +183,7 @@ def _summed(p_K: Block, scratch: Scratch) -> tuple[float, np.uint32]:
 
 
 @compiled()
-def _first_steps(
+def first_steps_row(
     p_K: Block, side_K: Side, scratch: Scratch, options: Options
 ) -> tuple[float, float]:
     """Return θ's interval if the closed form or the fill closes it, else ``OPEN``."""
@@ -219,6 +219,6 @@ def first_steps(
     scratch = (np.empty(blocks), bits_b, bits_b.view(np.float32))
     for i in range(p_NK.shape[0]):
         side_K = side_NK[min(i, side_NK.shape[0] - 1)]
-        low, high = _first_steps(p_NK[i], side_K, scratch, options)
+        low, high = first_steps_row(p_NK[i], side_K, scratch, options)
         bounds_N2[i, 0] = low
         bounds_N2[i, 1] = high

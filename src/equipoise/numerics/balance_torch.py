@@ -63,7 +63,7 @@ def largest_first(v_Nn: Tensor, half_N: Tensor) -> tuple[Tensor, Tensor]:
     return gap[:, 0], edge.cumsum(-1)[:, :n].bool()
 
 
-def vectorised(p_NK: Tensor, enough: float) -> tuple[Tensor, Tensor, Tensor]:
+def vectorised(p_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (lower, upper, side): closed form, or largest-first below an upper 1."""
     v_Nn, order = p_NK.sort(-1, descending=True)
     first = torch.zeros_like(v_Nn, dtype=torch.bool)
@@ -89,7 +89,7 @@ def intervals(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
     enough, off, _ = options
     p_NK = p_NK.to(torch.float64)
     sound = (p_NK >= 0).all(-1) & ((exact_sum(p_NK) - 1).abs() <= off)
-    lower, upper, side = vectorised(p_NK, enough)
+    lower, upper, side = vectorised(p_NK)
     bounds_N2 = torch.stack([lower, upper], -1)
     bounds_N2[~sound] = torch.nan
     if mask_NK is not None:
