@@ -1,0 +1,76 @@
+"""What to set before training: gains, residual multipliers, warm-up and ε.
+
+Needs no torch. Every line says by which formula it was found and who proposed it;
+a combination nobody has analysed is an error, not a guess.
+"""
+
+from equipoise.planning.depth import PLACEMENTS, scores, std
+from equipoise.planning.model import (
+    ATTENTIONS,
+    NORMS,
+    PRECISIONS,
+    RESIDUALS,
+    WARMUPS,
+    Model,
+)
+from equipoise.planning.settings import Plan, Setting
+from equipoise.planning.training import epsilon, warmup_of
+
+__all__ = [
+    "ATTENTIONS",
+    "NORMS",
+    "PRECISIONS",
+    "RESIDUALS",
+    "WARMUPS",
+    "Model",
+    "Plan",
+    "Setting",
+    "plan",
+]
+
+
+def plan(
+    depth: int,
+    width: int,
+    heads: int,
+    *,
+    residual: str = "pre",
+    attention: str = "standard",
+    norm: str = "layernorm",
+    precision: str = "bf16",
+    warmup: str = "learning-rate",
+    beta2: float = 0.95,
+    decoder_depth: int | None = None,
+) -> Plan:
+    """Return what to set before training such a model, with formula and reference.
+
+    Args:
+        depth: Layers N, each of an attention and a feed-forward branch.
+        residual: pre, post, sandwich, deepnorm (LN(X + αf)), deepnorm-original
+            (LN(aX + f)).
+        attention: standard (m = 4 maps in the sensitive path), shared (W_Q = W_K, 3),
+            linear (2).
+        precision: The format the normalisers compute in; fp32 under autocast.
+        warmup: Of the learning rate, or of the softmax temperature.
+        decoder_depth: For an encoder–decoder; ``depth`` is the encoder then.
+
+    Example:
+        >>> plan(8, 512, 8, residual="deepnorm-original")["residual.skip"]
+        2.0
+        >>> plan(16, 64, 4, precision="fp16")["norm.eps"]
+        0.0001
+    """
+    model = Model(
+        depth=depth,
+        width=width,
+        heads=heads,
+        residual=residual,
+        attention=attention,
+        norm=norm,
+        precision=precision,
+        warmup=warmup,
+        beta2=beta2,
+        decoder_depth=decoder_depth,
+    )
+    parts = (scores, std, PLACEMENTS[residual], warmup_of, epsilon)
+    return Plan(model=model, settings=tuple(s for part in parts for s in part(model)))

@@ -1,0 +1,131 @@
+"""What depth asks of initial gains and of residual multipliers."""
+
+from collections.abc import Callable, Iterator
+
+from equipoise.numerics.scaling import (
+    PATH_LENGTH,
+    deepnorm,
+    deepnorm_encoder_decoder,
+    deepnorm_original,
+    initial_std,
+    output_gain,
+    path_gain,
+)
+from equipoise.planning.model import Model
+from equipoise.planning.settings import Setting
+
+EMADI = "Emadi 2026, §6"
+WANG = "Wang et al. 2022"
+
+
+def scores(model: Model) -> Iterator[Setting]:
+    head = model.width // model.heads
+    if model.attention != "linear":
+        yield Setting(
+            name="attention.scale",
+            value=head**-0.5,
+            formula=f"d_h^(-1/2), d_h = {head}",
+            reference="Vaswani et al. 2017",
+        )
+
+
+def std(model: Model) -> Iterator[Setting]:
+    yield Setting(
+        name="init.std",
+        value=initial_std(model.width),
+        formula="0.02·(1280/d)^(1/2)",
+        reference="ours: keeps GPT-2's operator norms",
+        note="of every matrix, before the gains below",
+    )
+
+
+def _path(model: Model) -> Iterator[Setting]:
+    """m maps of the attention path share 1/N, and so do the two of the FFN."""
+    m = PATH_LENGTH[model.attention]
+    throttled = model.warmup == "temperature"
+    for letter in {4: "qkvo", 3: "qvo", 2: "vo"}[m]:
+        yield Setting(
+            name=f"init.gain.{letter}",
+            value=1.0 if throttled else path_gain(model.depth, maps=m),
+            formula="1: the temperature shares 1/N" if throttled else f"N^(-1/{m})",
+            reference=EMADI,
+            note="W_Q = W_K" if m == 3 and letter == "q" else "",
+        )
+    yield Setting(
+        name="init.gain.ffn",
+        value=path_gain(model.depth, maps=2),
+        formula="N^(-1/2)",
+        reference=f"ours: the rule of {EMADI}, for its two maps",
+    )
+
+
+def _plain(model: Model) -> Iterator[Setting]:
+    yield from _path(model)
+    yield _multiplier("residual.branch", 1.0, "1", EMADI)
+    yield Setting(
+        name="init.gain.output",
+        value=output_gain(model.depth),
+        formula="(2N)^(-1/2)",
+        reference="Radford et al. 2019 (GPT-2)",
+        note="instead of the gains above: on W_O and the last FFN matrix only",
+    )
+
+
+def _post(model: Model) -> Iterator[Setting]:
+    yield from _path(model)
+    yield _multiplier("residual.branch", 1.0, "1", EMADI)
+
+
+def _sandwich(model: Model) -> Iterator[Setting]:
+    yield from _path(model)
+    yield Setting(
+        name="init.norm.output",
+        value=output_gain(model.depth),
+        formula="(2N)^(-1/2)",
+        reference="ours: 2N branches add up to the variance of one",
+        note="weight of the normaliser after each branch, which undoes W_O's gain",
+    )
+
+
+def _deepnorm(model: Model) -> Iterator[Setting]:
+    found = deepnorm(model.depth)
+    yield _multiplier("residual.branch", found.branch, "(2N)^(-1/4)", EMADI)
+    yield from _gains(found.gain, "(8N)^(-1/4)")
+
+
+def _deepnorm_original(model: Model) -> Iterator[Setting]:
+    if model.decoder_depth is None:
+        found = deepnorm_original(model.depth)
+        yield _multiplier("residual.skip", found.skip, "(2N)^(1/4)", WANG)
+        yield from _gains(found.gain, "(8N)^(-1/4)")
+        return
+    encoder, decoder = deepnorm_encoder_decoder(model.depth, model.decoder_depth)
+    fitted = "0.81·(N⁴M)^(1/16)"
+    yield _multiplier("residual.skip.encoder", encoder.skip, fitted, WANG)
+    yield from _gains(encoder.gain, "0.87·(N⁴M)^(-1/16)", ".encoder")
+    yield _multiplier("residual.skip.decoder", decoder.skip, "(3M)^(1/4)", WANG)
+    yield from _gains(decoder.gain, "(12M)^(-1/4)", ".decoder")
+
+
+def _gains(gain: float, formula: str, stack: str = "") -> Iterator[Setting]:
+    for name in ("v", "o", "ffn"):
+        yield Setting(
+            name=f"init.gain.{name}{stack}",
+            value=gain,
+            formula=formula,
+            reference=WANG,
+            note="W_Q and W_K keep gain 1" if name == "v" else "",
+        )
+
+
+def _multiplier(name: str, value: float, formula: str, reference: str) -> Setting:
+    return Setting(name=name, value=value, formula=formula, reference=reference)
+
+
+PLACEMENTS: dict[str, Callable[[Model], Iterator[Setting]]] = {
+    "pre": _plain,
+    "post": _post,
+    "deepnorm": _deepnorm,
+    "deepnorm-original": _deepnorm_original,
+    "sandwich": _sandwich,
+}

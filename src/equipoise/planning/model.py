@@ -1,0 +1,75 @@
+"""The model a plan is for, and which combinations somebody has analysed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from equipoise.errors import InputError
+from equipoise.numerics.scaling import PATH_LENGTH
+
+RESIDUALS = ("pre", "post", "deepnorm", "deepnorm-original", "sandwich")
+ATTENTIONS = tuple(PATH_LENGTH)
+WARMUPS = ("learning-rate", "temperature")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
+NORMS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
+"""Normaliser → the ε in common use."""
+
+
+def _known(name: str, given: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if given not in names:
+        raise InputError(f"{name} {given!r} is not known; known: {', '.join(names)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model a plan is for."""
+
+    depth: int
+    width: int
+    heads: int
+    residual: str = "pre"
+    attention: str = "standard"
+    norm: str = "layernorm"
+    precision: str = "bf16"
+    """The format the normalisers compute in: under autocast that is fp32."""
+    warmup: str = "learning-rate"
+    beta2: float = 0.95
+    """Adam's."""
+    decoder_depth: int | None = None
+    """Makes it an encoder–decoder whose encoder has ``depth`` layers."""
+
+    def __post_init__(self) -> None:
+        _known("residual", self.residual, RESIDUALS)
+        _known("attention", self.attention, ATTENTIONS)
+        _known("norm", self.norm, NORMS)
+        _known("warmup", self.warmup, WARMUPS)
+        _known("precision", self.precision, PRECISIONS)
+        for name in ("depth", "width", "heads"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: at least 1 is needed")
+        if self.width % self.heads:
+            raise InputError(
+                f"width {self.width} does not divide into {self.heads} heads"
+            )
+        if not 0 < self.beta2 < 1:
+            raise InputError(f"beta2 {self.beta2}: give a number in (0, 1)")
+        self._analysed()
+
+    def _analysed(self) -> None:
+        deep = self.residual.startswith("deepnorm")
+        if deep and self.attention != "standard":
+            raise InputError(
+                f"DeepNorm with {self.attention} attention has not been analysed; "
+                "known with it: standard. Known for residual pre, post, sandwich: "
+                f"{', '.join(ATTENTIONS)}"
+            )
+        if self.decoder_depth is not None and self.residual != "deepnorm-original":
+            raise InputError(
+                "encoder–decoder constants are known for residual deepnorm-original "
+                f"only (Wang et al. 2022), not for {self.residual}"
+            )
+        if self.warmup == "temperature" and self.attention == "linear":
+            raise InputError(
+                "linear attention has no softmax whose temperature could be warmed up; "
+                "known for it: warmup learning-rate"
+            )
