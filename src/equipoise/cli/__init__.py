@@ -25,6 +25,7 @@ from equipoise.errors import EquipoiseError, MissingExtraError
 COMMANDS = {
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
     "lab": "Experiments with error bars: list, run, status, report.",
+    "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model, and what to keep wide.",
     "report": "Show runs here, or write them into one offline HTML page.",
     "runs": "List the runs of a directory.",
