@@ -57,6 +57,8 @@ class Storage:
 
 
 Narrow = Callable[[str], bool]
+Memory = dict[tuple[Storage, int], Tensor]
+"""Parameters already rounded, by ``id``: valid while the model lives unchanged."""
 
 
 def everywhere(site: str) -> bool:
@@ -79,16 +81,19 @@ class _Rounding:
     storage: Storage
     narrow: Narrow
     straight_through: bool
+    memory: Memory
     sites: dict[str, None] = field(default_factory=dict)
-    _seen: dict[int, tuple[nn.Parameter, Tensor]] = field(default_factory=dict)
 
     def parameter(self, site: str, parameter: nn.Parameter) -> Tensor:
         self.sites[site] = None
         if not self.narrow(site):
             return parameter
-        if id(parameter) not in self._seen:
-            self._seen[id(parameter)] = (parameter, self._round(parameter))
-        return self._seen[id(parameter)][1]
+        if self.straight_through:  # each use needs a history of its own
+            return self._round(parameter)
+        key = (self.storage, id(parameter))
+        if key not in self.memory:
+            self.memory[key] = self._round(parameter)
+        return self.memory[key]
 
     def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
         self.sites[site] = None
@@ -99,18 +104,12 @@ class _Rounding:
         return self.stored(site, "weight", nn.functional.embedding(ids, weight))
 
     def linear(self, site: str, call: LinearCall) -> Tensor:
-        weight, bias = (
-            self._read(site, x) if isinstance(x, Tensor) else None
-            for x in (call.weight_MK, call.bias)
-        )
-        assert weight is not None
-        y = nn.functional.linear(call.x, weight, bias)
+        weight_MK = self.parameter(site, call.weight)
+        bias = call.bias
+        if isinstance(bias, nn.Parameter):
+            bias = self.parameter(site, bias)
+        y = nn.functional.linear(call.x, call.oriented(weight_MK), bias)
         return self.stored(site, "product", y)
-
-    def _read(self, site: str, x: Tensor) -> Tensor:
-        if isinstance(x, nn.Parameter):
-            return self.parameter(site, x)
-        return self._round(x) if self.narrow(site) else x
 
     def _round(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -130,6 +129,7 @@ def emulated(
     *,
     narrow: Narrow = everywhere,
     gradients: bool = False,
+    memory: Memory | None = None,
 ) -> Iterator[dict[str, None]]:
     """Round what the narrow modules store inside the block; yield the sites seen.
 
@@ -138,8 +138,9 @@ def emulated(
         storage: the format, and whether tensors are scaled to fill it.
         narrow: which modules, by name; all of them by default.
         gradients: let gradients through the rounding, and round them as well.
+        memory: keeps rounded parameters from one run to the next.
     """
-    rounding = _Rounding(storage, narrow, gradients)
+    rounding = _Rounding(storage, narrow, gradients, {} if memory is None else memory)
     with walked(model, rounding):
         yield rounding.sites
 

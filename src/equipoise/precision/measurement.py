@@ -15,6 +15,7 @@ from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.precision.batch import Batch, batch_as, output_of, widened
 from equipoise.precision.emulation import (
+    Memory,
     Narrow,
     Storage,
     emulated,
@@ -39,6 +40,7 @@ class Bench:
     wide: torch.dtype = torch.float64
     _wide_model: nn.Module = field(init=False)
     _wide_batch: Batch = field(init=False)
+    _memory: Memory = field(init=False, default_factory=dict)
     reference: Tensor = field(init=False)
     """The output in the wide dtype."""
 
@@ -55,7 +57,10 @@ class Bench:
 
     def mismatch(self, storage: Storage, *, narrow: Narrow = everywhere) -> float:
         """Return ‖y_narrow - y‖/‖y‖ with the narrow modules emulated."""
-        with torch.no_grad(), emulated(self._wide_model, storage, narrow=narrow):
+        with (
+            torch.no_grad(),
+            emulated(self._wide_model, storage, narrow=narrow, memory=self._memory),
+        ):
             found = output_of(self._wide_model, self._wide_batch)
         return relative_error(found, self.reference)
 

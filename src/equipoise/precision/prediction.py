@@ -130,7 +130,7 @@ class _Carriage:
         return nn.functional.embedding(inverse, leaf)
 
     def linear(self, site: str, call: LinearCall) -> Tensor:
-        weight_MK = call.weight_MK.detach()
+        weight_MK = call.oriented(call.weight.detach())
         bias = None if call.bias is None else call.bias.detach()
         y = nn.functional.linear(call.x, weight_MK, bias)
         y = self.stored(site, "product", y)

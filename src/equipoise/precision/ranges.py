@@ -58,8 +58,8 @@ class _Looking:
         return self.stored(site, "weight", nn.functional.embedding(ids, weight))
 
     def linear(self, site: str, call: LinearCall) -> Tensor:
-        self._look(site, call.weight_MK)
-        y = nn.functional.linear(call.x, call.weight_MK, call.bias)
+        self._look(site, call.weight)
+        y = nn.functional.linear(call.x, call.oriented(call.weight), call.bias)
         return self.stored(site, "product", y)
 
     def _look(self, site: str, x: Tensor) -> None:

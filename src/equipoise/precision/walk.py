@@ -45,11 +45,22 @@ class Visitor(Protocol):
 class LinearCall:
     """A product with a weight matrix, whichever function spelt it."""
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: Tensor | None,
+        *,
+        transposed: bool = False,
+    ) -> None:
         self.x = x
-        self.weight_MK = weight
-        """One row per output feature."""
+        self.weight = weight
         self.bias = bias
+        self.transposed = transposed
+
+    def oriented(self, weight: Tensor) -> Tensor:
+        """Return a weight of this shape with one row per output feature."""
+        return weight.mT if self.transposed else weight
 
 
 @contextmanager
@@ -144,7 +155,10 @@ def _linear_call(
             args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
         )
     if func is torch.addmm and len(args) == 3 and isinstance(args[2], nn.Parameter):
-        return LinearCall(args[1], args[2].mT, args[0]) if not kwargs else None
+        scaled = bool(kwargs)  # alpha or beta: not a plain product
+        return (
+            None if scaled else LinearCall(args[1], args[2], args[0], transposed=True)
+        )
     return None
 
 
