@@ -1,0 +1,169 @@
+"""Softmax and its close relatives: exponentials over a sum.
+
+Axes, in this file:  x any leading axes · K key.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.numerics.normalisers.interface import (
+    Interval,
+    Lipschitz,
+    LowRank,
+    Rows,
+    covariance,
+    scaled,
+)
+from equipoise.numerics.normalisers.sensitivity import covariance_theta, sink_theta
+
+
+def _softmax(z_xK: Tensor, given: Rows) -> Tensor:
+    return given.only_seen(z_xK.softmax(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """e^z / Σ e^z. J = diag(p) − p pᵀ; ‖J‖₂ ≤ ½ and ‖J‖_{∞→1} = θ(p) ≤ 1."""
+
+    name: str = "softmax"
+    sums_to_one: bool = True
+
+    def weights(self, given: Rows) -> Tensor:
+        return _softmax(given.z_xK, given)
+
+    def jacobian(self, given: Rows) -> LowRank:
+        return covariance(_softmax(given.z_xK, given))
+
+    def theta(self, given: Rows) -> Interval:
+        return covariance_theta(_softmax(given.z_xK, given))
+
+    def lipschitz(self, n: int) -> Lipschitz:
+        return _softmax_constants(n, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalableSoftmax:
+    """softmax(s·ln n·z), n the keys this query sees (SSMax, arXiv 2501.19399).
+
+    n must be the per-query count, not the padded width. With one key the factor is 0,
+    which changes nothing.
+    """
+
+    s: float | Tensor = 0.43
+    name: str = "ssmax"
+    sums_to_one: bool = True
+
+    def weights(self, given: Rows) -> Tensor:
+        return _softmax(given.scaled(self._factor(given)), given)
+
+    def _factor(self, given: Rows) -> Tensor:
+        return self.s * given.n_x1.clamp_min(1).log()
+
+    def jacobian(self, given: Rows) -> LowRank:
+        factor = self._factor(given)
+        return scaled(covariance(_softmax(given.scaled(factor), given)), factor)
+
+    def theta(self, given: Rows) -> Interval:
+        factor = self._factor(given)
+        return covariance_theta(_softmax(given.scaled(factor), given), factor=factor)
+
+    def lipschitz(self, n: int) -> Lipschitz:
+        return _softmax_constants(n, float(self.s) * math.log(n))
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSoftmax:
+    """e^z / (e^b + Σ e^z): a head may attend to nothing.
+
+    b = 0 is softmax-plus-one (Miller 2023); a learned b per head is a learned sink.
+    J = diag(α) − α αᵀ with Σα < 1. The shift is max(z, b), not max z: e^(b − max z)
+    overflows when every score is very low.
+    """
+
+    b: float | Tensor = 0.0
+    name: str = "softmax1"
+    sums_to_one: bool = False
+
+    def weights(self, given: Rows) -> Tensor:
+        z = given.z_xK
+        b = torch.as_tensor(self.b, dtype=z.dtype, device=z.device)
+        b = (
+            b.expand(*z.shape[:-1], 1)
+            if b.ndim == 0
+            else b.expand(z.shape[:-1])[..., None]
+        )
+        both = torch.cat([z, b], -1).softmax(-1)
+        return given.only_seen(both[..., :-1])
+
+    def jacobian(self, given: Rows) -> LowRank:
+        w = self.weights(given)
+        return covariance(w, total=torch.ones_like(w[..., :1]))
+
+    def theta(self, given: Rows) -> Interval:
+        return sink_theta(self.weights(given))
+
+    def lipschitz(self, n: int) -> Lipschitz:
+        # Approached, as the sink's share goes to 0, by what softmax attains.
+        at_one_key = Lipschitz(two=0.25, infinity_to_one=0.25)
+        return at_one_key if n == 1 else _softmax_constants(n, 1.0)
+
+
+# β(H) of arXiv 2410.01104, highest power first, as in two public re-implementations.
+_ADAPTIVE = (-0.037, 0.481, -2.3, 4.917, -1.791)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveTemperature:
+    """softmax(β z), β = max(1, polynomial in the entropy of softmax(z)); no training.
+
+    The Jacobian holds β fixed, as its authors use it. Outside .849 < H < 5.945 nats
+    β is 1: it switches itself off where attention is most dispersed.
+    """
+
+    name: str = "adaptive-temperature"
+    sums_to_one: bool = True
+
+    def weights(self, given: Rows) -> Tensor:
+        return _softmax(given.scaled(self._factor(given)), given)
+
+    def _factor(self, given: Rows) -> Tensor:
+        p = _softmax(given.z_xK, given)
+        entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)
+        return adaptive_factor(entropy).detach()
+
+    def jacobian(self, given: Rows) -> LowRank:
+        factor = self._factor(given)
+        return scaled(covariance(_softmax(given.scaled(factor), given)), factor)
+
+    def theta(self, given: Rows) -> Interval:
+        factor = self._factor(given)
+        return covariance_theta(_softmax(given.scaled(factor), given), factor=factor)
+
+    def lipschitz(self, n: int) -> Lipschitz:
+        entropy = torch.linspace(0, math.log(max(n, 2)), 10_001, dtype=torch.float64)
+        return _softmax_constants(
+            n, float(adaptive_factor(entropy).max()), attained=False
+        )
+
+
+def adaptive_factor(entropy: Tensor) -> Tensor:
+    """Return β of an entropy in nats; 1 where the polynomial is below it.
+
+    Example:
+        >>> adaptive_factor(torch.tensor([0.5, 2.0, 6.93]))
+        tensor([1.0000, 2.0990, 1.0000])
+    """
+    beta = torch.zeros_like(entropy)
+    for coefficient in _ADAPTIVE:
+        beta = beta * entropy + coefficient
+    return torch.where(entropy > 0.5, beta.clamp_min(1.0), torch.ones_like(beta))
+
+
+def _softmax_constants(n: int, factor: float, *, attained: bool = True) -> Lipschitz:
+    """Return ½ and 1 times the factor; one key has nothing to weigh."""
+    if n < 2:
+        return Lipschitz(two=0.0, infinity_to_one=0.0)
+    return Lipschitz(two=factor / 2, infinity_to_one=factor, attained=attained)
