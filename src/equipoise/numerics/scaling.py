@@ -14,14 +14,6 @@ from equipoise.errors import InputError
 PATH_LENGTH = {"standard": 4, "shared": 3, "linear": 2}
 """standard: W_Q W_K W_V W_O · shared: W_Q = W_K · linear: W_V W_O, no softmax."""
 
-# sup |f′|. GELU at x = √2: (1 + erf 1)/2 + e⁻¹/√π; SiLU at x = 2.39936.
-ACTIVATION_LIPSCHITZ = {
-    "relu": 1.0,
-    "gelu": (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi),
-    "gelu_tanh": 1.1289931,
-    "silu": 1.0998394,
-}
-
 
 class DeepNorm(NamedTuple):
     """LN(skip·X + branch·f(X)), with W_V, W_O and both FFN matrices times ``gain``."""
