@@ -120,6 +120,7 @@ def gram_product(
     into_N = out_N.numpy()
     # x carries the first 1/unit, the kernel the second: compiled to be reordered, it
     # would otherwise form 1/unit², which may not be a float32.
-    inverse = into_N.dtype.type(1 / float(unit))
+    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    inverse = into_N.dtype.type(1 / (unit.numpy() if torch.is_tensor(unit) else unit))
     _rows(matrix_MN.numpy(), (x_N / unit).numpy(), inverse, into_N)
     return out_N

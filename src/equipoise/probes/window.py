@@ -6,6 +6,7 @@ model or of one of its children, once per step for each; later micro-batches, ev
 passes and the recomputed forward of activation checkpointing find it shut.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -15,7 +16,42 @@ from torch import nn
 
 from equipoise.anatomy.names import unwrapped
 
+# Lists are never called; torch's own layers leave their fast path in evaluation when
+# they carry a hook, and would then round differently.
+NO_ENTRY = (
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.MultiheadAttention,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+)
+
 Opening = Callable[[], AbstractContextManager[None]]
+
+
+class Door:
+    """A hook that waits on somebody's model between two steps.
+
+    Meanwhile the model may be copied (weight averaging) or pickled. The copy is not
+    watched: it gets a callable that does nothing, and that needs nothing of ours to
+    be loaded elsewhere.
+    """
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *args: Any) -> None:
+        self._act(*args)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return NOTHING
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (logging.getLogger("equipoise.copy"), "debug")
+
+
+# Takes anything, returns None, and is the standard library's.
+NOTHING: Callable[..., None] = logging.getLogger("equipoise.copy").debug
 
 
 class Window:
@@ -43,16 +79,16 @@ class Window:
             stack.callback(self._doors.close)
             stack.callback(self._shut)
             for entry in self._entries():
-                before = entry.register_forward_pre_hook(self._before)
+                enter, leave = Door(self._before), Door(self._after)
+                before = entry.register_forward_pre_hook(enter)
                 self._doors.callback(before.remove)
-                after = entry.register_forward_hook(self._after, always_call=True)
+                after = entry.register_forward_hook(leave, always_call=True)
                 self._doors.callback(after.remove)
             yield
 
     def _entries(self) -> list[nn.Module]:
         children = unwrapped(self._model).children()
-        lists = (nn.ModuleList, nn.ModuleDict)  # never called themselves
-        return [self._model, *(c for c in children if not isinstance(c, lists))]
+        return [self._model, *(c for c in children if not isinstance(c, NO_ENTRY))]
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():

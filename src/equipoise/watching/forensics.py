@@ -70,10 +70,14 @@ def broken_activation(model: nn.Module, loss: Tensor) -> Culprit | None:
     The site is the module whose parameters the operation used; an operation without
     parameters belongs to the last such module before it, named as what it follows.
     """
-    owners = {id(p): site for site, _, p in _parameters(model)}
+    owners: dict[int, list[str]] = {}
+    for name, _, parameter in _parameters(model):
+        owners.setdefault(id(parameter), []).append(name)
     before = ""
     for node in _in_forward_order(loss.grad_fn):
-        site = _owner(node, owners)
+        users = _owners(node, owners)
+        # A tied weight is first the embedding's, later the head's.
+        site = users[-1 if before else 0] if users else None
         for name, saved in _saved(node):
             if id(saved) not in owners and (kind := _kind(saved)):
                 return _activation(
@@ -125,17 +129,17 @@ def _in_forward_order(root: Any) -> list[Any]:
     return sorted(seen, key=lambda node: node._sequence_nr())
 
 
-def _owner(node: Any, owners: dict[int, str]) -> str | None:
-    """Return the module whose parameter an operation uses, directly or transposed."""
+def _owners(node: Any, owners: dict[int, list[str]]) -> list[str]:
+    """Return the modules whose parameter an operation uses, directly or transposed."""
     for following, _ in node.next_functions:
         hops = 0
         while following is not None and hops < 3:
             leaf = getattr(following, "variable", None)
             if leaf is not None:
-                return owners.get(id(leaf))
+                return owners.get(id(leaf), [])
             edges = following.next_functions
             following, hops = (edges[0][0], hops + 1) if len(edges) == 1 else (None, 3)
-    return None
+    return []
 
 
 def _saved(node: Any) -> Iterator[tuple[str, Tensor]]:
@@ -144,7 +148,10 @@ def _saved(node: Any) -> Iterator[tuple[str, Tensor]]:
         if not name.startswith("_raw_saved_"):
             continue
         raw = getattr(node, name)
-        for saved in raw if isinstance(raw, list | tuple) else [raw]:
-            # Activation checkpointing would run the forward again to answer.
-            if saved is not None and saved.unpack_hook is None:
-                yield name, saved.unpack()
+        parts = raw if isinstance(raw, list | tuple) else [raw]
+        # Activation checkpointing would run the forward again to answer.
+        if any(part is None or part.unpack_hook is not None for part in parts):
+            continue
+        saved = getattr(node, name.removeprefix("_raw"))
+        for tensor in saved if isinstance(saved, list | tuple) else [saved]:
+            yield name, tensor

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from equipoise.anatomy.names import unwrapped
+from equipoise.probes.window import Door
 from equipoise.watching.isolation import Circumstances, isolated
 
 # What only wraps a call. FSDP's wrapper is not here: it gathers the weights.
@@ -59,7 +60,8 @@ class Holder:
                 yield
             return
         # On torch.compile's wrapper a hook runs outside the compiled frame.
-        handle = self._model.register_forward_pre_hook(self._hook, with_kwargs=True)
+        door = Door(self._hook)
+        handle = self._model.register_forward_pre_hook(door, with_kwargs=True)
         try:
             yield
         finally:

@@ -1,0 +1,204 @@
+"""Small models to watch, and a training that remembers everything it did."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import equipoise
+from equipoise.anatomy.families import FAMILIES, Separate
+from equipoise.watching import Watch
+
+WIDTH, HEADS, TOKENS, LENGTH = 16, 2, 11, 6
+
+
+class PatientAttention(nn.Module):
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.num_heads, self.p = HEADS, dropout
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(WIDTH, WIDTH) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        q, k, v = (
+            f(x).view(B, T, HEADS, -1).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        p = self.p if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
+        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class PatientBlock(nn.Module):
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = PatientAttention(dropout=dropout)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm_1(x))
+        out: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm_2(x)))))
+        return out
+
+
+class Patient(nn.Module):
+    """A decoder with BatchNorm statistics, so that a second forward would show."""
+
+    def __init__(
+        self, *, dropout: float = 0.0, reentrant: bool | None = None, depth: int = 2
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(PatientBlock(dropout=dropout) for _ in range(depth))
+        self.statistics = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, TOKENS)
+        self.reentrant = reentrant
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            if self.reentrant is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+        x = self.statistics(x.transpose(1, 2)).transpose(1, 2)
+        out: Tensor = self.head(x)
+        return out
+
+
+@contextmanager
+def declared(*names: str) -> Iterator[None]:
+    """Declare the patient's attention as a family for the length of the block."""
+    layout = Separate(q="q_proj", k="k_proj", v="v_proj", o="o_proj")
+    names = names or ("PatientAttention",)
+    FAMILIES.update(dict.fromkeys(names, layout))
+    try:
+        yield
+    finally:
+        for name in names:
+            FAMILIES.pop(name)
+
+
+def batches(count: int) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(7)
+    return [
+        torch.randint(0, TOKENS, (3, LENGTH + 1), generator=rng) for _ in range(count)
+    ]
+
+
+def objective(model: nn.Module, batch: Tensor) -> Tensor:
+    logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+@dataclass
+class Memory:
+    """Everything a training leaves behind that somebody could compare."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    evaluations: list[Tensor] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    optimiser: list[Tensor] = field(default_factory=list)
+    rng: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def identical(a: Memory, b: Memory) -> bool:
+    """Say whether two trainings agree in every bit."""
+    assert a.losses == b.losses
+    for x, y in zip(
+        [*a.gradients, *a.evaluations, *a.optimiser, a.rng],
+        [*b.gradients, *b.evaluations, *b.optimiser, b.rng],
+        strict=True,
+    ):
+        assert torch.equal(x, y)
+    assert a.weights.keys() == b.weights.keys()
+    assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+    return True
+
+
+def trained(
+    make: Callable[[], nn.Module],
+    *,
+    run: Path | None = None,
+    steps: int = 20,
+    micro: int = 1,
+    autocast: bool = False,
+    clip: bool = True,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    **options: Any,
+) -> tuple[Memory, Watch | None]:
+    """Return what a training did; watched if a run file is given."""
+    torch.manual_seed(0)
+    model = wrap(make())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    handle = None
+    if run is not None:
+        options = {"every": 3, "strict": True, **options}
+        handle = equipoise.watch(model, optimizer, run=run, **options)
+    memory = Memory()
+    for step, batch in enumerate(batches(steps)):
+        for _ in range(micro):
+            context = (
+                torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+            )
+            with context:
+                loss = objective(model, batch) / micro
+            loss.backward()
+        memory.gradients += [
+            p.grad.clone() for p in model.parameters() if p.grad is not None
+        ]
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        memory.losses.append(loss.item())
+        if step % 4 == 1:
+            memory.evaluations.append(evaluated(model, batch))
+    if handle is not None:
+        handle.close()
+    memory.weights = {k: v.clone() for k, v in model.state_dict().items()}
+    memory.optimiser = [
+        v.clone()
+        for state in optimizer.state.values()
+        for v in state.values()
+        if isinstance(v, Tensor)
+    ]
+    memory.rng = torch.get_rng_state()
+    return memory, handle
+
+
+@torch.no_grad()
+def evaluated(model: nn.Module, batch: Tensor) -> Tensor:
+    model.eval()
+    out: Tensor = model(batch[:, :-1])
+    model.train()
+    return out
+
+
+def hooks_on(model: nn.Module) -> int:
+    """Return how many hooks there are on a model, of any kind, parameters included."""
+    kinds = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
+    on_modules = sum(len(getattr(m, kind)) for m in model.modules() for kind in kinds)
+    on_parameters = sum(
+        len(getattr(p, kind) or ())
+        for p in model.parameters()
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    )
+    return on_modules + on_parameters

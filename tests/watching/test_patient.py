@@ -1,0 +1,114 @@
+"""The patient cannot tell: every bit of a training is the same with and without us."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import equipoise
+from tests.watching.patients import Patient, hooks_on, identical, trained
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "plain": {"make": Patient},
+    "dropout": {"make": partial(Patient, dropout=0.2)},
+    "bf16": {"make": partial(Patient, dropout=0.1), "autocast": True},
+    "accumulation": {"make": partial(Patient, dropout=0.1), "micro": 3},
+    "unclipped": {"make": Patient, "clip": False},
+    "reentrant": {"make": partial(Patient, dropout=0.1, reentrant=True)},
+    "checkpointed": {"make": partial(Patient, dropout=0.1, reentrant=False)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("preset", ["default", "deep"])
+def test_twenty_steps_are_identical(
+    case: dict[str, Any], preset: str, tmp_path: Path
+) -> None:
+    alone, _ = trained(**case)
+    watched, handle = trained(**case, run=tmp_path / "a.eqp", preset=preset)
+    assert identical(alone, watched)
+    assert handle is not None and not handle.findings
+    run = equipoise.open_run(handle.path)
+    assert list(run.steps) == list(range(20))
+    assert list(run.series("attention.theta.p50")["blocks.0.attention"][0]) == [
+        *range(0, 20, 3)
+    ]
+
+
+def hf(kind: str, implementation: str) -> nn.Module:
+    small = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0}
+    config: Any
+    if kind == "gpt2":
+        config = GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, **small)
+        model: Any = GPT2LMHeadModel
+    else:
+        config = LlamaConfig(
+            num_hidden_layers=2,
+            hidden_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=32,
+            **small,
+        )
+        model = LlamaForCausalLM
+    config._attn_implementation = implementation
+    return Logits(model(config))
+
+
+class Logits(nn.Module):
+    """A Hugging Face model that returns logits, as the patients do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(input_ids=tokens).logits
+        return logits
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_hugging_face_models_are_identical(
+    kind: str, implementation: str, tmp_path: Path
+) -> None:
+    make: Callable[[], nn.Module] = partial(hf, kind, implementation)
+    alone, _ = trained(make, steps=6)
+    watched, handle = trained(make, steps=6, run=tmp_path / "a.eqp")
+    assert identical(alone, watched)
+    assert handle is not None
+    readings = equipoise.open_run(handle.path).series("attention.max_logit")
+    assert len(readings) == 2
+
+
+def test_nothing_is_added_to_the_state(tmp_path: Path) -> None:
+    model = Patient()
+    keys, attributes = set(model.state_dict()), set(model.__dict__)
+    with equipoise.watch(model, run=tmp_path / "a.eqp"):
+        assert set(model.state_dict()) == keys
+        assert set(model.__dict__) == attributes
+    assert hooks_on(model) == 0
+
+
+def test_no_hook_and_no_mode_off_sample(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    class Nosy(Patient):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            modes = torch._C._len_torch_function_stack()
+            seen.append((len(seen), hooks_on(self), modes))
+            return super().forward(tokens)
+
+    trained(Nosy, run=tmp_path / "a.eqp", every=5)
+    measured = [s for s in seen if s[2]]
+    assert len(measured) == 4, "one measured pass per sampled step, and nothing else"
+    assert all(hooks > 8 and modes == 1 for _, hooks, modes in measured)
+    # Step 10 is due when the evaluation after step 9 runs: the doors wait, shut.
+    waiting = [hooks for _, hooks, modes in seen if hooks and not modes]
+    assert waiting == [8]

@@ -1,0 +1,249 @@
+"""No trace is left behind: not by an exception, not by closing, not by copying."""
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad
+from torch.utils.hooks import RemovableHandle
+
+import equipoise
+from equipoise.anatomy.sites import Anatomy
+from equipoise.errors import InputError
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
+from tests.watching.patients import Patient, batches, hooks_on, objective
+
+PATCHED = (torch.autograd, "backward"), (clip_grad, "_clip_grads_with_norm_")
+PATCHED += (torch.amp.GradScaler, "scale"), (torch.amp.GradScaler, "update")
+
+
+@pytest.fixture(autouse=True)
+def everything_is_as_it_was() -> Iterator[None]:
+    before = [getattr(owner, name) for owner, name in PATCHED]
+    yield
+    gc.collect()
+    assert [getattr(owner, name) for owner, name in PATCHED] == before
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def pair(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+class Stumbling(Patient):
+    stumbles = True
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.blocks[0](self.embedding(tokens))
+        if self.stumbles:
+            raise RuntimeError("the patient stumbles")
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_exception_in_forward(tmp_path: Path) -> None:
+    model, optimizer = pair(Stumbling())
+    with pytest.raises(RuntimeError, match="stumbles"):
+        with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp"):
+            model(batches(1)[0])
+    assert hooks_on(model) == 0
+
+
+def test_a_loop_that_catches_goes_on(tmp_path: Path) -> None:
+    model, optimizer = pair(Stumbling())
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
+        with pytest.raises(RuntimeError, match="stumbles"):
+            model(batches(1)[0])
+        assert torch._C._len_torch_function_stack() == 0
+        model.stumbles = False
+        for batch in batches(3):
+            objective(model, batch).backward()
+            optimizer.step()
+    assert handle.current_step == 3
+    assert (
+        len(equipoise.open_run(handle.path).series("gradient.norm.total")[""][0]) == 3
+    )
+
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *g: Any) -> Any:
+        raise RuntimeError("no way back")
+
+
+def test_exception_in_backward(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    with pytest.raises(RuntimeError, match="no way back"):
+        with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp"):
+            Refusing.apply(objective(model, batches(1)[0])).backward()
+    assert hooks_on(model) == 0
+
+
+class Broken:
+    """A probe that fails where it is told to."""
+
+    name = "broken"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        hook = guarded(self._fail if self.where == "hook" else lambda *_: None)
+        yield anatomy.model.get_submodule("head").register_forward_hook(hook)
+        if self.where == "attach":
+            self._fail()
+
+    def on_attention(self, site: str, call: Any, emit: Emit) -> None:
+        if self.where == "attention":
+            self._fail()
+
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None:
+        if self.where == "gradients":
+            self._fail()
+
+    def on_update(self, optimizer: torch.optim.Optimizer, emit: Emit) -> None:
+        if self.where == "update":
+            self._fail()
+
+    def _fail(self, *args: Any) -> None:
+        raise ZeroDivisionError("our mistake")
+
+
+PLACES = ["hook", "attach", "attention", "gradients", "update"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_failing_probe_is_detached_and_said_once(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = pair(Patient())
+    probes = [Broken(where)]
+    run = tmp_path / "a.eqp"
+    with equipoise.watch(model, optimizer, run=run, every=1, probes=probes) as handle:
+        for batch in batches(3):
+            objective(model, batch).backward()
+            optimizer.step()
+    assert sum("our mistake" in (r.exc_text or "") for r in caplog.records) == 1
+    (found,) = equipoise.open_run(handle.path).findings
+    assert (found.rule, found.severity) == ("probe.failed", "warn")
+    assert "broken" in found.message and "ZeroDivisionError" in found.message
+    assert hooks_on(model) == 0
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_strict_lets_it_through(where: str, tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    with pytest.raises(ZeroDivisionError, match="our mistake"):
+        with equipoise.watch(
+            model,
+            optimizer,
+            run=tmp_path / "a.eqp",
+            probes=[Broken(where)],
+            strict=True,
+        ):
+            objective(model, batches(1)[0]).backward()
+            optimizer.step()
+    assert hooks_on(model) == 0
+
+
+def test_a_store_that_fails_is_not_the_users_trouble(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    handle._account.ledger._writer.close()  # the disk is gone
+    for batch in batches(3):
+        objective(model, batch).backward()
+        optimizer.step()
+    assert handle.closed and hooks_on(model) == 0
+    handle.close()
+
+
+def test_closing_twice_and_watching_again(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
+    first.close()
+    first.close()
+    with equipoise.watch(model, optimizer, run=tmp_path / "b.eqp") as second:
+        assert second is not first
+    assert hooks_on(model) == 0
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_watching_twice_is_watching_once(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
+    assert equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") is first
+    assert equipoise.watch(model, optimizer) is first
+    other = equipoise.watch(model, optimizer, run=tmp_path / "b.eqp", every=2)
+    assert first.closed and not other.closed
+    other.close()
+
+
+def test_a_copy_of_a_waiting_model_is_free(tmp_path: Path) -> None:
+    """Weight averaging copies models, and people pickle whole ones."""
+    model, optimizer = pair(Patient())
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
+        twin = copy.deepcopy(model)
+        thawed = pickle.loads(pickle.dumps(model))
+        for other in (twin, thawed):
+            objective(other, batches(1)[0])
+        assert not handle._sampler.opened, "the copies are not watched"
+        objective(model, batches(1)[0])
+        assert handle._sampler.opened
+
+
+def test_a_forgotten_handle_lets_its_model_go(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
+    gone = weakref.ref(model)
+    del model, optimizer, handle
+    gc.collect()
+    assert gone() is None
+
+
+def test_options_that_do_not_exist_leave_nothing(tmp_path: Path) -> None:
+    model, optimizer = pair(Patient())
+    with pytest.raises(InputError, match="evry.*nearest is every"):
+        equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", evry=3)
+    assert hooks_on(model) == 0 and not list(tmp_path.iterdir())
+
+
+def test_no_synchronisation_in_a_sampled_step(tmp_path: Path) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += "_local_scalar_dense" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    model, optimizer = pair(Patient(dropout=0.1))
+    options = {"run": tmp_path / "a.eqp", "every": 1, "preset": "deep"}
+    with equipoise.watch(model, optimizer, **options) as handle:
+        for batch in batches(2):
+            with Counting() as counting:
+                logits = model(batch[:, :-1])
+                F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            assert counting.count == 0
+            optimizer.step()
+    assert not handle.findings
