@@ -19,7 +19,9 @@ _BITS_OF_TWO = 0x40000000
 _LARGE = 1 / WIDTH
 # Rejected blocks opened, and keys tried in a swap, before the row is sorted instead.
 _OPENED = 4
-_TRIED = 16
+_TRIED = 8
+# How close the mass must be to a multiple of the largest key to look for a level row.
+_LEVEL = 1e-6
 
 Block = NDArray[np.float32]
 Bits = NDArray[np.uint32]
@@ -126,11 +128,35 @@ def _fill_keys(
 
 
 @compiled()
+def _pairs(p_K: Block, side_K: Side, gap: float, enough: float) -> float:
+    """Exchange the next key in S for the next one outside, whenever that helps.
+
+    Near-uniform rows need many small corrections of one sign: one walk gives them.
+    """
+    i, j, K = 0, 0, p_K.size
+    while True:
+        while i < K and not side_K[i]:
+            i += 1
+        while j < K and (side_K[j] or p_K[j] == 0.0):
+            j += 1
+        if i >= K or j >= K:
+            return gap
+        left = gap - (np.float64(p_K[j]) - p_K[i])
+        if abs(left) < abs(gap):
+            gap = left
+            side_K[i], side_K[j] = 0, 1
+            if abs(gap) <= enough:
+                return gap
+        i += 1
+        j += 1
+
+
+@compiled()
 def _swap(p_K: Block, side_K: Side, gap: float, enough: float) -> float:
     """Exchange one key outside S for one inside, if that leaves at most ``enough``."""
     tried = 0
     for j in range(p_K.size):
-        if side_K[j] or p_K[j] <= gap:
+        if side_K[j] or p_K[j] <= max(gap, 0.0):
             continue
         wanted = p_K[j] - gap
         for i in range(p_K.size):
@@ -150,7 +176,7 @@ def filled(
     """Write a set S into ``side_K``; return its gap, |gap| ≤ enough when it closed.
 
     Large keys are dealt one by one, largest first; then whole blocks; then the keys of
-    the first blocks that did not fit; then one swap is looked for. Zeros inside a block
+    the first blocks that did not fit; then swaps are looked for. Zeros inside a block
     that was taken are marked too.
     """
     side_K[:] = 0
@@ -163,6 +189,8 @@ def filled(
     if gap > enough:
         gap = _fill_keys(p_K, side_K, sum_b, gap, enough)
     if gap > enough:
+        gap = _pairs(p_K, side_K, gap, enough)
+    if abs(gap) > enough:
         gap = _swap(p_K, side_K, gap, enough)
     return gap
 
@@ -183,6 +211,21 @@ def _summed(p_K: Block, scratch: Scratch) -> tuple[float, np.uint32]:
 
 
 @compiled()
+def level(p_K: Block, side_K: Side, top: float, count: int) -> bool:
+    """Return whether ``count`` keys share one value and no other key is visible.
+
+    If so, S becomes the first ⌊count/2⌋ of them.
+    """
+    seen = 0
+    for k in range(p_K.size):
+        if p_K[k] != 0.0 and p_K[k] != top:
+            return False
+        side_K[k] = p_K[k] != 0.0 and 2 * (seen + 1) <= count
+        seen += p_K[k] != 0.0
+    return seen == count
+
+
+@compiled()
 def first_steps_row(
     p_K: Block, side_K: Side, scratch: Scratch, options: Options
 ) -> tuple[float, float]:
@@ -199,6 +242,11 @@ def first_steps_row(
             side_K[:] = 0
             side_K[top] = 1
             value = theta(np.float64(p_K[top]), rest)
+            return value, value
+    keys = round(total / top_b.max())
+    if abs(keys * top_b.max() - total) <= _LEVEL * total:
+        if level(p_K, side_K, top_b.max(), keys):
+            value = theta(np.float64(keys // 2), np.float64(keys - keys // 2))
             return value, value
     gap = filled(p_K, side_K, sum_b, top_b, total / 2, enough * total)
     if abs(gap) <= enough * total:
