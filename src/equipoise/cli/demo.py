@@ -63,7 +63,7 @@ def demo(steps: int) -> Experiment:
         "gradient_spread",
         "theta_p5",
         "theta_p50",
-        "theta_p95",
+        "theta_p100",
         "S",
     )
     return replace(full, name="demo", arms=arms, seeds=(42,), measures=measures)

@@ -17,14 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.checkpoint import state_dict as dcp
 from torch.optim import Optimizer
 
 from equipoise.errors import InputError
 from equipoise.lab import launch
 from equipoise.lab.data.order import share
 
-_FULL = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
 KEEP = 2
 
 
@@ -39,7 +37,7 @@ def save(
 ) -> Path:
     """Write a checkpoint; every process calls it, ``mine`` is this process's own."""
     weights = whole_weights(model)
-    moments: Any = dcp.get_optimizer_state_dict(model, optimizer, options=_FULL)
+    moments: Any = _dcp().get_optimizer_state_dict(model, optimizer, options=_full())
     target, draft = _name(folder, step), folder / f".draft-{step:08d}"
     rank = share().rank
     if rank == 0:
@@ -66,6 +64,7 @@ def load(
     weights = load_file(path / "model.safetensors")
     _check_shapes(path, weights, model)
     # The optimiser first: putting its state in place takes a step of size zero.
+    dcp = _dcp()
     groups = dcp.get_optimizer_state_dict(model, optimizer)["param_groups"]
     moments = _nested(load_file(path / "optimizer.safetensors"))
     whole = dcp.StateDictOptions(full_state_dict=True)
@@ -133,7 +132,7 @@ def _nested(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
-    here: dict[str, Any] = dcp.get_model_state_dict(model)
+    here: dict[str, Any] = _dcp().get_model_state_dict(model)
     wanted = {name: tuple(tensor.shape) for name, tensor in here.items()}
     given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(wanted.keys() | given.keys()):
@@ -168,4 +167,15 @@ def is_writer() -> bool:
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return every weight under its plain name; on other ranks of a group, nothing."""
-    return _plain(dcp.get_model_state_dict(model, options=_FULL))
+    return _plain(_dcp().get_model_state_dict(model, options=_full()))
+
+
+def _dcp() -> Any:
+    """Return torch's view of a state that may be sharded; two seconds to import."""
+    from torch.distributed.checkpoint import state_dict
+
+    return state_dict
+
+
+def _full() -> Any:
+    return _dcp().StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from equipoise.lab.data.order import Share, share
 
@@ -44,6 +43,8 @@ def wrapped(model: nn.Module, parallel: Parallel) -> nn.Module:
         return model
     if parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard  # a second to import
+
     for block in model.get_submodule("blocks").children():
         fully_shard(block)
     fully_shard(model)
@@ -57,8 +58,9 @@ def unsynchronised(model: nn.Module, last: bool) -> Iterator[None]:
         with model.no_sync():
             yield
         return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
+    synchronise = getattr(model, "set_requires_gradient_sync", None)  # FSDP2's
+    if synchronise is not None:
+        synchronise(last)
     yield
 
 

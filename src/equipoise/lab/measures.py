@@ -22,7 +22,7 @@ def measures(path: Path) -> dict[str, float]:
     run = open_run(path)
     found: dict[str, float] = {}
     found |= _gradients(run)
-    for quantile in ("p5", "p50", "p95"):
+    for quantile in ("p5", "p50", "p100"):
         found |= _median(run, f"attention.theta.{quantile}", f"theta_{quantile}")
     found |= _spread(run, "sensitivity.S", "S")
     found |= _spread(run, "sensitivity.S_residual", "S_residual")

@@ -62,6 +62,8 @@ class Trainer:
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._read: list[tuple[float, float]] = []
         self._unread: list[Tensor] = []
+        self._watched: Watch | None = None
+        self._watch_state: dict[str, Any] | None = None
         torch.manual_seed(options.seed * 10_007 + share().rank)
         self._resume()
 
@@ -114,7 +116,7 @@ class Trainer:
 
     @contextmanager
     def watching(self) -> Iterator["Watch | None"]:
-        if not self.options.watch or not checkpoint.is_writer():
+        if not self.options.watch:
             yield None
             return
         from equipoise.watching import watch
@@ -155,19 +157,26 @@ class Trainer:
             self._unread.clear()
 
     def _tell(self) -> None:
+        if self.listener is None or not checkpoint.is_writer():
+            return
         loss, norm = self._read[-1]
-        warning = "" if math.isfinite(loss) else "the loss is not finite"
-        if self.listener and checkpoint.is_writer():
-            steps = self.options.steps
-            self.listener(
-                Progress(
-                    step=self.step,
-                    steps=steps,
-                    loss=loss,
-                    gradient_norm=norm,
-                    warning=warning,
-                )
+        self.listener(
+            Progress(
+                step=self.step,
+                steps=self.options.steps,
+                loss=loss,
+                gradient_norm=norm,
+                warning=self._warning(loss),
             )
+        )
+
+    def _warning(self, loss: float) -> str:
+        """Return the newest thing worth interrupting somebody for."""
+        found = self._watched.findings if self._watched else ()
+        grave = [f.message for f in found if f.severity != "info"]
+        if not math.isfinite(loss):
+            grave.append("the loss is not finite")
+        return grave[-1] if grave else ""
 
     def _save(self) -> None:
         assert self.folder is not None
@@ -176,6 +185,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "scaler": self.scaler.state_dict(),
+            "watch": self._watched.state_dict() if self._watched else None,
         }
         checkpoint.save(
             self.folder / "checkpoints",
@@ -194,6 +204,7 @@ class Trainer:
         self.step, self.tokens = state["step"], state["tokens"]
         self.seconds = state["seconds"]
         self._read = [(loss, norm) for loss, norm in state["curves"]]
+        self._watch_state = state["watch"]
         self.scaler.load_state_dict(state["scaler"])
         self.data.restore(mine["data"])
 
