@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from equipoise.anatomy.families import Fused, Layout, Separate
+from equipoise.anatomy.paths import Place
 from equipoise.anatomy.sites import Placement
 
 QUERIES = (
@@ -19,6 +20,7 @@ OUTPUTS = (
     *("o_proj", "out_proj", "c_proj", "out_lin", "wo", "proj", "to_out", "dense"),
     *("o", "w_o", "W_o", "Wo", "WO", "W_O", "out", "linear_out", "output", "fc_out"),
     *("o_linear", "out_linear", "proj_out", "to_out.0", "fc_o", "proj_o", "lin_out"),
+    *("..output.dense", "..out_proj", "..proj", "..dense", "..wo", "..to_out"),
 )
 FEEDFORWARDS = ("mlp", "ffn", "feedforward", "feed_forward", "ff", "ffwd", "moe")
 ROUTERS = ("router", "gate", "gating")
@@ -26,27 +28,23 @@ PICKS = ("top_k", "num_experts_per_tok", "num_selected_experts", "chosen", "k")
 EARLY = ("input_", "pre_", "ln_1", "ln1", "norm1", "layernorm_before", "norm_1")
 
 
-def layout(module: nn.Module) -> Layout | None:
+def layout(place: Place) -> Layout | None:
     """Return the projections a module seems to have, or None if none are so named."""
-    maps = {n for n, m in module.named_modules() if _is_map(m) and n.count(".") <= 1}
-    maps |= {n for n, _ in module.named_parameters(recurse=False)}
-    o = next((name for name in OUTPUTS if name in maps), None)
-    fused = next((name for name in FUSED if name in maps), None)
+    fused = next((name for name in FUSED if place.weight(name)), None)
+    separate = next((names for q in QUERIES if (names := _three(place, q))), None)
+    if fused is None and separate is None:
+        return None
+    o = next((name for name in OUTPUTS if place.weight(name)), None)
     if o is None:
         return None
-    if fused is not None:
-        return Fused(qkv=fused, o=o)
-    for q in QUERIES:
-        k, v = sibling(q, "k"), sibling(q, "v")
-        if {q, k, v} <= maps:
-            return Separate(q=q, k=k, v=v, o=o)
-    return None
+    if separate is not None:
+        return Separate(q=separate[0], k=separate[1], v=separate[2], o=o)
+    return Fused(qkv=str(fused), o=o)
 
 
-def _is_map(module: nn.Module) -> bool:
-    held = getattr(module, "base_layer", module)
-    weight = getattr(held, "weight", None)
-    return isinstance(weight, nn.Parameter) and weight.ndim == 2
+def _three(place: Place, q: str) -> tuple[str, str, str] | None:
+    names = q, sibling(q, "k"), sibling(q, "v")
+    return names if all(place.weight(name) for name in names) else None
 
 
 def sibling(query: str, letter: str) -> str:

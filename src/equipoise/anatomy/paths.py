@@ -28,10 +28,10 @@ class Place:
 
     def weight(self, path: str) -> Weight | None:
         """Return the weight at a path: a module's, or a parameter of this module."""
-        if isinstance(getattr(self.module, path, None), nn.Parameter):
+        if _is_matrix(getattr(self.module, path, None)):
             return Weight(self.module, path)
         found = self.follow(path)
-        if found is None or not hasattr(_base(found[1]), "weight"):
+        if found is None or not _is_matrix(getattr(_base(found[1]), "weight", None)):
             return None
         return Weight(found[1], transposed=type(_base(found[1])).__name__ == "Conv1D")
 
@@ -54,6 +54,10 @@ def _joined(name: str, path: str) -> str:
     while path.startswith(".."):
         name, path = name.rpartition(".")[0], path[2:]
     return f"{name}.{path}".strip(".")
+
+
+def _is_matrix(weight: object) -> bool:
+    return isinstance(weight, nn.Parameter) and weight.ndim == 2
 
 
 def _base(module: nn.Module) -> nn.Module:

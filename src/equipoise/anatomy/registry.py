@@ -59,7 +59,7 @@ def _declaration(place: Place, kinds: tuple[type, ...]) -> Declaration | None:
 
 def _site(place: Place, blocks: Mapping[str, nn.Module]) -> AttentionSite | None:
     known = _declaration(place, (Separate, Fused))
-    layout = known or guess.layout(place.module)
+    layout = known or guess.layout(place)
     if layout is None or isinstance(layout, Block):
         return None
     return AttentionSite(
@@ -80,9 +80,7 @@ def _blocks(
         known = _declaration(Place(name, module, modules), (Block,))
         if isinstance(known, Block):
             found[name] = known
-    sites = [
-        n for n, m in modules.items() if guess.layout(m) or _is_attention(n, modules)
-    ]
+    sites = [n for n in modules if _is_attention(Place(n, modules[n], modules))]
     rest = [s for s in sites if not any(_within(s, block) for block in found)]
     guessed = {} if found and not rest else guess.stacks(modules, rest)
     if found:
@@ -91,9 +89,9 @@ def _blocks(
     return chosen, found, bool(guessed)
 
 
-def _is_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    place = Place(name, modules[name], modules)
-    return _declaration(place, (Separate, Fused)) is not None
+def _is_attention(place: Place) -> bool:
+    declared = _declaration(place, (Separate, Fused))
+    return declared is not None or guess.layout(place) is not None
 
 
 def _placement(

@@ -42,6 +42,7 @@ ROUTED = Block(
     router="mlp.gate|mlp.router|block_sparse_moe.gate",
 )
 OUTSIDE_MLP = Block(feedforward=("fc1", "fc2"), placement=_norm_first)
+AFTERWARDS = Block(feedforward=("fc1", "fc2"), placement="post")
 BERT_LAYER = Block(feedforward=("intermediate", "output"), placement="post")
 OLD_VIT = Block(feedforward=("intermediate", "output"), placement="pre")
 T5_BLOCK = Block(
@@ -92,6 +93,8 @@ _BLOCKS: tuple[tuple[Declaration, str, str], ...] = (
     (SANDWICH, "DecoderLayer", "Gemma2 Gemma3"),
     (ROUTED, "DecoderLayer", "Mixtral GptOss Qwen2Moe Qwen3Moe"),
     (OUTSIDE_MLP, "", "OPTDecoderLayer WhisperEncoderLayer WhisperDecoderLayer"),
+    (AFTERWARDS, "", "BartEncoderLayer BartDecoderLayer MarianEncoderLayer"),
+    (AFTERWARDS, "", "MarianDecoderLayer"),
     (BERT_LAYER, "Layer", "Bert Roberta XLMRoberta Electra Camembert"),
     (OLD_VIT, "Layer", "ViT DeiT"),
     (Block(feedforward=("ffn",), placement="post"), "", "TransformerBlock"),

@@ -1,0 +1,54 @@
+"""Every family, every implementation: all attention is read, and read right."""
+
+import pytest
+import torch
+
+from tests.zoo.reading import deviation, expected, hear
+from tests.zoo.specimens import SPECIMENS, Specimen
+
+CASES = [(s, i) for s in SPECIMENS for i in s.implementations]
+# The patient runs in float32, its reference in float64: what is left is the rounding of
+# two layers, some tens of ε; a wrong mask or scale is off by 1e-2.
+TOLERANCE = 1e-5
+
+
+def plainest(specimen: Specimen, implementation: str) -> str:
+    """The reference takes the road on which every softmax can be written down."""
+    plain = [i for i in ("eager", "training") if i in specimen.implementations]
+    return plain[0] if plain else implementation
+
+
+@pytest.mark.parametrize(
+    ("specimen", "implementation"), CASES, ids=lambda v: getattr(v, "name", v)
+)
+def test_reads_what_the_reference_reads(
+    specimen: Specimen, implementation: str
+) -> None:
+    model, batch = specimen.build(implementation), specimen.batch()
+    with torch.set_grad_enabled(model.training):
+        heard = hear(model, batch)
+        truth = expected(
+            specimen, specimen.build(plainest(specimen, implementation)), batch
+        )
+    assert len(heard.calls) == len(truth) == specimen.calls
+    assert not heard.anatomy.noticed
+    worst = [deviation(r.rows, t) for r, t in zip(heard.calls, truth, strict=True)]
+    assert max(max(w.values()) for w in worst) < TOLERANCE, worst
+
+
+@pytest.mark.parametrize("specimen", SPECIMENS, ids=lambda s: s.name)
+def test_knows_the_family(specimen: Specimen) -> None:
+    model = specimen.build(specimen.implementations[0])
+    heard = hear(model, specimen.batch())
+    sites = {site.name: site for site in heard.anatomy.attention}
+    if specimen.declared:
+        assert {call.site for call in heard.calls} == sites.keys()
+        assert all(s.declared and s.projections for s in sites.values())
+        assert heard.anatomy.feedforwards
+    assert heard.anatomy.blocks
+    crossed = [i for i, call in enumerate(heard.calls) if call.cross]
+    assert tuple(crossed) == specimen.crossed
+
+
+def test_at_least_twenty_five_classes() -> None:
+    assert len({specimen.name for specimen in SPECIMENS}) >= 25
