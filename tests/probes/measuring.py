@@ -1,6 +1,6 @@
 """Run a small model once with probes attached, and keep what they emitted."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.sites import Anatomy
 from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.probes.capture import Boundary, Probe, attached
+from equipoise.probes.boundary import Boundary
+from equipoise.probes.capture import GradientProbe, Probe, attached
 
 Emitted = dict[tuple[str, str], Tensor]
 TINY = GPTConfig(width=16, depth=3, heads=2, context=12, vocabulary=11)
@@ -26,7 +27,7 @@ def tokens(seed: int = 1, rows: int = 2, length: int = 12) -> Tensor:
 
 
 def measured(
-    model: nn.Module, probes: Iterable[Probe], *inputs: Tensor, **changes: object
+    model: nn.Module, probes: Sequence[Probe], *inputs: Tensor, **changes: object
 ) -> Emitted:
     """Return (site, quantity) → values of one forward and backward pass."""
     found: Emitted = {}
@@ -38,4 +39,7 @@ def measured(
     with attached(probes, anatomy, emit, boundary=Boundary(strict=True)):
         output = model(*(inputs or (tokens(),)))
         output.square().mean().backward()
+    for probe in probes:
+        if isinstance(probe, GradientProbe):
+            probe.on_gradients(anatomy, emit, scale=None)
     return found

@@ -23,7 +23,7 @@ def moved(optimizer_class: Any, **options: Any) -> tuple[dict[Any, Tensor], Any,
     probe, found = AdamUpdates(), {}
     list(probe.attach(anatomy_of(model), lambda *a, **k: None, lambda h, **k: h))
     probe.on_update(optimizer, lambda s, q, v, **k: found.__setitem__((s, q), v))
-    return found, before, dict(model.named_parameters())
+    return found, before, {n: p.detach() for n, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

@@ -24,12 +24,13 @@ class OutputLogits:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         listen = guarded(partial(_listen, emit))
-        yield anatomy.model.register_forward_hook(listen)
+        # First: the window shuts with the model's own last hook.
+        yield anatomy.model.register_forward_hook(listen, prepend=True)
 
 
 def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
     logits = output_logits(output)
-    if logits is None or not torch.is_grad_enabled() and module.training:
+    if logits is None:
         return
     rms = torch.linalg.vector_norm(logits, dtype=torch.float32) / logits.numel() ** 0.5
     emit("", "output.logit_norm", rms, how="mean")
