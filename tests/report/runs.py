@@ -69,7 +69,9 @@ def _step(
     total = math.sqrt(sum(v * v for v in norms))
     readings.append(Reading.scalar(step, "gradient.norm.total", total))
     # As heard during the backward pass: the last layer first.
-    readings.append(_per_site(step, "gradient.norm", (*BLOCKS, "embed")[::-1], norms[::-1]))
+    readings.append(
+        _per_site(step, "gradient.norm", (*BLOCKS, "embed")[::-1], norms[::-1])
+    )
     for name, top in (("p5", 1 - 2 * sharp), ("p50", 1 - sharp / 2), ("p100", 1.0)):
         heads = np.clip(top - sharp * rng.random((LAYERS, HEADS)), 0, 1)
         readings.append(
@@ -83,6 +85,8 @@ def _step(
     return readings
 
 
-def _per_site(step: int, quantity: str, sites: tuple[str, ...], values: list[float]) -> Reading:
+def _per_site(
+    step: int, quantity: str, sites: tuple[str, ...], values: list[float]
+) -> Reading:
     rows = tuple((value,) for value in values)
     return Reading(step=step, quantity=quantity, sites=sites, values=rows)

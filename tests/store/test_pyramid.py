@@ -34,7 +34,7 @@ def test_agrees_with_the_rows(path: Path, count: int) -> None:
 
 
 @given(st.data(), st.integers(1, 40))
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_agrees_on_broken_values(tmp_path: Path, data: st.DataObject, n: int) -> None:
     path = tmp_path / "run.eqp"
     path.unlink(missing_ok=True)

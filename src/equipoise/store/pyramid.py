@@ -40,12 +40,15 @@ class Bins:
         return len(self.last_id)
 
     def __getitem__(self, which: slice | NDArray[np.bool_] | Integers) -> "Bins":
-        return Bins(*(getattr(self, f.name)[which] for f in fields(self)))
+        return Bins(*[getattr(self, name)[which] for name in COLUMNS])
 
     def put(self, where: Integers, bins: "Bins") -> None:
         """Overwrite some of the bins."""
-        for f in fields(self):
-            getattr(self, f.name)[where] = getattr(bins, f.name)
+        for name in COLUMNS:
+            getattr(self, name)[where] = getattr(bins, name)
+
+
+COLUMNS = tuple(field.name for field in fields(Bins))
 
 
 def no_bins(layout: Layout, count: int = 0) -> Bins:
@@ -57,7 +60,7 @@ def no_bins(layout: Layout, count: int = 0) -> Bins:
 
 def joined(parts: Sequence[Bins]) -> Bins:
     """Return the bins of all parts, in order."""
-    columns = ([getattr(part, f.name) for part in parts] for f in fields(Bins))
+    columns = ([getattr(part, name) for part in parts] for name in COLUMNS)
     return Bins(*(np.concatenate(column) for column in columns))
 
 

@@ -27,16 +27,16 @@ class Sheaf:
         self, db: sqlite3.Connection, ids: Sequence[int], readings: Sequence[Reading]
     ) -> None:
         """Insert the readings, and every bin they complete."""
-        slot_R = np.array([self._slot(db, r.quantity) for r in readings], np.int64)
-        x_RW = self._values(readings)
+        slots = [self._slot(db, reading.quantity) for reading in readings]
         steps = [reading.step for reading in readings]
-        series = [self._series[slot] for slot in slot_R]
+        series = [self._series[slot] for slot in slots]
+        x_RW = self._values(readings)
         rows = zip(ids, series, steps, pack(x_RW), strict=True)
         db.executemany("INSERT INTO reading VALUES (?, ?, ?, ?)", rows)
         bins = row_bins(ids, steps, x_RW, self._layout)
-        for turn in _turns(slot_R):
-            risen = self._tower.push(slot_R[turn], bins[turn])
-            summaries.insert(db, self._series, risen)
+        for turn in _turns(slots):
+            own = np.array(slots, np.int64)[turn]
+            summaries.insert(db, self._series, self._tower.push(own, bins[turn]))
 
     def _values(self, readings: Sequence[Reading]) -> Array:
         values = chain.from_iterable(reading.values for reading in readings)
@@ -58,12 +58,15 @@ class Sheaf:
         return int(db.execute(query, key).fetchone()[0])
 
 
-def _turns(slot_R: Integers) -> Iterator[Integers]:
+def _turns(slots: Sequence[int]) -> Iterator[slice | Integers]:
     """Yield rows such that no slot comes twice in a turn: several steps at once."""
+    if len(set(slots)) == len(slots):
+        yield slice(None)
+        return
     seen: Counter[int] = Counter()
-    turn_R = np.zeros_like(slot_R)
-    for r, slot in enumerate(slot_R.tolist()):
+    turn_R = np.zeros(len(slots), np.int64)
+    for r, slot in enumerate(slots):
         turn_R[r] = seen[slot]
         seen[slot] += 1
-    for turn in range(max(seen.values(), default=0)):
+    for turn in range(max(seen.values())):
         yield np.flatnonzero(turn_R == turn)

@@ -23,14 +23,19 @@ class _Level:
         self._fill = np.zeros(0, np.int64)
         self._bins = no_bins(layout)
 
-    def add(self, slots: Integers, bins: Bins) -> tuple[Integers, Bins]:
-        """Add one bin to each slot; return, and empty, those that are full now."""
+    def add(self, slots: Integers, bins: Bins) -> Integers:
+        """Add one bin to each slot; return those that are full now."""
         self._reserve(int(slots.max()) + 1)
-        self._bins.put(slots * FAN + self._fill[slots], bins)
-        self._fill[slots] += 1
-        full = slots[self._fill[slots] == FAN]
+        fill = self._fill[slots]
+        self._bins.put(slots * FAN + fill, bins)
+        self._fill[slots] = fill + 1
+        full: Integers = slots[fill == FAN - 1]
+        return full
+
+    def taken(self, full: Integers) -> Bins:
+        """Return the bins of some full slots, and empty them."""
         self._fill[full] = 0
-        return full, self._bins[np.add.outer(full * FAN, np.arange(FAN)).ravel()]
+        return self._bins[np.add.outer(full * FAN, np.arange(FAN)).ravel()]
 
     def _reserve(self, slots: int) -> None:
         missing = slots - len(self._fill)
@@ -54,9 +59,10 @@ class Tower:
         """
         while len(self._levels) <= level:
             self._levels.append(_Level(self._layout))
-        full, whole = self._levels[level].add(slots, bins)
+        full = self._levels[level].add(slots, bins)
         if not len(full):
             return
+        whole = self._levels[level].taken(full)
         if level == 0 and not self._layout.is_flat:
             yield 0, full, whole
         risen = merged(whole, self._layout)

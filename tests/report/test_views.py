@@ -1,0 +1,176 @@
+"""A report says what the runs hold: no more, no less, and absent is not zero."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.records import Finding, Reading, RunInfo
+from equipoise.report.curves import numbers, pooled
+from equipoise.report.per_layer import block_sites, first_to_last
+from equipoise.report.table import ABSENT, short
+from equipoise.report.views import SHOWN, labelled, view
+from equipoise.store import Run, RunWriter, open_run
+from tests.report.runs import BLOCKS, LAYERS, pre_and_post
+
+INFO = RunInfo(name="made", created="now", version="0")
+
+
+def written(path: Path, *readings: Reading, findings=(), info: RunInfo = INFO) -> Run:
+    with RunWriter(path, info) as writer:
+        writer.append(readings, findings=findings)
+    return open_run(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.eqp"
+
+
+def test_four_figures_with_every_run(tmp_path: Path) -> None:
+    report = view(pre_and_post(tmp_path))
+    assert [p.key for p in report.panels] == ["loss", "gradient", "theta", "layers"]
+    for panel in report.panels:
+        assert {curve.run for curve in panel.curves} == {"pre-LN", "post-LN"}
+        assert not panel.absent and not panel.breaks
+    assert report.severity == "error"
+    assert report.verdict.splitlines()[0] == "pre-LN: nothing found."
+    assert "12 000 times smaller than the last's, from step 50" in report.verdict
+
+
+def test_curves_are_the_recorded_values(tmp_path: Path) -> None:
+    runs = pre_and_post(tmp_path)
+    loss, *_, layers = view(runs).panels
+    steps, values = runs["pre-LN"].series("loss")[""]
+    assert loss.curves[0].x == steps.tolist()
+    np.testing.assert_allclose(loss.curves[0].y, values, rtol=1e-5)
+    last = layers.curves[0]
+    assert last.names == list(BLOCKS) and last.x == list(range(1, LAYERS + 1))
+    truth = runs["pre-LN"].series("gradient.norm")
+    np.testing.assert_allclose(last.y, [truth[b][1][-1] for b in BLOCKS], rtol=1e-5)
+    outside = [curve for curve in layers.curves if curve.points]
+    assert [curve.names for curve in outside] == [["embed"]] * 2
+
+
+def test_theta_band_and_sharpest_head(tmp_path: Path) -> None:
+    runs = pre_and_post(tmp_path)
+    panel = view(runs).panels[2]
+    line, worst = panel.curves[:2]
+    p5 = np.stack([x for _, x in runs["pre-LN"].series("attention.theta.p5").values()])
+    p50 = np.stack(
+        [x for _, x in runs["pre-LN"].series("attention.theta.p50").values()]
+    )
+    np.testing.assert_allclose(line.y, p50.mean(axis=(0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(line.low, p5.mean(axis=(0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(worst.y, p5.min(axis=(0, 2)), rtol=1e-5)
+    assert worst.faint and not line.faint
+
+
+def test_absent_is_said_and_never_zero(path: Path) -> None:
+    report = view({"r": written(path, Reading.scalar(0, "learning_rate", 0.1))})
+    assert all(not panel.curves and panel.absent for panel in report.panels)
+    assert "r: loss was not recorded" in report.panels[0].absent
+    cells = dict(report.table)
+    assert cells["loss, first → last"] == cells["largest S over layers"] == [ABSENT]
+    assert cells["gradient, first layer ÷ last"] == [ABSENT]
+
+
+def test_a_median_without_its_band_stands_alone(path: Path) -> None:
+    lone = Reading(
+        step=0, quantity="attention.theta.p50", sites=("a",), values=((0.5,),)
+    )
+    panel = view({"r": written(path, lone)}).panels[2]
+    assert panel.curves[0].y == [0.5] and not panel.curves[0].low
+    assert len(panel.absent) == 2
+
+
+def test_broken_values_are_gaps_and_are_named(path: Path) -> None:
+    losses = [2.0, math.nan, 1.5, math.inf]
+    run = written(path, *(Reading.scalar(i, "loss", x) for i, x in enumerate(losses)))
+    panel = view({"r": run}).panels[0]
+    assert panel.curves[0].y == [2.0, None, 1.5, None]
+    assert panel.breaks == {"r": 1}
+    assert dict(view({"r": run}).table)["loss, first → last"] == ["2 → Inf"]
+
+
+def test_long_runs_stay_small_on_the_page(path: Path) -> None:
+    run = written(path, *(Reading.scalar(s, "loss", float(s)) for s in range(3_000)))
+    curve = view({"r": run}).panels[0].curves[0]
+    assert len(curve.x) <= 600
+    assert min(curve.low) == 0 and max(curve.high) == 2_999
+
+
+def test_sites_of_several_layouts_are_pooled_by_step(path: Path) -> None:
+    def q(step: int, **sites: float) -> Reading:
+        rows = tuple((value,) for value in sites.values())
+        return Reading(step=step, quantity="q", sites=tuple(sites), values=rows)
+
+    found = pooled(written(path, q(0, a=1, b=3), q(1, b=5), q(2, a=math.nan)), "q")
+    assert found is not None and found.step.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(found.mean, [2, 5, math.nan])
+    np.testing.assert_array_equal(found.low, [1, 5, math.nan])
+    assert found.broken.tolist() == [0, 0, 1]
+
+
+def test_layers_are_found_without_being_declared(path: Path) -> None:
+    sites = ("head", "h.10", "h.9", "h.2", "embed")
+    rows = tuple((v,) for v in (9.0, 4.0, 3.0, 2.0, 8.0))
+    run = written(
+        path, Reading(step=0, quantity="gradient.norm", sites=sites, values=rows)
+    )
+    assert block_sites(run, run.ends("gradient.norm")[1]) == ["h.2", "h.9", "h.10"]
+    assert first_to_last(run) == 0.5
+
+
+@pytest.mark.parametrize("last", [0.0, None])
+def test_no_ratio_without_two_layers_or_over_zero(
+    path: Path, last: float | None
+) -> None:
+    sites = ("h.0", "h.1") if last is not None else ("h.0",)
+    rows = ((1.0,), (last,)) if last is not None else ((1.0,),)
+    run = written(
+        path, Reading(step=0, quantity="gradient.norm", sites=sites, values=rows)
+    )
+    assert first_to_last(run) is None
+
+
+def test_gravest_findings_come_first_and_a_page_stays_readable(path: Path) -> None:
+    many = [
+        Finding(step=s, severity="warn", rule="r", message="m")
+        for s in range(SHOWN + 9)
+    ]
+    late = Finding(step=999, severity="error", rule="r", message="It broke.")
+    run = written(path, Reading.scalar(0, "loss", 1.0), findings=[*many, late])
+    report = view({"r": run})
+    assert report.findings[0].finding == late and report.unlisted == 10
+    assert report.verdict == f"r: It broke, from step 999 ({SHOWN + 9} more)."
+    assert dict(report.table)["findings"] == [f"1 error, {SHOWN + 9} warn"]
+
+
+def test_the_largest_sensitivity_is_broken_if_any_is(path: Path) -> None:
+    S = Reading(
+        step=0,
+        quantity="sensitivity.S",
+        sites=("a", "b"),
+        values=((3.0,), (math.nan,)),
+    )
+    assert dict(view({"r": written(path, S)}).table)["largest S over layers"] == ["NaN"]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [written(tmp_path / f"{i}.eqp") for i in range(3)]
+    assert list(labelled(runs)) == ["made", "made (2)", "made (3)"]
+    assert dict(view(labelled(runs)).table)["steps"] == ["none yet"] * 3
+
+
+def test_numbers_for_people() -> None:
+    assert [short(x) for x in (1.0, 1234.5, 1e-5, 2e7, -math.inf, 0.0)] == [
+        "1",
+        "1234",
+        "1.000e-05",
+        "2.000e+07",
+        "−Inf",
+        "0",
+    ]
+    assert numbers([1.23456789, math.nan]) == [1.23457, None]
