@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.numerics.lipschitz.headnorm import HeadNorm
 from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.lipschitz.rotary import Rotary, rotary
+from equipoise.numerics.lipschitz.rotary import rotary
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,10 @@ def cast(heads: Heads, dtype: torch.dtype) -> Heads:
     return replace(heads, **given)
 
 
-def neighbours(length: int, width: int) -> Rotary:
-    tables = rotary(length, width)
-    cos, sin = (
-        t[:, : width // 2].repeat_interleave(2, 1)
-        for t in (tables.cos_LR, tables.sin_LR)
-    )
-    return Rotary(cos_LR=cos, sin_LR=sin, interleaved=True)
-
-
 ROTATIONS = {
     "none": None,
     "halves": rotary(5, 4),
-    "neighbours": neighbours(5, 4),
+    "neighbours": rotary(5, 4, interleaved=True),
     "partial": rotary(5, 2),
 }
 GAIN = torch.tensor([0.5, 1.0, -1.5, 2.0], dtype=torch.float64)

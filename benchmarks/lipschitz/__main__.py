@@ -1,0 +1,5 @@
+"""``python -m benchmarks.lipschitz``."""
+
+from benchmarks.lipschitz import main
+
+main()
