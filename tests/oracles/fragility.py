@@ -42,3 +42,23 @@ def measured_head_error(
     exact = head(q, k, v, w, visible)
     error = rounded_head(parts, format, visible=visible) - exact
     return error.norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))
+
+
+def head_term(parts: Head, tensor: str, format: Format) -> Tensor:
+    """Return Σ r(x)²‖∂O/∂x‖² over one stored tensor, by a dense autograd Jacobian."""
+    q, k, v, w = (x.double() for x in parts)
+    scale = q.shape[-1] ** -0.5
+    s = q @ k.mT * scale
+    a = s.softmax(-1) @ v
+    ways = {
+        "query": (q, lambda x: head(x, k, v, w)),
+        "key": (k, lambda x: head(q, x, v, w)),
+        "score": (s, lambda x: x.softmax(-1) @ v @ w),
+        "value": (v, lambda x: head(q, k, x, w)),
+        "mix": (a, lambda x: x @ w),
+        "weight": (w, lambda x: a @ x),
+    }
+    x, onward = ways[tensor]
+    jacobian = torch.func.jacrev(onward)(x)
+    sensitivity = jacobian.square().flatten(0, 1).sum(0)
+    return ((rounded(x, format) - x).square() * sensitivity).sum()

@@ -4,7 +4,6 @@ Squares add, so the best set of a given size is the modules of largest predicted
 square. The prediction ranks; measurement decides how far down the ranking to go.
 """
 
-import heapq
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -62,24 +61,21 @@ def kept_by_prediction(
 def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> Kept:
     """Return the set built by keeping, each time, the module whose keeping helps most.
 
-    Gains are re-measured lazily: the best known candidate is measured again with the
-    present set, and taken when it is still the best. Slow: for judging the other one.
+    Every candidate is measured again at every step: modules × kept forward passes.
+    For judging the other one.
     """
     _check(target)
     kept: list[str] = []
     measured = bench.mismatch(storage)
-    # (minus the last known gain in mean square, module, size of the set it was for)
-    queue = [(-(e**2), s, -1) for s, e in bench.by_module(storage).items()]
-    heapq.heapify(queue)
-    while measured > target and queue:
-        _, site, size = heapq.heappop(queue)
-        left = bench.mismatch(storage, narrow=all_but({*kept, site}))
-        gain = measured**2 - left**2
-        if size < len(kept) and queue and -gain > queue[0][0]:
-            heapq.heappush(queue, (-gain, site, len(kept)))
-            continue
-        kept.append(site)
-        measured = left
+    rest = list(bench.sites(storage))
+    while measured > target and rest:
+        with_each = {
+            s: bench.mismatch(storage, narrow=all_but({*kept, s})) for s in rest
+        }
+        best = min(with_each, key=with_each.__getitem__)
+        rest.remove(best)
+        kept.append(best)
+        measured = with_each[best]
     return Kept(sites=tuple(kept), target=target, measured=measured, predicted=math.nan)
 
 
