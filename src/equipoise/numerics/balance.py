@@ -32,7 +32,7 @@ def balance(p: Float[Tensor, "*x K"], *, witness: bool = False) -> Balance:
     Returns:
         Bounds in float64 for float64 rows, else in float32, rounded outwards. A row
         with a NaN, a negative entry, or a sum off 1 by more than K·ε of its dtype
-        (2⁻⁷ at least for 16-bit rows, ¼ at most) reads NaN, and only that row.
+        (2⁻⁷ at least for 16-bit rows, 2⁻⁴ at most) reads NaN, and only that row.
 
     Example:
         >>> import torch

@@ -28,6 +28,7 @@ COMPILED = numba is not None
 _ENTRIES_PER_THREAD = 1 << 15
 
 
+@lru_cache(maxsize=1)
 def cache_folder() -> Path:
     """Return where machine code is kept: per user, and per version of these sources.
 
@@ -41,8 +42,9 @@ def cache_folder() -> Path:
     }.get(sys.platform, Path(os.environ.get("XDG_CACHE_HOME", home / ".cache")))
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        if source.name.startswith(("balance", "attention_rows")):
-            digest.update(source.read_bytes())
+        text = source.read_bytes()
+        if b"@compiled" in text:
+            digest.update(text)
     return base / "equipoise" / f"kernels-{digest.hexdigest()[:12]}"
 
 

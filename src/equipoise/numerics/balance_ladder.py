@@ -45,10 +45,10 @@ def enough(dtype: torch.dtype) -> float:
 def mass_tolerance(dtype: torch.dtype, keys: int) -> float:
     """Return how far Σp may be from 1: K·ε, at least 2⁻⁷ for 16-bit rows.
 
-    Capped at ¼: with K·ε alone a long bfloat16 row could sum to anything.
+    Capped at 2⁻⁴: with K·ε alone a long bfloat16 row could sum to anything.
     """
     least = 2.0**-7 if dtype in _NARROW else 0.0
-    return min(max(keys * torch.finfo(dtype).eps, least), 0.25)
+    return min(max(keys * torch.finfo(dtype).eps, least), 2.0**-4)
 
 
 def checked(p_xK: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from equipoise.numerics.balance_fill import Options
 
 # Runs of keys taken by the fill: each round lands below half the remaining gap.
 _ROUNDS = 24
+_SWAPS = 3
 
 
 def exact_sum(v_NK: Tensor) -> Tensor:
@@ -44,34 +45,78 @@ def largest_first(v_Nn: Tensor, half_N: Tensor) -> tuple[Tensor, Tensor]:
 
     Sorted keys are taken in runs: a run ends where the next key does not fit, and the
     next run starts at the first key that does. Both ends are binary searches in the
-    running sum and in the keys, so a round costs O(log K) per row.
+    running sum and in the keys, so a round costs O(log K) per row. The key that ended a
+    run is tried too: S as it was, and this key, may overshoot by little.
     """
     N, n = v_Nn.shape
     sums = torch.nn.functional.pad(v_Nn.cumsum(-1), (1, 0))
-    rising = -v_Nn
+    padded = torch.nn.functional.pad(v_Nn, (0, 1), value=torch.inf)
     gap = half_N[:, None].clone()
     at = torch.zeros(N, 1, dtype=torch.long, device=v_Nn.device)
-    edge = torch.zeros(N, n + 1, dtype=torch.int8, device=v_Nn.device)
+    edge = torch.zeros(N, n + 2, dtype=torch.int8, device=v_Nn.device)
     one = torch.ones_like(at, dtype=torch.int8)
+    best, best_edge = gap.clone(), edge.clone()
     for _ in range(_ROUNDS):
-        at = torch.maximum(at, torch.searchsorted(rising, -gap))
+        at = torch.maximum(at, torch.searchsorted(-v_Nn, -gap))
         reach = sums.gather(1, at) + gap
         stop = torch.maximum(torch.searchsorted(sums, reach, right=True) - 1, at)
-        edge.scatter_add_(1, at, one).scatter_add_(1, stop, -one)
+        edge = edge.scatter_add(1, at, one).scatter_add(1, stop, -one)
         gap = (gap - (sums.gather(1, stop) - sums.gather(1, at))).clamp(min=0)
+        over = gap - padded.gather(1, stop)
+        tried = edge.scatter_add(1, stop, one).scatter_add(1, stop + 1, -one)
+        for left, made in ((gap, edge), (over, tried)):
+            better = left.abs() < best.abs()
+            best = torch.where(better, left, best)
+            best_edge = torch.where(better, made, best_edge)
         at = stop
-    return gap[:, 0], edge.cumsum(-1)[:, :n].bool()
+    return best[:, 0], best_edge.cumsum(-1)[:, :n].bool()
+
+
+def best_swap(v_Nn: Tensor, gap_N: Tensor, side_Nn: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply the one swap per row that brings the gap closest to 0.
+
+    The last two keys must be zeros, one inside S and one outside: exchanged with one of
+    them, a key moves alone.
+    """
+    place = torch.arange(v_Nn.shape[-1], device=v_Nn.device).expand_as(v_Nn)
+    # The smallest key of S so far, and its place: sorted, so that it can be searched.
+    inside = torch.where(side_Nn, v_Nn, torch.inf).cummin(-1).values
+    where = torch.where(side_Nn, place, 0).cummax(-1).values
+    wanted = v_Nn - gap_N[:, None]
+    under = torch.searchsorted(-inside, -wanted).clamp(max=v_Nn.shape[-1] - 1)
+    best, swap = gap_N.abs(), torch.zeros_like(side_Nn)
+    for partner in (under, (under - 1).clamp(min=0)):
+        miss = (inside.gather(1, partner) - wanted).abs()
+        least, enter = torch.where(side_Nn, torch.inf, miss).min(-1, keepdim=True)
+        leave = where.gather(1, partner.gather(1, enter))
+        better = least[:, 0] < best
+        pair = torch.zeros_like(side_Nn).scatter(1, enter, True).scatter(1, leave, True)
+        swap = torch.where(better[:, None], pair, swap)
+        best = torch.where(better, least[:, 0], best)
+    signed = torch.where(side_Nn, -v_Nn, v_Nn)
+    return gap_N - (signed * swap).sum(-1), side_Nn ^ swap
+
+
+def improved(v_Nn: Tensor, gap_N: Tensor, side_Nn: Tensor) -> Tensor:
+    """Return the sides after a few best swaps."""
+    v_Nn = torch.nn.functional.pad(v_Nn, (0, 2))
+    side_Nn = torch.nn.functional.pad(side_Nn, (0, 2))
+    side_Nn[:, -2] = True
+    for _ in range(_SWAPS):
+        gap_N, side_Nn = best_swap(v_Nn, gap_N, side_Nn)
+        side_Nn[:, -2], side_Nn[:, -1] = True, False  # two zeros: either way the same
+    return side_Nn[:, :-2]
 
 
 def vectorised(p_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (lower, upper, side): closed form, or largest-first below an upper 1."""
+    """Return (lower, upper, side): closed form, or fill and swaps below 1."""
     v_Nn, order = p_NK.sort(-1, descending=True)
     first = torch.zeros_like(v_Nn, dtype=torch.bool)
     first[:, 0] = True
     rest = exact_sum(v_Nn.masked_fill(first, 0))
     peaked = v_Nn[:, 0] >= rest
-    _, filled = largest_first(v_Nn, (v_Nn[:, 0] + rest) / 2)
-    side = torch.where(peaked[:, None], first, filled)
+    gap, filled = largest_first(v_Nn, (v_Nn[:, 0] + rest) / 2)
+    side = torch.where(peaked[:, None], first, improved(v_Nn, gap, filled))
     zero = torch.zeros_like(v_Nn)
     lower = theta(
         exact_sum(torch.where(side, v_Nn, zero)),
