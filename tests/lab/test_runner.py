@@ -93,7 +93,7 @@ def test_local_sweep_reports_pairs(tmp_path: Path) -> None:
     assert [row.arm for row in rows] == ["pre", "post"]
     assert rows[0].against_first is None and rows[1].against_first is not None
     assert rows[1].against_first.n == 2 and rows[0].values["validation"].n == 2
-    assert table(SWEEP, rows).row_count == 2
+    assert table(SWEEP, rows).row_count == len(SWEEP.measures) + 1
     assert "post: " in conclusion("sweep", rows)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from equipoise.lab import training
 from equipoise.lab.experiment import Experiment, Task
 from equipoise.lab.local import Watcher
+from equipoise.lab.measures import NAMES
 from equipoise.lab.results import Row
 
 
@@ -47,19 +48,25 @@ def _said(news: training.Progress) -> str:
 
 
 def table(experiment: Experiment, rows: Sequence[Row]) -> Table:
-    """Return mean ± sd per arm, and the paired difference of the first measure."""
-    first = experiment.measures[0]
-    pair = f"{first} against {experiment.arms[0].name}"
+    """Return a line per measure and a column per arm; the last line compares pairs."""
     shown = Table(
-        "arm",
-        "seeds",
-        *experiment.measures,
-        pair,
+        "",
+        *(f"{row.arm} ({len(row.seeds)})" for row in rows),
         title=experiment.question,
-        caption="mean ± sd over seeds; paired difference with 95 % interval",
+        caption="mean ± sd over (seeds); paired difference with 95 % interval",
     )
-    for row in rows:
-        cells = [str(row.values.get(name, "–")) for name in experiment.measures]
-        against = str(row.against_first) if row.against_first else "–"
-        shown.add_row(row.arm, str(len(row.seeds)), *cells, against)
+    for name, cells in lines(experiment, rows):
+        shown.add_row(name, *cells)
     return shown
+
+
+def lines(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Return the table's lines as text: what is measured, and a cell per arm."""
+    found = [
+        (NAMES.get(name, name), [str(row.values.get(name, "–")) for row in rows])
+        for name in experiment.measures
+    ]
+    first = experiment.measures[0]
+    pairs = [str(row.against_first or "–") for row in rows]
+    name = f"{NAMES.get(first, first)}: minus {experiment.arms[0].name}"
+    return [*found, (name, pairs)]

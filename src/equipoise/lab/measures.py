@@ -11,6 +11,27 @@ from equipoise.store import Run, open_run
 LAST = 5
 """Samples at the end of the run whose median is reported: one batch is noise."""
 
+NAMES = {
+    "validation": "held-out loss, nats",
+    "loss": "training loss, last tenth",
+    "accuracy": "held-out accuracy",
+    "spikes": "loss spikes",
+    "gradient_spikes": "gradient above 5 × clip",
+    "gradient_first_to_last": "gradient, first layer ÷ last",
+    "gradient_least_to_last": "gradient, weakest layer ÷ last",
+    "gradient_spread": "gradient, layers 2…N, largest ÷ smallest",
+    "theta_p5": "θ, 5th percentile",
+    "theta_p50": "θ, median",
+    "theta_p100": "θ, largest",
+    "S": "S, median over layers",
+    "S_cv": "S, spread over layers (CV)",
+    "S_residual": "S on the residual stream, median",
+    "S_residual_cv": "S on the residual stream, CV",
+    "growth_G": "Δ ln G from first to last",
+    "growth_B2": "Δ ln B̄² from first to last",
+}
+"""Measure → what a table calls it; one without a name keeps its own."""
+
 
 def measures(path: Path) -> dict[str, float]:
     """Return the run's end state: gradients over depth, θ, S and G.

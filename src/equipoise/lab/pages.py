@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from equipoise.lab.display import lines
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.results import Row
 from equipoise.report.html import rendered
@@ -27,22 +28,8 @@ def write_page(
     """Write ``report.html`` beside the runs and return where it is."""
     runs = first_runs(experiment, root)
     report = view(runs, title=experiment.question, verdict=verdict)
-    page = rendered(replace(report, table=_cells(experiment, rows, list(runs))))
+    shown = [row for row in rows if row.arm in runs]
+    page = rendered(replace(report, table=lines(experiment, shown)))
     place = root / "report.html"
     place.write_text(page, encoding="utf-8")
     return place
-
-
-def _cells(
-    experiment: Experiment, rows: Sequence[Row], arms: list[str]
-) -> list[tuple[str, list[str]]]:
-    by_arm = {row.arm: row for row in rows}
-    kept = [by_arm[arm] for arm in arms if arm in by_arm]
-    first = experiment.measures[0]
-    table = [
-        (name, [str(row.values.get(name, "not recorded")) for row in kept])
-        for name in experiment.measures
-    ]
-    pairs = [str(row.against_first or "–") for row in kept]
-    table.append((f"{first}, paired against {experiment.arms[0].name}", pairs))
-    return [("seeds", [str(len(row.seeds)) for row in kept]), *table]

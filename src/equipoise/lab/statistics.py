@@ -17,7 +17,7 @@ class Summary:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g} ± {self.sd:.2g}"
+        return f"{self.mean:.4g} ± {self.sd:.2g}" if self.n > 1 else f"{self.mean:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,8 @@ class Paired:
     n: int
 
     def __str__(self) -> str:
+        if self.n == 1:
+            return f"{self.mean:+.4g}"
         return f"{self.mean:+.4g} [{self.low:+.3g}, {self.high:+.3g}], p = {self.p:.2g}"
 
 
