@@ -35,6 +35,14 @@ def test_a_norm_that_clipping_gave_is_not_given_twice() -> None:
     )
 
 
+def test_an_update_is_compared_with_what_it_moves() -> None:
+    found = table(
+        reading("update.norm", h_0=(0.5,), h_1=(1.0,)),
+        reading("weight.norm", h_0=(10.0,), h_1=(0.0,)),
+    )
+    assert found["update.ratio"] == {"h.0": (0.05,)}
+
+
 def test_S_multiplies_its_factors_and_their_logarithms_add_up() -> None:
     found = table(
         reading("projection.G", h_0_attn=(2.0,), h_1_attn=(3.0,)),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -44,7 +45,7 @@ class BackwardFactors:
         for site, module in anatomy.norms.items():
             if site.startswith(inside):
                 listen = guarded(partial(self._forward, emit, guarded, site))
-                yield module.register_forward_hook(listen)
+                yield listening.after(module, listen)
 
     def _forward(
         self,

@@ -11,7 +11,7 @@ from equipoise.anatomy.names import named
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.shards import copies, local_part
+from equipoise.probes.shards import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GradientNorms:
         parts: dict[str, list[Tensor]] = {}
         for site, parameter in owned_parameters(anatomy):
             if parameter.grad is not None:
-                parts.setdefault(site, []).append(self._share(parameter.grad))
+                parts.setdefault(site, []).append(share(parameter.grad, self.ranks))
         for site, norms in parts.items():
             norm = torch.linalg.vector_norm(torch.stack(norms))
             emit(
@@ -48,12 +48,6 @@ class GradientNorms:
                 norm if scale is None else norm / scale,
                 how="norm",
             )
-
-    def _share(self, grad: Tensor) -> Tensor:
-        """Return this rank's share: squares of all ranks' shares add up to ‖g‖²."""
-        norm: Tensor = torch.linalg.vector_norm(local_part(grad), dtype=torch.float32)
-        held = copies(grad, self.ranks)
-        return norm if held == 1 else norm * held**-0.5
 
 
 def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:

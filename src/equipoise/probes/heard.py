@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sites import Anatomy
@@ -25,11 +26,11 @@ class Heard:
         """Yield one hook per expected site, which notes that it ran."""
         for site in anatomy.attention:
             note = _note(self.ran, site.name)
-            yield site.module.register_forward_pre_hook(note)
+            yield listening.before(site.module, note)
 
 
 def _note(names: set[str], name: str) -> Callable[..., None]:
-    def note(module: Any, args: Any) -> None:
+    def note(module: Any, args: Any, kwargs: Any) -> None:
         names.add(name)
 
     return note

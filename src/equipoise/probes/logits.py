@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -25,7 +26,7 @@ class OutputLogits:
     ) -> Iterator[RemovableHandle]:
         listen = guarded(partial(_listen, emit))
         # First: the window shuts with the model's own last hook.
-        yield anatomy.model.register_forward_hook(listen, prepend=True)
+        yield listening.after(anatomy.model, listen)
 
 
 def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:

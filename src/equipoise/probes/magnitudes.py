@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import block_norm
 from equipoise.probes.capture import Guarded
@@ -38,7 +39,7 @@ class Magnitudes:
 
 
 def _listening(module: nn.Module, listen: Any, guarded: Guarded) -> RemovableHandle:
-    return module.register_forward_pre_hook(guarded(listen), with_kwargs=True)
+    return listening.before(module, guarded(listen))
 
 
 def _emit_B(

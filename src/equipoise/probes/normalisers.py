@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
 from equipoise.probes.capture import Guarded
@@ -36,7 +37,7 @@ class NormScales:
     ) -> Iterator[RemovableHandle]:
         for site, module in anatomy.norms.items():
             listen = guarded(partial(_listen, emit, site))
-            yield module.register_forward_pre_hook(listen, with_kwargs=True)
+            yield listening.before(module, listen)
 
 
 def _listen(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -28,7 +29,7 @@ class RouterLoad:
     ) -> Iterator[RemovableHandle]:
         for site, (module, top_k) in anatomy.routers.items():
             listen = guarded(partial(_listen, emit, site, top_k))
-            yield module.register_forward_hook(listen)
+            yield listening.after(module, listen)
 
 
 def _listen(

@@ -2,6 +2,7 @@
 
 from math import prod
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
@@ -26,3 +27,10 @@ def copies(x: Tensor, ranks: int) -> int:
 def is_sharded(x: Tensor) -> bool:
     """Say whether this rank holds only a part of the tensor."""
     return isinstance(x, DTensor) and any(isinstance(p, Shard) for p in x.placements)
+
+
+def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
+    """Return this rank's share of ‖x‖₂: squares of all ranks' shares add up to ‖x‖²."""
+    norm: Tensor = torch.linalg.vector_norm(local_part(x.detach()), dtype=torch.float32)
+    held = copies(x if like is None else like, ranks)
+    return norm if held == 1 else norm * held**-0.5

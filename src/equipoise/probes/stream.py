@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -33,7 +34,7 @@ class StreamShape:
     ) -> Iterator[RemovableHandle]:
         for site, block in anatomy.blocks.items():
             listen = guarded(partial(_listen, emit, site))
-            yield block.register_forward_pre_hook(listen, with_kwargs=True)
+            yield listening.before(block, listen)
 
 
 def _listen(

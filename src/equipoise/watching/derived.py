@@ -14,7 +14,11 @@ Table = dict[str, Values]
 def derived(step: int, readings: Iterable[Reading], blocks: list[str]) -> list[Reading]:
     """Return the step's derived readings; what cannot be derived is absent, never 0."""
     table = {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in readings}
-    found = [*_gradients(table, blocks), *_sensitivities(table, blocks)]
+    found = [
+        *_gradients(table, blocks),
+        *_updates(table),
+        *_sensitivities(table, blocks),
+    ]
     return [
         Reading(step=step, quantity=q, sites=tuple(v), values=tuple(v.values()))
         for q, v in found
@@ -30,6 +34,12 @@ def _gradients(table: Table, blocks: list[str]) -> Iterator[tuple[str, Values]]:
     if blocks and {blocks[0], blocks[-1]} <= norms.keys() and norms[blocks[-1]][0]:
         ratio = norms[blocks[0]][0] / norms[blocks[-1]][0]
         yield "gradient.first_to_last", {"": (ratio,)}
+
+
+def _updates(table: Table) -> Iterator[tuple[str, Values]]:
+    moved, size = table.get("update.norm", {}), table.get("weight.norm", {})
+    here = [site for site in moved if site in size and size[site][0]]
+    yield "update.ratio", {s: (moved[s][0] / size[s][0],) for s in here}
 
 
 def _sensitivities(table: Table, blocks: list[str]) -> Iterator[tuple[str, Values]]:

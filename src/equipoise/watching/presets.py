@@ -7,10 +7,16 @@ argument is over how many ranks its values will be put together.
 from collections.abc import Callable
 
 from equipoise.probes.attention import AttentionRows
+from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.capture import Probe
-from equipoise.probes.gain import ProjectionGain
+from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
+from equipoise.probes.logits import OutputLogits
 from equipoise.probes.magnitudes import Magnitudes
+from equipoise.probes.normalisers import NormScales
+from equipoise.probes.router import RouterLoad
+from equipoise.probes.stream import StreamShape
+from equipoise.probes.updates import AdamUpdates
 
 Maker = Callable[[int], Probe]
 
@@ -22,8 +28,17 @@ DEFAULT: tuple[Maker, ...] = (
     *MINIMAL,
     lambda ranks: ProjectionGain(),
     lambda ranks: Magnitudes(),
+    lambda ranks: NormScales(),
+    lambda ranks: StreamShape(),
+    lambda ranks: BackwardFactors(),
+    lambda ranks: AdamUpdates(ranks=ranks),
+    lambda ranks: RouterLoad(),
+    lambda ranks: OutputLogits(),
 )
-DEEP: tuple[Maker, ...] = (*DEFAULT,)
+DEEP: tuple[Maker, ...] = (
+    *DEFAULT,
+    lambda ranks: HeadProducts(),
+)
 
 PRESETS: dict[str, tuple[Maker, ...]] = {
     "minimal": MINIMAL,
