@@ -62,39 +62,63 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         tracked_norm(matrix, start=found.vector)
 
 
-def test_compiled_loops_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in (torch.float32, torch.float64):
-        for M in (1, 4, 7, 50):
-            matrix, x = gaussian(0, M, 33, dtype), gaussian(1, 1, 33, dtype)[0]
-            basis = torch.linalg.qr(gaussian(2, 33, 5, dtype)).Q.mT.contiguous()
-            fast = gram.gram_product(matrix, x, 0.5), gram.orthogonalised(basis, x)
-            with monkeypatch.context() as patch:
-                patch.setattr(gram, "COMPILED", False)
-                slow = gram.gram_product(matrix, x, 0.5), gram.orthogonalised(basis, x)
-            close = {"rtol": error_budget(dtype, ops=200), "atol": 1e-4}
-            close["atol"] = error_budget(dtype, ops=64) * float(slow[0].abs().max())
-            torch.testing.assert_close(fast[0], slow[0], **close)
-            assert fast[1][0] == pytest.approx(slow[1][0], rel=close["rtol"])
-            assert fast[1][1] == pytest.approx(slow[1][1], rel=close["rtol"])
-            torch.testing.assert_close(fast[1][2], slow[1][2], **close)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("M", [1, 4, 7, 50])
+def test_compiled_step_agrees_with_torch(
+    M: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, basis = gaussian(0, M, 33, dtype), torch.zeros(6, 33, dtype=dtype)
+    basis[:5] = torch.linalg.qr(gaussian(2, 33, 5, dtype)).Q.mT
+    fast, slow = basis.clone(), basis.clone()
+    found = gram.matrix_step(matrix, 0.5)(fast, 4)
+    monkeypatch.setattr(gram, "COMPILED", False)
+    truth = gram.matrix_step(matrix, 0.5)(slow, 4)
+    budget = error_budget(dtype, ops=500)
+    assert found == pytest.approx(truth, rel=budget)
+    torch.testing.assert_close(fast, slow, rtol=budget, atol=budget)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_both_paths_of_fixed_steps_agree(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = gaussian(0, 40, 30, torch.float64)
+    fast = fixed_steps(matrix, steps=steps)
+    monkeypatch.setattr(gram, "COMPILED", False)
+    slow = fixed_steps(matrix, steps=steps)
+    torch.testing.assert_close(fast.value, slow.value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(fast.residual, slow.residual, rtol=1e-5, atol=1e-12)
+    aligned = (fast.vector @ slow.vector).abs()
+    assert aligned.item() == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-30, 1e30])
-def test_scale_of_the_format_does_not_matter(size: float) -> None:
+def test_scale_of_the_format_does_not_matter(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     matrix = gaussian(0, 30, 30)
-    value = tracked_norm(matrix * size).value
     expected = oracle.spectral_norm(matrix * size)
-    assert value.item() == pytest.approx(expected, rel=1e-3)
+    for compiled in (gram.COMPILED, False):
+        monkeypatch.setattr(gram, "COMPILED", compiled)
+        value = tracked_norm(matrix * size).value
+        assert value.item() == pytest.approx(expected, rel=1e-3, abs=0.0)
 
 
-def test_zero_closed_and_broken() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_zero_closed_and_broken(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gram, "COMPILED", compiled and gram.COMPILED)
     assert tracked_norm(torch.zeros(6, 6)).value == 0
     assert fixed_steps(torch.eye(6), steps=6).value == pytest.approx(1.0, rel=1e-6)
     broken = gaussian(0, 9, 9)
     broken[2, 2] = float("nan")
     assert tracked_norm(broken).value.isnan()
     broken[2, 2] = float("inf")
-    assert tracked_norm(broken).value.isnan()
+    after = tracked_norm(broken)
+    assert after.value.isnan()
+    mended = tracked_norm(torch.eye(9), start=after.vector * torch.nan)
+    assert mended.value == pytest.approx(1.0, rel=1e-6)
 
 
 def test_what_cannot_be_used_is_said() -> None:

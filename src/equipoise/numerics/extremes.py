@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.estimate import Estimate, Status, broken
+from equipoise.numerics.gram import operator_step
 from equipoise.numerics.lanczos import Krylov, Matvec, beyond, growth, needed
 from equipoise.numerics.stopping import Search, next_look, rounding
 
@@ -45,7 +46,7 @@ def extremes(
     if start_N.ndim != 1 or start_N.numel() == 0:
         raise InputError(f"a start vector is needed, got shape {tuple(start_N.shape)}")
     search = search or Search()
-    krylov = Krylov(matvec, start_N.detach(), at_most=search.at_most)
+    krylov = Krylov(operator_step(matvec), start_N.detach(), at_most=search.at_most)
     failure = 1.0 if warm or search.failure is None else search.failure
     status = _until_settled(krylov, search.tolerance, failure)
     if status is Status.BROKEN:
@@ -76,15 +77,15 @@ def _settled(krylov: Krylov, tolerance: float, failure: float) -> bool:
         target = needed(krylov.width, failure=failure)
         above = growth(krylov, high + step).log
         return min(above, growth(krylov, low - step, sign=-1).log) >= target
-    ends = weights_KK[-1, [0, -1]].abs().max()
-    return krylov.betas[-1] * float(ends) <= step
+    ends = (krylov.residual(weights_KK[:, at]) for at in (0, -1))
+    return max(ends) <= step
 
 
 def _end(krylov: Krylov, status: Status, failure: float, sign: int) -> Estimate:
     values_K, weights_KK = krylov.ritz()
     at = -1 if sign > 0 else 0
     value, weights_K = float(values_K[at]), weights_KK[:, at]
-    residual = krylov.betas[-1] * abs(float(weights_K[-1]))
+    residual = krylov.residual(weights_K)
     proven = failure < 1 and status is not Status.CLOSED
     reach = beyond(krylov, value, failure=failure, sign=sign) if proven else residual
     reach += rounding(krylov) * krylov.scale

@@ -7,11 +7,11 @@ Two products read a matrix of 6 MB twice, and memory is what they wait for. Row 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -74,24 +74,61 @@ def _orthogonalise(basis_KN: Array, w_N: Array) -> tuple[Any, Any]:
     return alpha, math.sqrt(_dot(w_N, w_N))
 
 
-def orthogonalised(
-    basis_KN: Float[Tensor, "K N"], w_N: Float[Tensor, "N"]
-) -> tuple[float, float, Tensor]:
-    """Return α = q·w for the newest direction q, β = ‖w′‖, and w′ ⟂ every direction.
+@compiled(reorder=True)
+def _advance(a_MN: Array, basis_KN: Array, k: int, inverse: Any) -> tuple[Any, Any]:
+    w_N = basis_KN[k + 1]
+    _rows(a_MN, basis_KN[k], inverse, w_N)
+    # The second 1/unit, after the sums: 1/unit² may not be a float32, and code that
+    # may be reordered would form it.
+    for n in range(w_N.size):
+        w_N[n] *= inverse
+    alpha, beta = _orthogonalise(basis_KN[: k + 1], w_N)
+    if beta > 0:
+        for n in range(w_N.size):
+            w_N[n] /= beta
+    return alpha, beta
 
-    The two newest directions are removed first, then all: a single sweep leaves √ε
-    behind when w lies nearly among the old directions.
 
-    >>> orthogonalised(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0, 4.0]))
-    (3.0, 4.0, tensor([0., 4.]))
+Step = Callable[[Tensor, int], tuple[float, float]]
+"""(basis, k) → α and β of step k; the next direction is written to basis[k + 1]."""
+
+
+def operator_step(matvec: Callable[[Tensor], Tensor]) -> Step:
+    """Return a Lanczos step of a symmetric operator given by its products.
+
+    α = q·Bq and β = ‖w‖, where w is Bq without its components along the basis. The two
+    newest directions are removed first, then all: a single sweep leaves √ε behind when
+    Bq lies nearly among the old directions.
     """
-    if COMPILED and w_N.is_cpu:
-        out_N = w_N.clone()
-        alpha, beta = _orthogonalise(basis_KN.numpy(), out_N.numpy())
-        return float(alpha), float(beta), out_N
-    first_N = swept(basis_KN[-2:], w_N)
-    out_N = swept(basis_KN, first_N)
-    return float(basis_KN[-1] @ w_N), float(out_N.norm()), out_N
+
+    def step(basis_KN: Tensor, k: int) -> tuple[float, float]:
+        seen_KN = basis_KN[: k + 1]
+        image_N = matvec(seen_KN[-1])
+        w_N = swept(seen_KN, swept(seen_KN[-2:], image_N))
+        beta = float(w_N.norm())
+        basis_KN[k + 1] = w_N / beta if beta > 0 else w_N
+        return float(seen_KN[-1] @ image_N), beta
+
+    return step
+
+
+def matrix_step(matrix_MN: Tensor, unit: float = 1.0) -> Step:
+    """Return a Lanczos step of AᵀA/unit², compiled when A is a plain CPU matrix."""
+    if not fused(matrix_MN):
+        return operator_step(lambda x_N: gram_product(matrix_MN, x_N, unit))
+    a_MN = matrix_MN.numpy()
+    inverse = a_MN.dtype.type(1 / unit)
+
+    def step(basis_KN: Tensor, k: int) -> tuple[float, float]:
+        alpha, beta = _advance(a_MN, basis_KN.numpy(), k, inverse)
+        return float(alpha), float(beta)
+
+    return step
+
+
+def fused(matrix_MN: Tensor) -> bool:
+    """Whether the compiled loops can read the matrix where it lies."""
+    return COMPILED and matrix_MN.is_cpu and matrix_MN.is_contiguous()
 
 
 def swept(
@@ -99,6 +136,7 @@ def swept(
 ) -> Float[Tensor, "N"]:
     """Return w without its components along an orthonormal basis, on any device.
 
+    >>> import torch
     >>> swept(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0, 4.0]))
     tensor([0., 4.])
     """
@@ -110,17 +148,9 @@ def gram_product(
 ) -> Float[Tensor, "N"]:
     """Return Aᵀ(Ax)/unit², dividing between the products so that neither overflows.
 
+    >>> import torch
     >>> gram_product(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
     tensor([4., 1.])
     """
-    if not (COMPILED and matrix_MN.is_cpu and matrix_MN.is_contiguous()):
-        half_M = (matrix_MN @ x_N) / unit
-        return (matrix_MN.mT @ (half_M / unit)).detach()
-    out_N = torch.empty_like(x_N)
-    into_N = out_N.numpy()
-    # x carries the first 1/unit, the kernel the second: compiled to be reordered, it
-    # would otherwise form 1/unit², which may not be a float32.
-    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
-    inverse = into_N.dtype.type(1 / (unit.numpy() if torch.is_tensor(unit) else unit))
-    _rows(matrix_MN.numpy(), (x_N / unit).numpy(), inverse, into_N)
-    return out_N
+    half_M = (matrix_MN @ x_N) / unit
+    return (matrix_MN.mT @ (half_M / unit)).detach()

@@ -16,19 +16,22 @@ probability (van Dorsselaer, Hochstenbach and van der Vorst, 2000; Hochstenbach,
 import math
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from equipoise.numerics.gram import orthogonalised
+from equipoise.numerics.gram import Step
 
 Matvec = Callable[[Tensor], Tensor]
+Small = npt.NDArray[np.float64]
 
 
 class Krylov:
     """The Krylov space of a symmetric operator, grown one product at a time."""
 
-    def __init__(self, matvec: Matvec, start_N: Tensor, *, at_most: int) -> None:
-        self.matvec = matvec
+    def __init__(self, step: Step, start_N: Tensor, *, at_most: int) -> None:
+        self.step = step
         self.width = start_N.shape[0]
         self.at_most = min(at_most, self.width)
         self.basis_KN = start_N.new_empty(self.at_most + 1, self.width)
@@ -52,35 +55,34 @@ class Krylov:
         return self.steps == self.width or self.betas[-1] <= 8 * eps * self.scale
 
     def grow(self) -> None:
-        seen_KN = self.basis_KN[: self.steps + 1]
-        w_N = self.matvec(seen_KN[-1])
-        alpha, beta, w_N = orthogonalised(seen_KN, w_N)
+        alpha, beta = self.step(self.basis_KN, self.steps)
         self.alphas.append(alpha)
         self.betas.append(beta)
         # Sums, not max: max(scale, nan) may be the scale.
         self.scale = max(self.scale, abs(alpha) + beta) + 0 * (alpha + beta)
-        if not self.closed:
-            torch.div(w_N, beta, out=self.basis_KN[self.steps])
 
-    def projected(self) -> Tensor:
+    def projected(self) -> Small:
         """Return the operator on the space: tridiagonal, small, float64."""
-        alphas_K = torch.tensor(self.alphas, dtype=torch.float64)
-        betas_K = torch.tensor(self.betas[:-1], dtype=torch.float64)
-        return torch.diag(alphas_K) + torch.diag(betas_K, 1) + torch.diag(betas_K, -1)
+        off_K = self.betas[:-1]
+        return np.diag(self.alphas) + np.diag(off_K, 1) + np.diag(off_K, -1)
 
-    def ritz(self) -> tuple[Tensor, Tensor]:
+    def ritz(self) -> tuple[Small, Small]:
         """Return the Ritz values, ascending, and the weights of their vectors."""
-        values_K, weights_KK = torch.linalg.eigh(self.projected())
+        values_K, weights_KK = np.linalg.eigh(self.projected())
         return values_K, weights_KK
 
     def top(self) -> float:
         """Return the largest Ritz value."""
-        return float(torch.linalg.eigvalsh(self.projected())[-1])
+        return float(np.linalg.eigvalsh(self.projected())[-1])
 
-    def vector(self, weights_K: Tensor) -> Tensor:
+    def residual(self, weights_K: Small) -> float:
+        """Return ‖Bx − θx‖ of a Ritz pair: what the last product left outside."""
+        return self.betas[-1] * abs(float(weights_K[-1]))
+
+    def vector(self, weights_K: Small) -> Tensor:
         """Return the unit vector Σ weights·basis."""
         basis_KN = self.basis_KN[: self.steps]
-        x_N = weights_K.to(basis_KN) @ basis_KN
+        x_N = torch.from_numpy(weights_K).to(basis_KN) @ basis_KN
         unit_N: Tensor = x_N / x_N.norm()
         return unit_N
 

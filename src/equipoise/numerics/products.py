@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.gram import gram_product
-from equipoise.numerics.lanczos import Matvec
+from equipoise.numerics.gram import Step, matrix_step, operator_step
 
 
 class Product:
@@ -46,16 +45,18 @@ class Product:
     def scale(self) -> float:
         return math.ldexp(1.0, int(sum(self.exponents)))
 
-    def gram(self) -> Matvec:
-        """Return x ↦ PᵀPx of the product divided by ``scale``.
+    def step(self) -> Step:
+        """Return a Lanczos step of PᵀP, for the product divided by ``scale``.
 
         Powers of two round nothing, and without them σ² of a float32 matrix leaves
         the format from 1e19 upwards and from 1e-23 downwards.
         """
         units = [math.ldexp(1.0, int(e)) for e in self.exponents]
         if len(self.factors) == 1:
-            return partial(_single, self.last, units[0])
-        return partial(_chain, list(zip(self.factors, units, strict=True)))
+            return matrix_step(self.last, units[0])
+        return operator_step(
+            partial(_chain, list(zip(self.factors, units, strict=True)))
+        )
 
     def compressed(self) -> Tensor:
         """Return a small float64 matrix with the same non-zero singular values.
@@ -68,10 +69,6 @@ class Product:
             return first
         (second,) = rest
         return _triangle(first) @ _triangle(second.mT).mT
-
-
-def _single(matrix_MN: Tensor, unit: float, x_N: Tensor) -> Tensor:
-    return gram_product(matrix_MN, x_N, unit)
 
 
 def _chain(pairs: list[tuple[Tensor, float]], x_N: Tensor) -> Tensor:
@@ -115,9 +112,12 @@ def _common(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _exponent(factor: Tensor) -> float:
-    """Return the power of two above every entry: −∞ for zero, NaN if not finite."""
+    """Return the power of two above every entry: −∞ for zero, NaN if not finite.
+
+    Not below −126: the inverse of a smaller one is not a float32.
+    """
     low, high = factor.aminmax()
     largest = float(torch.maximum(-low, high))
     if not math.isfinite(largest):
         return math.nan
-    return math.frexp(largest)[1] if largest > 0 else -math.inf
+    return max(math.frexp(largest)[1], -126) if largest > 0 else -math.inf

@@ -21,7 +21,7 @@ from equipoise.numerics.lanczos import Krylov, beyond
 from equipoise.numerics.products import Product
 from equipoise.numerics.stopping import (
     Search,
-    root_error,
+    residual_error,
     rounding,
     until_proven,
     until_residual,
@@ -134,7 +134,7 @@ def _start(
 def _iterated(
     product: Product, search: Search, start_N: Tensor, warm: Tensor | None
 ) -> Estimate:
-    krylov = Krylov(product.gram(), start_N, at_most=search.at_most)
+    krylov = Krylov(product.step(), start_N, at_most=search.at_most)
     if warm is None and search.failure is not None:
         status, end = until_proven(krylov, search)
         failure = search.failure
@@ -154,16 +154,17 @@ def _read(
 ) -> Estimate:
     """Return σ = √top; its square ends at ``end``, or is known by its residual only."""
     values_K, weights_KK = krylov.ritz()
-    top, weights_K = float(values_K[-1]), weights_KK[:, -1]
-    residual = krylov.betas[-1] * abs(float(weights_K[-1]))
-    proven = math.isfinite(end)
-    error = math.sqrt(end / top) - 1 if proven else root_error(top, residual)
+    top = float(values_K[-1])
+    if math.isfinite(end):
+        error = math.sqrt(end / top) - 1
+    else:
+        error = residual_error(krylov, values_K, weights_KK)
     return Estimate(
         value=math.sqrt(top) * scale,
         status=status,
         steps=krylov.steps,
-        residual=residual / math.sqrt(top) * scale,
+        residual=krylov.residual(weights_KK[:, -1]) / math.sqrt(top) * scale,
         error=error + rounding(krylov),
         failure=failure,
-        vector=krylov.vector(weights_K),
+        vector=krylov.vector(weights_KK[:, -1]),
     )

@@ -6,6 +6,7 @@ Nothing here looks at a number on the host, so nothing waits for the device. The
 no tolerance. The residual says afterwards how good the answer was.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.gram import gram_product
+from equipoise.numerics.gram import fused, gram_product, matrix_step, swept
+from equipoise.numerics.lanczos import Krylov
 
 COLD_STEPS = 32
 WARM_STEPS = 4
@@ -67,12 +69,14 @@ def fixed_steps(
     tensor(True)
     """
     matrix_MN = _matrix(matrix_MN, steps)
-    scale = matrix_MN.abs().amax()
+    low, high = matrix_MN.aminmax()
+    scale = torch.maximum(-low, high)
     # Also where the matrix is all zero, or subnormal and without an inverse.
     unit = scale.clamp(min=torch.finfo(scale.dtype).tiny)
-    basis_KN, alphas_K, betas_K = _lanczos(
-        matrix_MN, unit, _start(matrix_MN, start), steps
-    )
+    start_N = _start(matrix_MN, start)
+    if fused(matrix_MN):
+        return _on_cpu(matrix_MN, unit, start_N, steps)
+    basis_KN, alphas_K, betas_K = _lanczos(matrix_MN, unit, start_N, steps)
     T_KK = torch.diag(alphas_K)
     T_KK = T_KK + torch.diag(betas_K[:-1], 1) + torch.diag(betas_K[:-1], -1)
     y_K = _top(T_KK)
@@ -107,6 +111,24 @@ def _start(matrix_MN: Tensor, start: Tensor | None) -> Tensor:
     return torch.where(usable, start.to(matrix_MN), random_N)
 
 
+def _on_cpu(matrix_MN: Tensor, unit: Tensor, start_N: Tensor, steps: int) -> Steps:
+    """The same in compiled loops: there is no device to wait for."""
+    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    size = float(unit.numpy())
+    krylov = Krylov(matrix_step(matrix_MN, size), start_N, at_most=steps)
+    while krylov.steps < krylov.at_most:
+        krylov.grow()
+        if krylov.closed or not krylov.finite:
+            break
+    if not krylov.finite:
+        return Steps(unit * torch.nan, unit * torch.nan, start_N)
+    values_K, weights_KK = krylov.ritz()
+    value = math.sqrt(max(0.0, float(values_K[-1])))
+    residual = krylov.residual(weights_KK[:, -1]) / (value or 1.0)
+    vector_N = krylov.vector(weights_KK[:, -1])
+    return Steps(unit * value, unit * residual, vector_N)
+
+
 def _lanczos(
     matrix_MN: Tensor, unit: Tensor, start_N: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +140,7 @@ def _lanczos(
         w_N = gram_product(matrix_MN, q_N, unit)
         alphas.append(q_N @ w_N)
         for _ in range(2):
-            w_N = w_N - (seen_KN @ w_N) @ seen_KN
+            w_N = swept(seen_KN, w_N)
         beta = w_N.norm()
         betas.append(beta)
         # A closed space leaves rounding, which must not become a direction.
