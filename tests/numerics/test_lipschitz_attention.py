@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from equipoise.errors import InputError
 from equipoise.numerics.lipschitz import local as local_file
-from equipoise.numerics.lipschitz.attended import attend
 from equipoise.numerics.lipschitz.blocks import block_bound, block_norms
 from equipoise.numerics.lipschitz.dual import dual_bound, dual_rows
+from equipoise.numerics.lipschitz.forward import attend, attend_captured
 from equipoise.numerics.lipschitz.heads import heads_from_linear
 from equipoise.numerics.lipschitz.joint import joint_bound, joint_rows
 from equipoise.numerics.lipschitz.local import local_bound, local_paths
@@ -199,3 +199,58 @@ def test_what_cannot_be_read_says_why() -> None:
         attend(case.heads, case.x, mask=torch.ones(3, dtype=torch.bool))
     with pytest.raises(InputError, match="even width"):
         Rotary(cos_LR=torch.ones(4, 3), sin_LR=torch.ones(4, 3))
+
+
+def captured(case: Case, queries: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return q, k, v as a hook on the attention call would see them."""
+    everything = attend(case.heads, case.x)
+    groups = len(everything.k_HKE) // len(case.heads.w_k_GDE)
+    return {
+        "q_HQE": everything.q_HQE[:, queries],
+        "k_GKE": everything.k_HKE[::groups],
+        "v_GKF": everything.v_HKF[::groups],
+        "queries": queries,
+    }
+
+
+@pytest.mark.parametrize("rotation", sorted(ROTATIONS))
+def test_captured_tensors_read_like_the_input(rotation: str) -> None:
+    case = plain(11, H=4, G=2, biased=True)
+    heads = replace(case.heads, causal=True, rotary=ROTATIONS[rotation])
+    case, queries = replace(case, heads=heads), torch.tensor([4, 2])
+    mask = torch.tensor([True, True, False, True, True])
+    from_x = local_paths(attend(heads, case.x, queries=queries, mask=mask))
+    given_qkv = attend_captured(heads, **captured(case, queries), mask=mask)
+    torch.testing.assert_close(local_paths(given_qkv).total_HQ, from_x.total_HQ)
+    torch.testing.assert_close(
+        joint_rows(given_qkv),
+        joint_rows(attend(heads, case.x, queries=queries, mask=mask)),
+    )
+
+
+def test_unknown_rotations_are_bounded_all_the_same() -> None:
+    case = plain(12)
+    known = replace(case.heads, rotary=rotary(5, 4))
+    everything = torch.arange(5)
+    given_qkv = captured(replace(case, heads=known), everything)
+    paths = local_paths(attend_captured(case.heads, **given_qkv), any_rotation=True)
+    exact = local_paths(attend(known, case.x))
+    assert (exact.total_HQ <= paths.total_HQ * (1 + 1e-9)).all()
+    assert (paths.total_HQ <= 20 * exact.total_HQ).all()
+
+
+def test_queries_are_counted_from_the_first_unless_told() -> None:
+    case = plain(13)
+    given_qkv = captured(case, torch.arange(3))
+    del given_qkv["queries"]
+    assert attend_captured(case.heads, **given_qkv).at_Q.tolist() == [0, 1, 2]
+
+
+def test_captured_tensors_must_fit_the_weights() -> None:
+    case = plain(14, H=4, G=2)
+    given_qkv = captured(case, torch.arange(5))
+    with pytest.raises(InputError, match="must have 4, 2, 2 heads"):
+        attend_captured(case.heads, **given_qkv | {"k_GKE": given_qkv["q_HQE"]})
+    normed = replace(case.heads, k_norm=NORMS["rms"])
+    with pytest.raises(InputError, match="give x"):
+        attend_captured(normed, **given_qkv)

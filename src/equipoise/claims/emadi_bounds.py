@@ -6,9 +6,9 @@ from torch import Tensor
 from equipoise.claims.verdict import Verdict
 from equipoise.numerics.balance import balance
 from equipoise.numerics.lipschitz.activations import activation_named
-from equipoise.numerics.lipschitz.attended import attend
 from equipoise.numerics.lipschitz.dual import dual_rows
 from equipoise.numerics.lipschitz.emadi import emadi_ball, emadi_local
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 
 PAPER = "emadi2026"

@@ -13,12 +13,9 @@ carry vectors back from the scores to x W_K and x W_Q, through rotation and QK-n
 
 from dataclasses import dataclass, replace
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.errors import InputError
-from equipoise.numerics.lipschitz.headnorm import HeadNorm
 from equipoise.numerics.lipschitz.heads import Heads
 
 ALL = slice(None)
@@ -87,90 +84,3 @@ class Attended:
     def deviations(self) -> Float[Tensor, "H Q K F"]:
         """Return v_j − o_i, subtracted before anything else: they may nearly agree."""
         return self.v_HKF[:, None] - self.o_HQF[:, :, None]
-
-
-def attend(
-    heads: Heads,
-    x_KD: Float[Tensor, "K D"],
-    *,
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
-    queries: Int[Tensor, " Q"] | None = None,
-) -> Attended:
-    """Return one sequence's attention, of all queries or of those named.
-
-    Args:
-        heads: Weights and geometry.
-        x_KD: Input of the layer (after its norm), one row per token.
-        mask: True where a query sees a key, or numbers added to the scores; broadcast
-            to (heads, all queries, keys). A row that sees nothing attends nowhere.
-        queries: Positions of the queries wanted; keys are always all of them.
-    """
-    D = heads.w_q_HDE.shape[1]
-    if x_KD.ndim != 2 or x_KD.shape[-1] != D:
-        raise InputError(f"x must be (tokens, {D}); got {tuple(x_KD.shape)}")
-    h = heads.expanded(x_KD)
-    x_KD = x_KD.to(h.w_q_HDE.dtype)
-    at_K = torch.arange(len(x_KD), device=x_KD.device)
-    at_Q = at_K if queries is None else queries
-    raw_q_HQE = _projected(x_KD[at_Q], h.w_q_HDE, h.b_q_HE)
-    raw_k_HKE = _projected(x_KD, h.w_k_GDE, h.b_k_GE)
-    v_HKF = _projected(x_KD, h.w_v_GDF, h.b_v_GF)
-    q_HQE = _seen(h, raw_q_HQE, at_Q, h.q_norm)
-    k_HKE = _seen(h, raw_k_HKE, at_K, h.k_norm)
-    p_HQK, slope_HQK = _weights(h, q_HQE @ k_HKE.mT, _visible(h, mask, at_Q, at_K))
-    return Attended(
-        heads=h,
-        q_HQE=q_HQE,
-        k_HKE=k_HKE,
-        v_HKF=v_HKF,
-        p_HQK=p_HQK,
-        slope_HQK=slope_HQK,
-        o_HQF=p_HQK @ v_HKF,
-        raw_q_HQE=raw_q_HQE,
-        raw_k_HKE=raw_k_HKE,
-        at_Q=at_Q,
-        at_K=at_K,
-    )
-
-
-def _projected(x_KD: Tensor, w_HDE: Tensor, b_HE: Tensor | None) -> Tensor:
-    u_HKE = x_KD @ w_HDE
-    return u_HKE if b_HE is None else u_HKE + b_HE[:, None]
-
-
-def _seen(h: Heads, raw_HKE: Tensor, at_K: Tensor, norm: HeadNorm | None) -> Tensor:
-    u_HKE = raw_HKE if norm is None else norm.normalised(raw_HKE)
-    return u_HKE if h.rotary is None else h.rotary.turned(u_HKE, at_K)
-
-
-def _visible(h: Heads, mask: Tensor | None, at_Q: Tensor, at_K: Tensor) -> Tensor:
-    """Return what is added to the scores: 0, −inf, or the user's numbers."""
-    H, K = len(h.w_q_HDE), len(at_K)
-    if mask is None:
-        mask = at_K.new_ones((), dtype=torch.bool)
-    try:
-        mask_HQK = mask.expand(H, K, K)[:, at_Q]
-    except RuntimeError as error:
-        raise InputError(
-            f"mask of shape {tuple(mask.shape)} does not broadcast to ({H}, {K}, {K})"
-        ) from error
-    if mask.dtype == torch.bool:
-        mask_HQK = torch.where(mask_HQK, 0.0, -torch.inf)
-    hidden_QK = (at_K > at_Q[:, None]) if h.causal else at_K.new_zeros(1, 1).bool()
-    return mask_HQK.masked_fill(hidden_QK, -torch.inf).to(h.w_q_HDE)
-
-
-def _weights(h: Heads, qk_HQK: Tensor, added_HQK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p = softmax(z) and dz/d(q·k), exactly, cap and temperature included."""
-    z_HQK = h.slope * qk_HQK
-    slope_HQK = torch.full_like(z_HQK, h.slope)
-    if h.softcap is not None:
-        cap = h.softcap / h.temperature
-        tanh_HQK = (z_HQK / cap).tanh()
-        z_HQK = cap * tanh_HQK
-        # 1 − tanh² loses every digit where the cap bites; 1/cosh² keeps them.
-        slope_HQK = h.slope / (h.slope * qk_HQK / cap).cosh().square()
-    z_HQK = z_HQK + added_HQK
-    blind_HQ1 = (added_HQK == -torch.inf).all(-1, keepdim=True)
-    p_HQK = z_HQK.masked_fill(blind_HQ1, 0.0).softmax(-1).masked_fill(blind_HQ1, 0.0)
-    return p_HQK, slope_HQK

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.numerics.lipschitz.affine import spectral
-from equipoise.numerics.lipschitz.attended import Attended, attend
+from equipoise.numerics.lipschitz.attended import Attended
 from equipoise.numerics.lipschitz.bound import Bound, Norm
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 from equipoise.numerics.lipschitz.joint import query_matrices, rank_ones
 

@@ -18,9 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.numerics.lipschitz.attended import Attended, attend
+from equipoise.numerics.lipschitz.attended import Attended
 from equipoise.numerics.lipschitz.blocks import row_blocks
 from equipoise.numerics.lipschitz.bound import Bound
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 
 _STARTS = 4

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equipoise.numerics.balance import balance
 from equipoise.numerics.lipschitz.affine import length, refuse, score_weights, spectral
-from equipoise.numerics.lipschitz.attended import attend
 from equipoise.numerics.lipschitz.bound import Bound
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 
 

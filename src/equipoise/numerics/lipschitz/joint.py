@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.numerics.lipschitz.affine import spectral
-from equipoise.numerics.lipschitz.attended import Attended, attend
+from equipoise.numerics.lipschitz.attended import Attended
 from equipoise.numerics.lipschitz.bound import Bound
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 from equipoise.numerics.lipschitz.local import covariance
 from equipoise.numerics.lipschitz.moments import moment_norm, moment_root

@@ -11,6 +11,7 @@ plus, for j = i, the query path  W_Q [Σ_l p_il c_il k_l ⊗ (v_l − o_i)] W_O:
 covariance of keys and values. Summing norms over j and h bounds row i in block-∞ norm.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise.numerics.lipschitz.affine import spectral
-from equipoise.numerics.lipschitz.attended import Attended, attend
+from equipoise.numerics.lipschitz.attended import Attended
 from equipoise.numerics.lipschitz.bound import Bound
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 from equipoise.numerics.lipschitz.moments import moment_norm
 
@@ -73,15 +75,26 @@ def local_bound(
     return Bound(value=value, scope="local", kind="estimate", note=note)
 
 
-def local_paths(attended: Attended, *, squarings: int = 6) -> Paths:
+def local_paths(
+    attended: Attended, *, squarings: int = 6, any_rotation: bool = False
+) -> Paths:
     """Return the three paths of every head and query, one head in memory at a time.
 
     Cost: queries × keys × E² per head, like attention itself. Extra memory: queries ×
-    1024 × E numbers, so a sample of queries stays cheap on any sequence. With 64 × 64
-    query matrices and 6 squarings their norms are at most 3.3 % too large.
+    1024 × E numbers, so a sample of queries stays cheap on any sequence.
+
+    Args:
+        attended: From ``attend`` or ``attend_captured``.
+        squarings: Of each query matrix; 6 leave a 64 × 64 one at most 3.3 % too large.
+        any_rotation: Bound ‖W_K R q‖ by ‖W_K‖₂‖q‖ and the query path likewise, for
+            captured q and k that were rotated by tables we do not have.
     """
     each = [
-        _one_head(attended.some(heads=slice(h, h + 1)), squarings=squarings)
+        _one_head(
+            attended.some(heads=slice(h, h + 1)),
+            squarings=squarings,
+            factors=_isotropic if any_rotation else _factors,
+        )
         for h in range(len(attended.q_HQE))
     ]
     return Paths(
@@ -91,8 +104,10 @@ def local_paths(attended: Attended, *, squarings: int = 6) -> Paths:
     )
 
 
-def _one_head(head: Attended, *, squarings: int) -> Paths:
-    r = _factors(head.heads)
+def _one_head(
+    head: Attended, *, squarings: int, factors: Callable[[Heads], _Factors]
+) -> Paths:
+    r = factors(head.heads)
     key_HQ = torch.zeros_like(head.q_HQE[..., 0])
     c_HQEF = head.q_HQE.new_zeros(*head.q_HQE.shape, head.v_HKF.shape[-1])
     for start in range(0, len(head.at_K), _KEYS):
@@ -112,6 +127,14 @@ def _factors(heads: Heads) -> _Factors:
     w_q, w_k, w_v, w_o = heads.weights
     factors = (torch.linalg.qr(w, mode="r").R for w in (w_q, w_k, w_v, w_o.mT))
     return _Factors(*factors)
+
+
+def _isotropic(heads: Heads) -> _Factors:
+    """Return factors whose norms no rotation of queries or keys can exceed."""
+    r = _factors(heads)
+    eye_EE = torch.eye(r.q_HEE.shape[-1]).to(r.q_HEE)
+    q_HEE, k_HEE = (spectral(w)[:, None, None] * eye_EE for w in (r.q_HEE, r.k_HEE))
+    return _Factors(q_HEE, k_HEE, r.v_HFF, r.o_HFF)
 
 
 def _key_path(part: Attended, r: _Factors) -> Tensor:

@@ -18,8 +18,8 @@ from equipoise.numerics.lipschitz.affine import (
     refuse,
     spectral,
 )
-from equipoise.numerics.lipschitz.attended import attend
 from equipoise.numerics.lipschitz.bound import Bound
+from equipoise.numerics.lipschitz.forward import attend
 from equipoise.numerics.lipschitz.heads import Heads
 
 
