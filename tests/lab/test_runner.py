@@ -16,7 +16,7 @@ from equipoise.lab import on_ray
 from equipoise.lab.conclusions import conclusion
 from equipoise.lab.data import DataOptions
 from equipoise.lab.display import table
-from equipoise.lab.execution import execute, finished
+from equipoise.lab.execution import execute, is_finished, outcome
 from equipoise.lab.experiment import Arm, Experiment, Task
 from equipoise.lab.models import GPTConfig, ViTConfig
 from equipoise.lab.recipes import RECIPES, recipe
@@ -135,7 +135,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_killed_sweep_leaves_no_orphans_and_continues(killed: Path) -> None:
-    assert any(finished(killed / t.folder) is None for t in LONG.tasks)
+    assert not all(is_finished(killed / task.folder) for task in LONG.tasks)
     started = next(p for p in killed.rglob("checkpoints")).parent
     task = next(t for t in LONG.tasks if (killed / t.folder) == started)
     heard: list[Progress] = []
@@ -178,9 +178,7 @@ def test_ray_gives_the_same_numbers(tmp_path: Path) -> None:
     assert sorted(told) == ["bad", "post", "pre"]
     for task in short.tasks:
         here = execute(task, tmp_path / "here")
-        there = finished(tmp_path / task.folder)
-        assert there is not None
-        assert there["loss"] == here["loss"]
+        assert outcome(tmp_path / task.folder)["loss"] == here["loss"]
 
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

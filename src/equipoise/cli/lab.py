@@ -12,6 +12,7 @@ from equipoise.lab.display import bars, table
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.options import one_of
 from equipoise.lab.pages import write_page
+from equipoise.lab.published import comparison
 from equipoise.lab.recipes import RECIPES, recipe
 from equipoise.lab.results import results
 from equipoise.lab.runner import Where, lab_directory, run_experiment, standing
@@ -94,5 +95,7 @@ def _report(experiment: Experiment, root: Path, console: Console) -> None:
     rows = results(experiment, root)
     said = conclusion(experiment.name, rows)
     console.print(table(experiment, rows))
+    if experiment.name.startswith("prepost"):
+        console.print(comparison(rows))
     console.print(said, highlight=False)
     console.print(f"page: {write_page(experiment, root, rows, verdict=said)}")

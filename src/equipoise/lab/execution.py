@@ -28,8 +28,8 @@ def execute(
 ) -> dict[str, float]:
     """Return the measures of a run; one that is finished is read, not repeated."""
     folder = root / task.folder
-    if (done := finished(folder)) is not None:
-        return done
+    if is_finished(folder):
+        return outcome(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arm = task.arm
     context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
@@ -43,11 +43,8 @@ def execute(
         listener=listener,
     )
     result = trainer.run()
-    found = _judged(result, trainer.model, data.validation)
-    if arm.train.watch:
-        found |= measures(folder / "run.eqp")
-    _leave(folder, task, found, result)
-    return found
+    _leave(folder, task, _judged(result, trainer.model, data.validation), result)
+    return outcome(folder)
 
 
 def build(arm: Arm, seed: int) -> GPT | ViT:
@@ -67,13 +64,18 @@ def _normaliser(name: str) -> Normaliser | None:
     return normaliser(name)
 
 
-def finished(folder: Path) -> dict[str, float] | None:
-    """Return what a finished run measured; None if it is not finished."""
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    loaded: dict[str, float] = json.loads(path.read_text())["measures"]
-    return loaded
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT).is_file()
+
+
+def outcome(folder: Path) -> dict[str, float]:
+    """Return what a finished run came to.
+
+    What the run file holds is read anew, so a measure thought of later costs no run.
+    """
+    judged: dict[str, float] = json.loads((folder / RESULT).read_text())["measures"]
+    run = folder / "run.eqp"
+    return judged | measures(run) if run.is_file() else judged
 
 
 def _judged(

@@ -27,6 +27,14 @@ NAMES = {
     "S_cv": "S, spread over layers (CV)",
     "S_residual": "S on the residual stream, median",
     "S_residual_cv": "S on the residual stream, CV",
+    "S_residual_slope": "ln S over depth, slope",
+    "theta_least": "θ, 5th percentile, sharpest layer",
+    "norm_factor": "norm's factor on the gradient",
+    "branch_factor": "branch's factor on the gradient",
+    "token_cosine": "cosine between tokens",
+    "update_attention": "update norm, attention",
+    "update_feedforward": "update norm, feed-forward",
+    "update_embedding": "update norm, embeddings",
     "growth_G": "Δ ln G from first to last",
     "growth_B2": "Δ ln B̄² from first to last",
 }
@@ -41,13 +49,25 @@ def measures(path: Path) -> dict[str, float]:
     gradient_spread          largest over smallest of blocks 2 … N
     """
     run = open_run(path)
-    found: dict[str, float] = {}
-    found |= _gradients(run)
-    for quantile in ("p5", "p50", "p100"):
-        found |= _median(run, f"attention.theta.{quantile}", f"theta_{quantile}")
+    found = _gradients(run) | _updates(run) | _growth(run)
+    for name, quantity in MEDIANS.items():
+        found |= _median(run, quantity, name)
     found |= _spread(run, "sensitivity.S", "S")
     found |= _spread(run, "sensitivity.S_residual", "S_residual")
-    return found | _growth(run)
+    lowest = per_layer(run, "attention.theta.p5")
+    return found | ({"theta_least": min(lowest.values())} if lowest else {})
+
+
+MEDIANS = {
+    "theta_p5": "attention.theta.p5",
+    "theta_p50": "attention.theta.p50",
+    "theta_p100": "attention.theta.p100",
+    "entropy": "attention.entropy",
+    "norm_factor": "backward.norm_factor",
+    "branch_factor": "backward.branch_factor",
+    "token_cosine": "residual.token_cosine",
+}
+"""Measures that are a median over layers, with the same at the first sample."""
 
 
 def per_layer(run: Run, quantity: str) -> dict[str, float]:
@@ -86,16 +106,39 @@ def ratio(a: float, b: float) -> float:
 
 def _median(run: Run, quantity: str, name: str) -> dict[str, float]:
     values = per_layer(run, quantity)
-    return {name: statistics.median(values.values())} if values else {}
+    if not values:
+        return {}
+    first = [float(_by_step(v)[0]) for _, v in run.series(quantity).values()]
+    return {
+        name: statistics.median(values.values()),
+        f"{name}_start": statistics.median(first),
+    }
 
 
 def _spread(run: Run, quantity: str, name: str) -> dict[str, float]:
-    """Return the median over layers and the coefficient of variation."""
+    """Return the median over layers, the CV, and the slope of ln S over depth 0 … 1."""
+    found = _median(run, quantity, name)
     values = list(per_layer(run, quantity).values())
     if len(values) < 2:
+        return found
+    found[f"{name}_cv"] = ratio(statistics.pstdev(values), statistics.fmean(values))
+    if min(values) > 0:
+        depth = np.linspace(0, 1, len(values))
+        found[f"{name}_slope"] = float(np.polyfit(depth, np.log(values), 1)[0])
+    return found
+
+
+def _updates(run: Run) -> dict[str, float]:
+    """Return the size of Adam's updates in attention, feed-forward and embeddings."""
+    if "update.norm" not in run.quantities:
         return {}
-    cv = ratio(statistics.pstdev(values), statistics.fmean(values))
-    return {name: statistics.median(values), f"{name}_cv": cv}
+    norms = per_layer(run, "update.norm")
+    parts = {
+        "update_attention": [v for site, v in norms.items() if ".attention" in site],
+        "update_feedforward": [v for site, v in norms.items() if "feedforward" in site],
+        "update_embedding": [v for site, v in norms.items() if "embedding" in site],
+    }
+    return {name: math.hypot(*values) for name, values in parts.items() if values}
 
 
 def _growth(run: Run) -> dict[str, float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.errors import InputError
-from equipoise.lab.execution import finished
+from equipoise.lab.execution import is_finished, outcome
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.statistics import Paired, Summary, paired, summary
 
@@ -48,9 +48,8 @@ Runs = dict[int, dict[str, float]]
 def _by_arm(experiment: Experiment, root: Path) -> dict[str, Runs]:
     found: dict[str, Runs] = {arm.name: {} for arm in experiment.arms}
     for task in experiment.tasks:
-        measured = finished(root / task.folder)
-        if measured is not None:
-            found[task.arm.name][task.seed] = measured
+        if is_finished(root / task.folder):
+            found[task.arm.name][task.seed] = outcome(root / task.folder)
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from equipoise.lab.execution import finished
+from equipoise.lab.execution import is_finished
 from equipoise.lab.experiment import Experiment, Task
 from equipoise.lab.local import Failure, Watcher, run_local
 from equipoise.lab.on_ray import run_on_ray
@@ -30,7 +30,7 @@ class Standing:
 
 def standing(experiment: Experiment, root: Path) -> Standing:
     tasks = experiment.tasks
-    done = [task for task in tasks if finished(root / task.folder) is not None]
+    done = [task for task in tasks if is_finished(root / task.folder)]
     return Standing(done=done, left=[task for task in tasks if task not in done])
 
 

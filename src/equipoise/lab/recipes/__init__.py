@@ -1,0 +1,31 @@
+"""Experiments by name: each a function of how much time there is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from equipoise.errors import InputError
+from equipoise.lab.experiment import Experiment
+from equipoise.lab.recipes import paper, questions, smoke
+
+Recipe = Callable[[bool], Experiment]
+"""quick → Experiment."""
+
+RECIPES: dict[str, Recipe] = {
+    "prepost": paper.prepost,
+    "temperature": questions.temperature,
+    "exponents": questions.exponents,
+    "rmsnorm": questions.rmsnorm,
+    "experts": questions.experts,
+    "sharpening": questions.sharpening,
+    "vanishing": questions.vanishing,
+    "rates": questions.rates,
+    "smoke": smoke.smoke,
+}
+
+
+def recipe(name: str, *, quick: bool = False) -> Experiment:
+    """Return the named experiment; the quick one keeps its own results."""
+    if name not in RECIPES:
+        raise InputError(f"no experiment {name!r}; there are {', '.join(RECIPES)}")
+    found = RECIPES[name](quick)
+    return replace(found, name=f"{name}-quick") if quick else found
