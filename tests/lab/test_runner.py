@@ -20,9 +20,8 @@ from equipoise.lab.execution import execute, is_finished, outcome
 from equipoise.lab.experiment import Arm, Experiment, Task
 from equipoise.lab.models import GPTConfig, ViTConfig
 from equipoise.lab.recipes import RECIPES, recipe
-from equipoise.lab.results import Row, results
+from equipoise.lab.results import results
 from equipoise.lab.runner import lab_directory, run_experiment, standing
-from equipoise.lab.statistics import summary
 from equipoise.lab.training import Progress, TrainOptions
 
 TRAIN = TrainOptions(
@@ -94,7 +93,7 @@ def test_local_sweep_reports_pairs(tmp_path: Path) -> None:
     assert rows[0].against_first is None and rows[1].against_first is not None
     assert rows[1].against_first.n == 2 and rows[0].values["validation"].n == 2
     assert table(SWEEP, rows).row_count == len(SWEEP.measures) + 1
-    assert "post: " in conclusion("sweep", rows)
+    assert "post: " in conclusion(SWEEP, rows)
 
 
 def sweep(root: str) -> None:
@@ -215,26 +214,3 @@ def test_every_recipe_is_a_sound_experiment(name: str, quick: bool) -> None:
 def test_unsound_experiments_are_refused(make: object, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()  # type: ignore[operator]
-
-
-def row(arm: str, **values: float) -> Row:
-    return Row(
-        arm=arm,
-        values={name: summary([value]) for name, value in values.items()},
-        against_first=None,
-        seeds=(1,),
-    )
-
-
-def test_the_prepost_sentence_says_what_the_numbers_say() -> None:
-    pre = row("pre", validation=2.5, gradient_spread=6.0)
-    post = row("post", validation=3.0, gradient_least_to_last=1e-6)
-    said = conclusion("prepost-quick", [pre, post])
-    assert "1.0e-06" in said and "factor of 6" in said
-    assert "pre-LN ends 0.50 nats per token below post-LN" in said
-    healthy = row("post", validation=2.0, gradient_least_to_last=0.5)
-    said = conclusion("prepost", [pre, healthy])
-    assert "do not learn" not in said and "post-LN ends 0.50" in said
-    assert "not both finished" in conclusion("prepost", [pre])
-    assert "not recorded" in conclusion("prepost", [row("pre"), row("post")])
-    assert conclusion("other", [pre]) == "nothing to compare yet."

@@ -40,7 +40,7 @@ def command(
     if failures:
         raise EquipoiseError(f"the demo stopped: {failures[0].reason}")
     rows = results(experiment, root)
-    said = conclusion("prepost", rows)
+    said = conclusion(experiment, rows)
     console.print(table(experiment, rows))
     console.print(said, highlight=False)
     page = write_page(experiment, root, rows, verdict=said)

@@ -93,7 +93,7 @@ def _root(experiment: Experiment, out: Path | None) -> Path:
 
 def _report(experiment: Experiment, root: Path, console: Console) -> None:
     rows = results(experiment, root)
-    said = conclusion(experiment.name, rows)
+    said = conclusion(experiment, rows)
     console.print(table(experiment, rows))
     if experiment.name.startswith("prepost"):
         console.print(comparison(rows))
