@@ -72,6 +72,7 @@ def compiled(*, reorder: bool = False) -> Callable[[Kernel], Kernel]:
             return kernel
         options = {
             "nogil": True,
+            "error_model": "numpy",
             "fastmath": {"reassoc", "contract"} if reorder else False,
         }
         try:

@@ -85,7 +85,8 @@ def _finish(
         if side_NK is None:  # sorting values alone is several times faster
             seen: NDArray[np.bool_] = np.any(falling, axis=0)
             seen[0] = True  # a row without mass still needs a key
-            falling = np.sort(falling[:, seen], -1)
+            # Selecting columns may transpose the memory; rows must stay contiguous.
+            falling = np.sort(np.ascontiguousarray(falling[:, seen]), -1)
             _sorted_rows(-falling, sides, bounds, options)
         else:
             order = np.argsort(falling, -1)

@@ -10,10 +10,10 @@ from equipoise.numerics.balance_branch import branched
 from equipoise.numerics.balance_compile import compiled
 from equipoise.numerics.balance_differencing import differenced
 from equipoise.numerics.balance_halves import nearest_sums
+from equipoise.numerics.balance_proofs import cardinality_gap, lattice_gap
 from equipoise.numerics.balance_sorted import (
     Row,
     Side,
-    cardinality_gap,
     largest_first,
     swapped,
 )
@@ -129,7 +129,7 @@ def partition(
     gap = swapped(v_n, largest_first(v_n, half, side_n), side_n, enough)
     if abs(gap) <= enough:
         return gap, 0.0
-    proven = cardinality_gap(v_n, half)
+    proven = max(cardinality_gap(v_n, half), lattice_gap(v_n, half, enough))
     if abs(gap) - proven <= rounding:
         return gap, proven
     gap, complete = branched(v_n, half, gap, side_n, enough, _BRANCHES * v_n.size)

@@ -12,7 +12,6 @@ from equipoise.numerics.balance_compile import compiled
 
 Row = NDArray[np.float64]
 Side = NDArray[np.uint8]
-_PLATEAUS = 4
 
 
 @compiled()
@@ -96,37 +95,3 @@ def swapped(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
         if abs(gap) >= before:
             break
     return gap
-
-
-@compiled()
-def _counted_gap(v_m: Row, half: float, rest: float) -> float:
-    """Return the distance from ½ to the nearest interval of ``cardinality_gap``."""
-    nearest, top, bottom = np.inf, 0.0, 0.0
-    for c in range(v_m.size + 1):
-        nearest = min(nearest, max(half - (top + rest), bottom - half, 0.0))
-        if c < v_m.size:
-            top += v_m[c]
-            bottom += v_m[v_m.size - 1 - c]
-    return nearest
-
-
-@compiled()
-def cardinality_gap(v_n: Row, half: float) -> float:
-    """Return a proven lower bound on |gap| over all subsets, by counting large keys.
-
-    Take the m largest keys as large, the mass r of all others as slack. A subset with
-    c large keys has p(S) in [Σ c smallest large, Σ c largest large + r]; if ½ lies
-    in none of these intervals, its distance to the nearest one bounds every |gap|.
-    Uniform rows of odd length are exact here, and so are rows close to them. Only the
-    ends of plateaus are tried as m (the next key is less than half as large), and few
-    of them: elsewhere the intervals overlap, and steep rows are better searched.
-    """
-    proven, rest, tried = 0.0, 0.0, 0
-    for m in range(v_n.size, 0, -1):
-        if rest >= v_n[0] or tried == _PLATEAUS:
-            break
-        if m == v_n.size or 2 * v_n[m] < v_n[m - 1]:
-            proven = max(proven, _counted_gap(v_n[:m], half, rest))
-            tried += 1
-        rest += v_n[m - 1]
-    return proven

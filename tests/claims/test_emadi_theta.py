@@ -1,0 +1,48 @@
+"""Emadi (2026) on θ: the verdicts, and the numbers they rest on."""
+
+import pytest
+import torch
+
+from equipoise.claims import emadi_theta
+from equipoise.claims.emadi_theta import sorted_prefix
+from tests.oracles import balance as oracle
+
+
+def test_peaked_bound() -> None:
+    verdict = emadi_theta.peaked_bound()
+    assert verdict.outcome == "fails"
+    assert verdict.evidence["claimed bound"] == pytest.approx(0.36)
+    assert verdict.evidence["theta"] == 1.0
+    assert verdict.evidence["largest |theta - 4κ(1-κ)| for κ ≤ ½"] < 1e-14
+
+
+def test_greedy_prefix() -> None:
+    """Theory note: 39, 85, 97 and 97 % of rows; 500 draws have a 2 % standard error."""
+    verdict = emadi_theta.greedy_prefix()
+    assert verdict.outcome == "fails"
+    shares = [
+        verdict.evidence[f"share of rows missed, L = {n}"] for n in (4, 8, 12, 16)
+    ]
+    assert shares == pytest.approx([0.39, 0.85, 0.97, 0.97], abs=0.07)
+    assert 0.05 < verdict.evidence["largest relative error"] < 0.15
+
+
+def test_example_row() -> None:
+    verdict = emadi_theta.example_row()
+    assert verdict.outcome == "fails"
+    assert verdict.evidence["theta"] == 1.0
+    assert verdict.evidence["sorted prefix"] == pytest.approx(0.96)
+
+
+def test_one_throughout() -> None:
+    verdict = emadi_theta.one_throughout()
+    assert verdict.outcome == "fails"
+    assert verdict.evidence["largest theta of query 0, over heads"] == 0.0
+    assert verdict.evidence["largest theta of query 1, over heads"] < 1.0
+    assert verdict.evidence["largest theta of query 63, over heads"] == pytest.approx(1)
+
+
+def test_the_heuristic_is_a_lower_bound(rng: torch.Generator) -> None:
+    p = torch.randn(200, 9, generator=rng, dtype=torch.float64).softmax(-1)
+    truth = torch.from_numpy(oracle.theta(p.numpy()))
+    assert (sorted_prefix(p) <= truth + 1e-15).all()
