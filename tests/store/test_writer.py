@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading
 from equipoise.store import RunWriter, open_run
-from tests.store.made import INFO, files, reading, sample
+from tests.store.made import INFO, assert_pyramid_agrees, files, reading, sample
 
 HOLD = """
 import sys, time
@@ -71,13 +71,13 @@ def test_an_append_is_all_or_nothing(path: Path) -> None:
     with RunWriter(path, INFO) as writer:
         for step in range(15):
             writer.append(sample(step))
-        broken = [*sample(15), Reading(step=2**70, quantity="q", sites=(), values=())]
+        too_late = Finding(step=2**70, severity="info", rule="r", message="m")
         with pytest.raises(OverflowError):
-            writer.append(broken)
+            writer.append(sample(15), findings=[too_late])
         assert open_run(path).steps.tolist() == list(range(15))
         writer.append(sample(15))
     run = open_run(path)
-    assert run.summary("loss", level=1)[""].rows.tolist() == [16]
+    assert_pyramid_agrees(run)
     assert len(run.series("theta")["a"][0]) == 16
 
 
@@ -102,6 +102,7 @@ def test_close_leaves_one_file_and_may_be_repeated(path: Path) -> None:
     writer.close()
     writer.close()
     assert files(path.parent) == ["run.eqp"]
+    assert path.read_bytes()[18] == 1  # not in WAL mode: opens from read-only media
     with pytest.raises(RunFileError, match="closed"):
         writer.append(sample(1))
 

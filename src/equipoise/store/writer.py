@@ -103,16 +103,14 @@ class RunWriter:
                 raise RunFileError(
                     f"{self.path}: this writer is closed, or is the parent process's"
                 )
-            last_id, db = self._last_id, self._file.db
+            db = self._file.db
             try:
                 with transaction(db):
                     self._add_readings(db, readings)
                     self._add_events(db, "finding", findings)
                     self._add_events(db, "applied", applied)
             except BaseException:
-                # What was counted in memory did not happen; the file knows what did.
-                self._last_id = last_id
-                self._sheaves.clear()
+                self._sheaves.clear()  # they count what did not happen; the file knows
                 raise
             self._file.committed()
 
