@@ -4,10 +4,12 @@ Shares no formula with the predictors: it runs the head twice and subtracts.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.numerics.formats import Format
 from equipoise.numerics.rounding import rounded
+from equipoise.precision.emulation import Storage
+from equipoise.precision.walk import LinearCall, walked
 
 Head = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -62,3 +64,59 @@ def head_term(parts: Head, tensor: str, format: Format) -> Tensor:
     jacobian = torch.func.jacrev(onward)(x)
     sensitivity = jacobian.square().flatten(0, 1).sum(0)
     return ((rounded(x, format) - x).square() * sensitivity).sum()
+
+
+class _Recorder:
+    """Keeps every tensor a site stores, as a node of the graph, with its value."""
+
+    def __init__(self, site: str) -> None:
+        self.site, self.kept = site, []
+
+    def _keep(self, site: str, x: Tensor) -> Tensor:
+        y = x if x.requires_grad else x.detach().requires_grad_().clone()
+        if site == self.site:
+            self.kept.append(y)
+        return y
+
+    def parameter(self, site: str, parameter: nn.Parameter) -> Tensor:
+        if site == self.site and not any(parameter is x for x in self.kept):
+            self.kept.append(parameter)
+        return parameter
+
+    def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
+        return self._keep(site, x)
+
+    def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:
+        return torch.nn.functional.embedding(ids, self.parameter(site, weight))
+
+    def linear(self, site: str, call: LinearCall) -> Tensor:
+        weight = call.oriented(self.parameter(site, call.weight))
+        bias = call.bias
+        if isinstance(bias, nn.Parameter):
+            bias = self.parameter(site, bias)
+        return self._keep(site, torch.nn.functional.linear(call.x, weight, bias))
+
+
+def module_variance(
+    model: nn.Module, batch: Tensor, site: str, storage: Storage
+) -> float:
+    """Return Σ r²‖∂Y/∂x‖²/‖Y‖² of one module: one backward pass per output entry.
+
+    A weight used at two sites gets the gradient of both uses: give untied sites only.
+    """
+    recorder = _Recorder(site)
+    with walked(model, recorder):
+        y = model(batch)
+    sensitivity = [torch.zeros_like(x) for x in recorder.kept]
+    for entry in y.flatten():
+        grads = torch.autograd.grad(
+            entry, recorder.kept, retain_graph=True, allow_unused=True
+        )
+        for total, g in zip(sensitivity, grads, strict=True):
+            if g is not None:
+                total += g.square()
+    total = sum(
+        ((storage.rounded(x.detach()) - x.detach()).square() * s).sum().item()
+        for x, s in zip(recorder.kept, sensitivity, strict=True)
+    )
+    return total / y.detach().square().sum().item()

