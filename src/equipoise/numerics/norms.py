@@ -139,8 +139,8 @@ def rms_norm_eigenvalues(x_xD: Float[Tensor, "*x D"], *, eps: float) -> Eigenval
 def norm_lipschitz(weight_D: Float[Tensor, "D"], *, eps: float) -> Tensor:
     """Return the global constant ‖γ‖_∞/√ε of LayerNorm and RMSNorm (Emadi, App. A).
 
-    Approached at inputs without variance, so it is the best global constant and of
-    little use: 316·‖γ‖_∞ at ε = 1e-5.
+    Attained at 0 by RMSNorm and, for constant γ, at tokens without variance by
+    LayerNorm; of little use all the same: 316·‖γ‖_∞ at ε = 1e-5.
 
     >>> norm_lipschitz(torch.ones(4), eps=0.25)
     tensor(2.)
