@@ -5,6 +5,7 @@ Axes, in this file:  H head · G key-value head · R head width · D model width
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 
 Start = dict[tuple[str, str], Tensor]
+Letter = Literal["q", "k", "v", "o"]
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class ProjectionGain:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        projections = _projections(self._anatomy, call)
+        projections = projections_of(self._anatomy, call)
         if projections is None:
             return
         norms = []
@@ -70,30 +72,18 @@ class HeadProducts:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        projections = _projections(self._anatomy, call)
+        projections = projections_of(self._anatomy, call)
         if projections is None:
             return
-        q_HRD, k_HRD, v_HRD, o_HRD = _by_head(projections)
-        for name, a_HRD, b_HRD in (("qk", q_HRD, k_HRD), ("vo", v_HRD, o_HRD)):
-            start = self._start.get((site, name))
-            value_H, self._start[site, name] = head_product_norms(
-                a_HRD, b_HRD, start=start
-            )
-            emit(site, f"projection.{name}", value_H)
+        pairs: tuple[tuple[Letter, Letter], ...] = (("q", "k"), ("v", "o"))
+        for a, b in pairs:
+            a_HRD, b_HRD = projections.by_head(a), projections.by_head(b)
+            found = head_product_norms(a_HRD, b_HRD, start=self._start.get((site, a)))
+            emit(site, f"projection.{a}{b}", found.value_H)
+            self._start[site, a] = found.start_HR
 
 
-def _projections(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:
+def projections_of(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:
     assert anatomy is not None
     found = anatomy.site(call.module) if call.module is not None else None
     return found.projections if found is not None else None
-
-
-def _by_head(projections: Projections) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v as (H, R, D) and o as (H, R, D), its columns turned into rows."""
-    H, G = projections.heads, projections.kv_heads
-    q_HRD = projections.q.matrix().unflatten(0, (H, -1))
-    k_HRD, v_HRD = (
-        weight.matrix().unflatten(0, (G, -1)).repeat_interleave(H // G, 0)
-        for weight in (projections.k, projections.v)
-    )
-    return q_HRD, k_HRD, v_HRD, projections.o.matrix().mT.unflatten(0, (H, -1))

@@ -7,8 +7,10 @@ passes and the recomputed forward of activation checkpointing find it shut.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -93,6 +95,8 @@ class Window:
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return  # somebody compiles a caller of the model: add nothing to its graph
+        if self._depth == 0 and _inside_compiled_function():
+            return
         outermost, self._depth = self._depth == 0, self._depth + 1
         counts = torch.is_grad_enabled() or not self._only_training
         if outermost and counts and id(module) not in self._seen:
@@ -101,7 +105,7 @@ class Window:
             self._inside.enter_context(self._listening())
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._depth == 0:
             return
         self._depth -= 1
         if self._depth == 0:
@@ -111,3 +115,17 @@ class Window:
         if self._inside is not None:
             inside, self._inside = self._inside, None
             inside.close()
+
+
+def _inside_compiled_function() -> bool:
+    """Say whether the call comes from a compiled function whose graph broke.
+
+    Such a function calls the model as Python does, but only until it compiles again.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and "_dynamo" in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

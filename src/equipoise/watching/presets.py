@@ -11,6 +11,7 @@ from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.capture import Probe
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
+from equipoise.probes.lipschitz import LocalLipschitz
 from equipoise.probes.logits import OutputLogits
 from equipoise.probes.magnitudes import Magnitudes
 from equipoise.probes.normalisers import NormScales
@@ -38,6 +39,7 @@ DEFAULT: tuple[Maker, ...] = (
 DEEP: tuple[Maker, ...] = (
     *DEFAULT,
     lambda ranks: HeadProducts(),
+    lambda ranks: LocalLipschitz(),
 )
 
 PRESETS: dict[str, tuple[Maker, ...]] = {
