@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading
-from equipoise.store import RunWriter, open_run
+from equipoise.store import RunWriter, live, open_run
 from tests.store.made import INFO, assert_pyramid_agrees, files, reading, sample
 
 HOLD = """
@@ -172,6 +172,18 @@ def test_a_script_that_just_ends_leaves_one_file(path: Path) -> None:
     code = HOLD.replace("time.sleep(60)", "")
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
     assert files(path.parent) == ["run.eqp"]
+
+
+def test_the_wal_stays_bounded_without_a_pause(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "WAL_BYTES", 1 << 20)
+    monkeypatch.setattr(live.LiveFile, "_tidy", lambda self: None)
+    wal = path.with_name("run.eqp-wal")
+    with RunWriter(path, INFO) as writer:
+        for step in range(1000):
+            writer.append([reading(step, "q", a=[float(step)] * 500)])
+        assert wal.stat().st_size < 4 << 20
 
 
 def test_threads_may_share_a_writer(path: Path) -> None:

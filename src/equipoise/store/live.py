@@ -9,7 +9,13 @@ from equipoise.store.housekeeper import Housekeeper
 
 TIDY_EVERY_S = 5.0
 TIDY_APPENDS = 64
-"""Appends between checkpoints: bounds the WAL to some megabytes in a busy run."""
+"""Appends after which the housekeeper is woken before its time."""
+WAL_BYTES = 64 << 20
+"""A WAL longer than this is folded by the writer itself.
+
+It starts again from its beginning only when all of it has been folded; under writes
+without a pause the housekeeper never quite gets there, and it would grow for ever.
+"""
 
 
 class LiveFile:
@@ -20,6 +26,7 @@ class LiveFile:
         self._away = away
         self._publish_every = publish_every
         self._path = snapshot.live_path(place) if away else place
+        self._wal = self._path.with_name(self._path.name + "-wal")
         if away:
             snapshot.prepare(self._path, place)
         self.db = connection.writing(self._path)
@@ -39,6 +46,8 @@ class LiveFile:
         self._appends += 1
         if self._appends % TIDY_APPENDS == 0:
             self._housekeeper.wake()
+            if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES:
+                self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _tidy(self) -> None:
         connection.checkpoint(self._path)
