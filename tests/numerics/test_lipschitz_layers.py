@@ -205,6 +205,8 @@ def test_a_product_that_overflows_keeps_its_logarithm() -> None:
     assert product.value == math.inf and log == pytest.approx(400 * math.log(10))
     silent = Bound(value=0.0, scope="global", kind="certified")
     assert end_to_end([layer, silent])[1].value == 0.0
+    endless = Bound(value=math.inf, scope="global", kind="certified")
+    assert math.isnan(end_to_end([endless, silent])[1].value)
     with pytest.raises(InputError, match="at least one sublayer"):
         end_to_end([])
 

@@ -42,7 +42,8 @@ def kim_l2_attention(
     """Return Thm 3.2 for L2 attention with these weights.
 
     ‖W_Q‖ enters to the fourth power under the root. Public transcriptions have the
-    second, which one token and W_Q = 10 refute: y = 100·x there.
+    second; but the map of s·W_Q at x is s times that of W_Q at s·x, so the constant
+    grows with s². At ‖W_Q‖ = 1 the two agree, and scaling back gives the fourth.
     """
     if tokens < 1:
         raise InputError(f"L2 attention needs at least one token; got {tokens}")

@@ -82,6 +82,6 @@ def end_to_end(sublayers: Iterable[Bound]) -> tuple[float, Bound]:
     parts = list(sublayers)
     if not parts:
         raise InputError("end_to_end needs at least one sublayer")
-    log = math.fsum(part.log for part in parts)
+    log = sum(part.log for part in parts)  # fsum raises on inf − inf; this reads NaN
     value = math.inf if log > math.log(1.7e308) else math.exp(log)
     return log, combined(value, parts, note=f"{len(parts)} sublayers")
