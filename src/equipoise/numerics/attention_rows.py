@@ -109,11 +109,20 @@ def _in_torch(z_NK: Tensor) -> Tensor:
     p_NK = lit_NK.softmax(-1)
     far = (lit_NK - top[:, None]).clamp(min=torch.finfo(z_NK.dtype).min)
     entropy = torch.logsumexp(lit_NK - top[:, None], -1) - (p_NK * far).sum(-1)
-    lower, upper, _ = balance_torch.vectorised(p_NK)
+    lower, upper = _theta(p_NK)
     read = torch.stack([lower, upper, top, entropy, p_NK[:, 0], p_NK.amax(-1)], -1)
     read = read.masked_fill(dark, 0.0)
     read[:, 2].masked_fill_(dark[:, 0], -torch.inf)
     return torch.cat([read, visible[:, None].to(read.dtype)], -1)
+
+
+def _theta(p_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return θ's bounds; rows left open are searched only where that needs no sync."""
+    if COMPILED and p_NK.device.type == "cpu":
+        bounds_N2 = balance_torch.intervals(p_NK, None, _OPTIONS).to(p_NK.dtype)
+        return bounds_N2[:, 0], bounds_N2[:, 1]
+    lower, upper, _ = balance_torch.vectorised(p_NK)
+    return lower, upper
 
 
 def warm_up() -> None:

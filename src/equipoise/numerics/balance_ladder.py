@@ -19,8 +19,8 @@ _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
 # 16-bit rows are upcast this many entries at a time.
 _CHUNK = 1 << 22
-# How many keys a complete search may hold: 2²⁰ sums in each half.
-DEPTH = 40
+# How many keys a complete search may hold: 2²⁰ sums in each half, 2¹⁰ if interpreted.
+DEPTH = 40 if COMPILED else 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from equipoise.numerics.balance_sorted import (
 )
 
 # Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
-DEPTHS = (20, 30, 40)
-_NEIGHBOURS = 20
+DEPTHS = (20, 26, 33, 40)
+# Keys reassigned at a time; each further pair makes the reachable sums twice as dense.
+_NEIGHBOURS = (16, 20, 26)
 # Branches tried per key before a row that is not steep goes on to the next step.
 _BRANCHES = 8
 
@@ -76,26 +77,25 @@ def searched(
 
 
 @compiled()
-def reshuffled(v_n: Row, gap: float, side_n: Side, start: int, step: int) -> float:
-    """Reassign every ``step``-th key from ``start``, all others held; return the gap.
+def reshuffled(v_n: Row, gap: float, side_n: Side) -> float:
+    """Reassign the given keys at once, all others held; return the gap.
 
-    Moving key k in or out of S changes the gap by ∓p_k: the best of 2²⁰ combined moves
+    Moving key k in or out of S changes the gap by ∓p_k: the best of all combined moves
     is the subset of these signed numbers nearest the gap.
     """
-    move_m = np.empty(_NEIGHBOURS)
-    for i in range(_NEIGHBOURS):
-        k = start + i * step
-        move_m[i] = -v_n[k] if side_n[k] else v_n[k]
+    move_m = np.empty(v_n.size)
+    for k in range(v_n.size):
+        move_m[k] = -v_n[k] if side_n[k] else v_n[k]
     below, a, b, above, c, d = nearest_sums(move_m, gap)
     nearest = below
     if above - gap < gap - below:
         nearest, a, b = above, c, d
     if abs(gap - nearest) >= abs(gap):
         return gap
-    flip_m = np.empty(_NEIGHBOURS, np.uint8)
+    flip_m = np.empty(v_n.size, np.uint8)
     _place(a, b, flip_m)
-    for i in range(_NEIGHBOURS):
-        side_n[start + i * step] ^= flip_m[i]
+    for k in range(v_n.size):
+        side_n[k] ^= flip_m[k]
     return gap - nearest
 
 
@@ -107,13 +107,18 @@ def _improved(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
     if abs(trial) < abs(gap):
         gap = trial
         side_n[:] = trial_n
-    stride = v_n.size // _NEIGHBOURS
-    for attempt in range(min(stride, 4)):
-        if abs(gap) <= enough:
-            break
-        gap = reshuffled(v_n, gap, side_n, attempt, stride)
-        start = v_n.size - _NEIGHBOURS * (attempt + 1)
-        gap = reshuffled(v_n, gap, side_n, start, 1)
+    for m in _NEIGHBOURS:
+        for attempt in range(min(v_n.size // m, 3)):
+            if abs(gap) <= enough:
+                return gap
+            # Every step-th key, so of all sizes; copied, since a view with steps would
+            # compile everything once more.
+            chosen = np.arange(m) * (v_n.size // m) + attempt
+            side_m = side_n[chosen]
+            gap = reshuffled(v_n[chosen], gap, side_m)
+            side_n[chosen] = side_m
+            last = v_n.size - m * attempt
+            gap = reshuffled(v_n[last - m : last], gap, side_n[last - m : last])
     return gap
 
 
