@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import equipoise
-from equipoise.anatomy.families import FAMILIES, Separate
+from equipoise.anatomy.families import FAMILIES, Separate, family
 from equipoise.watching import Watch
 
 WIDTH, HEADS, TOKENS, LENGTH = 16, 2, 11, 6
@@ -72,7 +72,7 @@ class Patient(nn.Module):
                 x = block(x)
             else:
                 x = checkpoint(block, x, use_reentrant=self.reentrant)
-        x = self.statistics(x.transpose(1, 2)).transpose(1, 2)
+        x = self.statistics(x.flatten(0, 1)).view_as(x)
         out: Tensor = self.head(x)
         return out
 
@@ -82,7 +82,7 @@ def declared(*names: str) -> Iterator[None]:
     """Declare the patient's attention as a family for the length of the block."""
     layout = Separate(q="q_proj", k="k_proj", v="v_proj", o="o_proj")
     names = names or ("PatientAttention",)
-    FAMILIES.update(dict.fromkeys(names, layout))
+    family(*names)(lambda: layout)
     try:
         yield
     finally:
@@ -188,7 +188,7 @@ def evaluated(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def hooks_on(model: nn.Module) -> int:
-    """Return how many hooks there are on a model, of any kind, parameters included."""
+    """Return how many hooks a model meets, of any kind, torch's global ones included."""
     kinds = (
         "_forward_hooks",
         "_forward_pre_hooks",
@@ -201,4 +201,7 @@ def hooks_on(model: nn.Module) -> int:
         for p in model.parameters()
         for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
     )
-    return on_modules + on_parameters
+    everywhere = torch.nn.modules.module
+    on_all = len(everywhere._global_forward_hooks)
+    on_all += len(everywhere._global_forward_pre_hooks)
+    return on_modules + on_parameters + on_all

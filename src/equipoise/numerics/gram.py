@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.numerics.balance_compile import COMPILED, compiled
+from equipoise.numerics.host_view import host_view
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -116,7 +117,7 @@ def matrix_step(matrix_MN: Tensor, unit: float = 1.0) -> Step:
     """Return a Lanczos step of AᵀA/unit², compiled when A is a plain CPU matrix."""
     if not fused(matrix_MN):
         return operator_step(lambda x_N: gram_product(matrix_MN, x_N, unit))
-    a_MN = matrix_MN.numpy()
+    a_MN = host_view(matrix_MN)
     inverse = a_MN.dtype.type(1 / unit)
 
     def step(basis_KN: Tensor, k: int) -> tuple[float, float]:

@@ -34,3 +34,8 @@ def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(local_part(x.detach()), dtype=torch.float32)
     held = copies(x if like is None else like, ranks)
     return norm if held == 1 else norm * held**-0.5
+
+
+def is_partial(x: Tensor) -> bool:
+    """Say whether the ranks hold summands, and none the sum: as of FSDP's total norm."""
+    return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)

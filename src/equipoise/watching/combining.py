@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from equipoise.records import Finding
 from equipoise.watching.collector import Cell, Table
-from equipoise.watching.light import Entry
+from equipoise.watching.light import NORM, NORM_PART, Entry
 from equipoise.watching.message import Message
 
 Row = Sequence[float]
@@ -66,36 +66,44 @@ REDUCTIONS: dict[str, Callable[[Row], float]] = {
 
 
 def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:
-    """Return the mean loss of each step; of everything else the first rank's value.
+    """Return the mean loss and the whole norm; else what the first rank says.
 
     A loss that is NaN on one rank is NaN: a mean over the others would hide it.
     """
-    first = {(step, name): value for step, name, value in ranks[0]}
-    losses: dict[int, list[float]] = {}
+    whole = {(step, name): value for step, name, value in ranks[0]}
+    said: dict[tuple[int, str], list[float]] = {}
     for entries in ranks:
         for step, name, value in entries:
-            if name == "loss":
-                losses.setdefault(step, []).append(value)
-    for step, values in losses.items():
-        first[step, "loss"] = sum(values) / len(values)
-    return [(step, name, value) for (step, name), value in sorted(first.items())]
+            said.setdefault((step, name), []).append(value)
+    for (step, name), values in said.items():
+        if name == "loss":
+            whole[step, name] = sum(values) / len(values)
+        elif name == NORM_PART:
+            whole.pop((step, name), None)
+            whole[step, NORM] = math.hypot(*values)
+    return [(step, name, value) for (step, name), value in sorted(whole.items())]
 
 
 def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
     """Return each event once: where several ranks saw it, as the nearest witness did.
 
-    A NaN born on one rank reaches the others through the averaged gradient; the rank
-    that saw it in its forward pass stood closest.
+    A NaN born on one rank reaches the others through the averaged gradient, a step
+    later through the weights; the rank that saw it first stood closest.
     """
-    order = {"nonfinite.update": 0, "nonfinite.forward": 1, "nonfinite.backward": 2}
-    merged: dict[tuple[int, str], Finding] = {}
+    merged: dict[str, Finding] = {}
     for found in (finding for findings in ranks for finding in findings):
-        family = found.rule.split(".")[0]
-        key = (
-            found.step,
-            family if family == "nonfinite" else f"{found.rule}{found.site}",
-        )
-        old = merged.get(key)
-        if old is None or order.get(found.rule, 9) < order.get(old.rule, 9):
+        is_nonfinite = found.rule.startswith("nonfinite.")
+        key = "nonfinite" if is_nonfinite else f"{found.step} {found.rule} {found.site}"
+        if key not in merged or _earlier(found, merged[key]):
             merged[key] = found
     return list(merged.values())
+
+
+def _earlier(one: Finding, other: Finding) -> bool:
+    order = ["nonfinite.update", "nonfinite.forward", "nonfinite.backward"]
+
+    def place(finding: Finding) -> tuple[int, int]:
+        known = finding.rule in order
+        return finding.step, order.index(finding.rule) if known else len(order)
+
+    return place(one) < place(other)

@@ -18,11 +18,14 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
 from equipoise.probes.boundary import Boundary
 from equipoise.probes.capture import Probe
+from equipoise.probes.heard import Heard
+from equipoise.probes.shards import is_partial, local_part
 from equipoise.records import Finding
 from equipoise.watching import announce
 from equipoise.watching.account import Account
 from equipoise.watching.alarm import Alarm
 from equipoise.watching.ledger import Ledger
+from equipoise.watching.light import NORM, NORM_PART
 from equipoise.watching.losses import Losses
 from equipoise.watching.meter import Meter
 from equipoise.watching.options import WatchOptions
@@ -34,6 +37,14 @@ from equipoise.watching.taps import tapped
 from equipoise.watching.voice import Voice
 
 log = logging.getLogger("equipoise")
+
+DEAF_AFTER = 4
+DEAF = (
+    "gradients come and are cleared, but no step was ever seen to end: the optimiser's "
+    "step is compiled (torch.compile(optimizer.step), or a compiled step function), or "
+    "another optimiser trains this model. Leave the step eager, or watch without an "
+    "optimiser and call .step() yourself"
+)
 
 
 class Watch:
@@ -76,7 +87,7 @@ class Watch:
         self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
         self._account = Account(ledger, ranks, self._schedule, list(anatomy.blocks))
         self._step_ended: list[Callable[[int, bool], Any]] = []
-        self._scaled = False
+        self._scaled = self._ever_stepped = False
         self._off = ExitStack()
         """Takes off what may be taken off at any moment."""
         self._stack = ExitStack()
@@ -150,6 +161,9 @@ class Watch:
         with self._meter.running():
             self._losses.before_backward()
             self._guarded(self._alarm.loss)(self._schedule.step, loss, root)
+        if self._losses.fresh_starts >= DEAF_AFTER and not self._ever_stepped:
+            self.close(orderly=False)
+            raise SilentSiteError(DEAF)
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
         self._scaled = scale is not None
@@ -159,7 +173,9 @@ class Watch:
     def before_clipping(self, norm: Tensor) -> None:
         with self._meter.running():
             step = self._schedule.step
-            self._account.light.add(step, "gradient.norm.total", norm)
+            name = NORM_PART if is_partial(norm) else NORM
+            norm = local_part(norm)
+            self._account.light.add(step, name, norm)
             self._guarded(self._alarm.norm)(step, norm, scaled=self._scaled)
 
     def after_scaler_update(self) -> None:
@@ -193,10 +209,11 @@ class Watch:
 
     def _end_step(self, *, loss_given: bool = False) -> None:
         step, sampled = self._schedule.step, self._sampler.armed
+        self._ever_stepped = True
         ours, loss = self._losses.ours, self._losses.taken()
         if loss is not None and not loss_given:
             self._account.light.add(step, "loss", loss)
-        unseen = sampled and ours and not self._sampler.opened
+        heard, unseen = self._sampler.heard, ours and not self._sampler.opened
         self._account.note(self._alarm.taken())
         findings: list[Finding] = []
         self._guarded(self._record)(step, sampled, findings)
@@ -207,7 +224,7 @@ class Watch:
         self._arm()
         self._tell(step, sampled, findings)
         if sampled:
-            self._check_silence(step, unseen)
+            self._check_silence(step, heard, unseen)
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Write the step; what all ranks found in it goes into ``findings``."""
@@ -228,9 +245,8 @@ class Watch:
         for callback in self._step_ended:
             callback(step, sampled)
 
-    def _check_silence(self, step: int, unseen: bool) -> None:
+    def _check_silence(self, step: int, heard: Heard, unseen: bool) -> None:
         try:
-            heard = self._sampler.heard
             self._account.note(self._silence.checked(step, heard, unseen=unseen))
         except SilentSiteError:
             self.close(orderly=False)

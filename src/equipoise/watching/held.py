@@ -1,5 +1,6 @@
 """One micro-batch, held by reference, and how to run it again."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ class Batch:
         with (
             isolated(inner, self.circumstances),
             torch.compiler.set_stance("force_eager"),
+            warnings.catch_warnings(),
         ):
+            # A compiled block's wrapper warns of the global hooks we listen with.
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
             return inner(*self.args, **self.kwargs)
 
 

@@ -16,6 +16,9 @@ MOST_STEPS = 64
 LONGEST_S = 2.0
 """How stale the run file may get while training goes on."""
 
+NORM, NORM_PART = "gradient.norm.total", "gradient.norm.part"
+"""The norm that clips, and this rank's part of it where FSDP shards the gradient."""
+
 Entry = tuple[int, str, float]
 
 

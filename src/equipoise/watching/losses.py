@@ -21,6 +21,8 @@ class Losses:
         self._marked = trainable[::stride]
         self._before: list[object] = []
         self.ever_ours = False
+        self.fresh_starts = 0
+        """How often gradients were cleared since the step began."""
         self._own: list[Tensor] = []
         self._others: deque[Tensor] = deque(maxlen=MARKS)
 
@@ -31,6 +33,8 @@ class Losses:
 
     def before_backward(self) -> None:
         self._before = self._state()
+        if self._own and self._before and not any(self._before):
+            self.fresh_starts += 1
 
     def after_backward(self, loss: Tensor) -> bool:
         """Keep a loss, and return whether it is the model's own."""
@@ -42,7 +46,7 @@ class Losses:
     def taken(self) -> Tensor | None:
         """Return the step's objective, the sum over its micro-batches."""
         heard = self._own or list(self._others)
-        self._own = []
+        self._own, self.fresh_starts = [], 0
         self._others.clear()
         if not heard:
             return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.unread import unread
 from equipoise.errors import SilentSiteError
 from equipoise.probes.heard import Heard
 from equipoise.records import Finding
@@ -34,8 +35,8 @@ class Silence:
         if heard.ran or heard.attention:
             first, self.first = self.first, False
             if silent and first:
-                raise SilentSiteError(_complaint(silent, len(expected)))
-        return [f for site in silent if (f := self._once(step, site, _LATER))]
+                raise SilentSiteError(_complaint(self.anatomy, heard, silent))
+        return [f for site in silent if (f := self._once(step, site, LATER))]
 
     def _unseen(self, step: int) -> list[Finding]:
         """Complain at the second whole step unseen: the first may have begun early."""
@@ -62,7 +63,7 @@ class Silence:
         )
 
 
-_LATER = "{site} ran, but its attention was not seen"
+LATER = "{site} ran, but its attention was not seen"
 
 UNSEEN = (
     "gradients arrived, but no forward pass of the watched model was seen: it runs "
@@ -73,11 +74,10 @@ UNSEEN = (
 )
 
 
-def _complaint(silent: list[str], expected: int) -> str:
+def _complaint(anatomy: Anatomy, heard: Heard, silent: list[str]) -> str:
+    why = unread(anatomy, heard.attention)
+    expected = sum(site.declared for site in anatomy.attention)
     return (
         f"no attention call was seen at {', '.join(silent[:3])} in the first sampled "
-        f"step ({len(silent)} of {expected} sites ran unheard): their attention is "
-        "computed by something we cannot intercept (a custom kernel, or code compiled "
-        "before it was watched). Watch the compiled module itself, or choose an "
-        "attention implementation such as sdpa or eager"
+        f"step ({len(silent)} of {expected} sites ran unheard): {why[silent[0]]}"
     )

@@ -1,0 +1,136 @@
+"""Compiled code stays as it was: no graph more, no break, no recompilation, no bit."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import equipoise
+from equipoise.errors import SilentSiteError
+from tests.watching.patients import (
+    Memory,
+    Patient,
+    batches,
+    declared,
+    hooks_on,
+    identical,
+    objective,
+    trained,
+)
+
+
+def wrapper(model: nn.Module, backend: str) -> nn.Module:
+    wrapped: nn.Module = torch.compile(model, backend=backend)
+    return wrapped
+
+
+def in_place(model: nn.Module, backend: str) -> nn.Module:
+    model.compile(backend=backend)
+    return model
+
+
+def blocks(model: Any, backend: str) -> nn.Module:
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend=backend)
+    return model  # type: ignore[no-any-return]
+
+
+def blocks_in_place(model: Any, backend: str) -> nn.Module:
+    for block in model.blocks:
+        block.compile(backend=backend)
+    return model  # type: ignore[no-any-return]
+
+
+def compilations() -> dict[str, int]:
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "frames": counters["frames"]["total"],
+    }
+
+
+def compiled(
+    wrap: Callable[..., nn.Module], backend: str, run: Path | None, steps: int
+) -> tuple[Memory, dict[str, int]]:
+    torch._dynamo.reset()
+    counters.clear()
+    make = partial(Patient, dropout=0.2, depth=1)
+    memory, _ = trained(make, wrap=partial(wrap, backend=backend), run=run, steps=steps)
+    return memory, compilations()
+
+
+@pytest.mark.parametrize("wrap", [wrapper, in_place, blocks, blocks_in_place])
+def test_aot_eager_is_untouched(wrap: Callable[..., nn.Module], tmp_path: Path) -> None:
+    run = tmp_path / "a.eqp"
+    alone, before = compiled(wrap, "aot_eager", None, 5)
+    watched, after = compiled(wrap, "aot_eager", run, 5)
+    assert identical(alone, watched)
+    assert after == before
+    steps, _ = equipoise.open_run(run).series("attention.max_logit")[
+        "blocks.0.attention"
+    ]
+    assert list(steps) == [0, 3]
+
+
+@pytest.mark.needs("c++")
+def test_inductor_with_dropout_is_untouched(tmp_path: Path) -> None:
+    alone, before = compiled(wrapper, "inductor", None, 20)
+    watched, after = compiled(wrapper, "inductor", tmp_path / "a.eqp", 20)
+    assert identical(alone, watched)
+    assert after == before
+
+
+def test_the_probe_pass_sees_what_an_eager_model_shows(tmp_path: Path) -> None:
+    """Dropout included: the micro-batch is run again with its own random numbers."""
+    torch._dynamo.reset()
+    make = partial(Patient, dropout=0.2, depth=1)
+    trained(make, run=tmp_path / "eager.eqp", steps=4)
+    compile_it = partial(wrapper, backend="aot_eager")
+    trained(make, wrap=compile_it, run=tmp_path / "compiled.eqp", steps=4)
+    eager, other = (
+        equipoise.open_run(tmp_path / f"{name}.eqp") for name in ("eager", "compiled")
+    )
+    assert eager.quantities == other.quantities
+    for quantity in ("attention.max_logit", "residual.B", "gradient.norm"):
+        for site, (steps, values) in eager.series(quantity).items():
+            again_steps, again = other.series(quantity)[site]
+            assert list(steps) == list(again_steps)
+            torch.testing.assert_close(
+                torch.tensor(values), torch.tensor(again), rtol=1e-4, atol=1e-6
+            )
+
+
+REFUSED = ["forward function", "step function", "optimiser", "wrapper beside the model"]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = Patient(depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with declared():
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    called, step = partial(objective, model), optimizer.step
+    if what == "forward function":
+        called = torch.compile(called, backend="aot_eager")
+    elif what == "wrapper beside the model":
+        called = partial(objective, torch.compile(model, backend="aot_eager"))
+    elif what == "optimiser":
+        step = torch.compile(step, backend="aot_eager")
+
+    def whole_step(batch: torch.Tensor) -> None:
+        called(batch).backward()
+        step()
+        optimizer.zero_grad()
+
+    if what == "step function":
+        whole_step = torch.compile(whole_step, backend="aot_eager")
+    with pytest.raises(SilentSiteError, match="compiled step function"):
+        for batch in batches(6):
+            whole_step(batch)
+    assert handle.closed and hooks_on(model) == 0

@@ -1,0 +1,127 @@
+"""Two ranks: the same bits as unwatched, the truth of one process, the same findings."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise
+from tests.watching.group import STEPS, calm, halves
+from tests.watching.patients import batches, objective
+
+Results = tuple[Path, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("group")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    module = [sys.executable, "-m", "tests.watching.group"]
+    ranks = [
+        subprocess.Popen(
+            [*module, str(rank), port, str(folder)],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+    files = (folder / f"rank-{rank}.json" for rank in (0, 1))
+    return folder, [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> equipoise.Run:
+    """One process that sees both halves of every batch."""
+    model = calm()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run = tmp_path_factory.mktemp("truth") / "one.eqp"
+    with equipoise.watch(model, optimizer, run=run, every=2):
+        for batch in batches(STEPS):
+            objective(model, torch.cat(halves(batch))).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return equipoise.open_run(run)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_the_group_cannot_tell(group: Results, kind: str) -> None:
+    for rank in group[1]:
+        alone, watched = rank[f"{kind}.alone"], rank[f"{kind}.watched"]
+        for what in ("losses", "weights", "rng"):
+            assert alone[what] == watched[what]
+
+
+NORMS = ["gradient.norm", "gradient.norm.total", "projection.G", "projection.norm.q"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("quantity", [*NORMS, "residual.B", "attention.max_logit"])
+def test_values_are_those_of_one_process(
+    group: Results, truth: equipoise.Run, kind: str, quantity: str
+) -> None:
+    run = equipoise.open_run(group[0] / f"{kind}.eqp")
+    expected, found = truth.series(quantity), run.series(quantity)
+    assert expected.keys() == found.keys()
+    for site, (steps, values) in expected.items():
+        assert list(found[site][0]) == list(steps)
+        torch.testing.assert_close(
+            torch.tensor(found[site][1]), torch.tensor(values), rtol=1e-5, atol=1e-7
+        )
+
+
+def test_the_loss_is_the_groups(group: Results, truth: equipoise.Run) -> None:
+    _, expected = truth.series("loss")[""]
+    steps, found = equipoise.open_run(group[0] / "ddp.eqp").series("loss")[""]
+    assert list(steps) == list(range(STEPS))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_one_collective_per_sampled_step(group: Results, kind: str) -> None:
+    assert all(rank[f"{kind}.truth"]["collectives"] == 3 for rank in group[1])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_nan_on_either_rank_is_the_same_finding_on_both(
+    group: Results, bad: int
+) -> None:
+    first, second = (rank[f"poison.{bad}"]["findings"] for rank in group[1])
+    assert first == second and len(first) == 1
+    found = equipoise.Finding.from_json(first[0])
+    assert (found.step, found.rule) == (1, "nonfinite.forward")
+    assert found.evidence["rank"] == bad and found.evidence["kind"] == "NaN"
+    written = equipoise.open_run(group[0] / f"poison-{bad}.eqp").findings
+    assert written == [found]
+
+
+def test_a_message_that_does_not_fit_is_sent_at_the_next_step(group: Results) -> None:
+    steps, _ = equipoise.open_run(group[0] / "small.eqp").series("gradient.norm")[
+        "head"
+    ]
+    assert list(steps) == [1, 3]
+    losses = equipoise.open_run(group[0] / "small.eqp").series("loss")[""][0]
+    assert list(losses) == list(range(STEPS))
+
+
+def test_the_budget_is_agreed_upon(group: Results) -> None:
+    counts = {rank["budget"]["collectives"] for rank in group[1]}
+    assert len(counts) == 1 and counts.pop() < STEPS
+
+
+def test_a_rank_that_watches_alone_waits_for_nobody(group: Results) -> None:
+    assert group[1][0]["apart"]["collectives"] == 0
+    run = equipoise.open_run(group[0] / "apart.eqp")
+    assert "gradient.norm" in run.quantities

@@ -1,0 +1,117 @@
+"""Silence is an error at first, a finding later, and never a guess's fault."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equipoise
+from equipoise.errors import SilentSiteError
+from tests.watching.patients import (
+    Patient,
+    PatientAttention,
+    batches,
+    declared,
+    hooks_on,
+    objective,
+)
+
+
+class Deaf(PatientAttention):
+    """Attention by means nobody could intercept."""
+
+    deaf = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.deaf:
+            return super().forward(x)
+        out: Tensor = self.o_proj(self.v_proj(x))
+        return out
+
+
+class Skipping(Patient):
+    """LayerDrop: the second block runs only when told to."""
+
+    skips = True
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.blocks[0](self.embedding(tokens))
+        x = x if self.skips else self.blocks[1](x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def deaf(*, from_the_start: bool) -> tuple[Patient, Deaf]:
+    model = Patient()
+    site = Deaf()
+    site.deaf = from_the_start
+    model.blocks[1].attention = site
+    return model, site
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    objective(model, batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_declared_site_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+    model, _ = deaf(from_the_start=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with declared("PatientAttention", "Deaf"):
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
+    with pytest.raises(SilentSiteError, match=r"blocks\.1\.attention.*1 of 2.*softmax"):
+        step(model, optimizer, batches(1)[0])
+    assert handle.closed and hooks_on(model) == 0
+    step(model, optimizer, batches(1)[0])  # whoever catches it may go on unwatched
+
+
+def test_a_guess_is_never_held_to_it(tmp_path: Path) -> None:
+    model, _ = deaf(from_the_start=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
+        for batch in batches(2):
+            step(model, optimizer, batch)
+    assert not handle.findings
+
+
+def test_what_did_not_run_has_nothing_to_say(tmp_path: Path) -> None:
+    model = Skipping()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with declared():
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    for i, batch in enumerate(batches(4)):
+        model.skips = i != 2
+        step(model, optimizer, batch)
+    handle.close()
+    series = equipoise.open_run(handle.path).series("attention.entropy")
+    assert list(series["blocks.0.attention"][0]) == [0, 1, 2, 3]
+    assert list(series["blocks.1.attention"][0]) == [2]
+    assert not handle.findings
+
+
+def test_later_silence_is_one_finding(tmp_path: Path) -> None:
+    model, site = deaf(from_the_start=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with declared("PatientAttention", "Deaf"):
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    for i, batch in enumerate(batches(5)):
+        site.deaf = i >= 2
+        step(model, optimizer, batch)
+    handle.close()
+    (found,) = equipoise.open_run(handle.path).findings
+    assert (found.rule, found.site) == ("watch.silent", "blocks.1.attention")
+
+
+def test_a_step_without_a_forward_pass_is_not_silence(tmp_path: Path) -> None:
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with declared():
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    optimizer.step()
+    loss = objective(model, batches(1)[0])
+    loss.backward()
+    optimizer.step()
+    handle.close()
+    assert not handle.findings
