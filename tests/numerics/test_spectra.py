@@ -151,6 +151,14 @@ def test_scale_of_the_format_does_not_matter(size: float) -> None:
     assert found.value == pytest.approx(truth, rel=1e-5, abs=0.0)
 
 
+@pytest.mark.parametrize("row", [0, 77])
+def test_an_entry_that_no_glance_sees(row: int) -> None:
+    """Rows are sampled for the scale; one far larger entry must not break it."""
+    matrix = 1e-15 * gaussian(0, 150, 150)
+    matrix[row, 3] = 1e15
+    assert spectral_norm(matrix).value == pytest.approx(1e15, rel=1e-5)
+
+
 def test_warm_start_needs_few_steps_and_claims_less() -> None:
     matrix = gaussian(0, 300, 300)
     matrix += 4 * torch.outer(gaussian(1, 1, 300)[0], gaussian(2, 1, 300)[0]) / 10

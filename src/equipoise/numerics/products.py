@@ -12,6 +12,9 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.gram import Step, matrix_step, operator_step
 
+# Up to this width a dense decomposition is cheaper than iterating.
+DENSE = 128
+
 
 class Product:
     """A·B·… or its transpose, whichever maps from the smaller space."""
@@ -22,7 +25,15 @@ class Product:
         self.factors = (
             tuple(factor.mT for factor in reversed(factors)) if wide else factors
         )
+        self.measured = self.thinnest <= DENSE
+        """Whether every entry has been looked at, or only some rows."""
+        look = _exponent if self.measured else _glance
+        self.exponents = [look(factor) for factor in self.factors]
+
+    def measure(self) -> None:
+        """Look at every entry, when a glance has misled."""
         self.exponents = [_exponent(factor) for factor in self.factors]
+        self.measured = True
 
     @property
     def finite(self) -> bool:
@@ -109,6 +120,16 @@ def _common(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     for factor in factors:
         dtype = torch.promote_types(dtype, factor.dtype)
     return tuple(factor.detach().to(dtype) for factor in factors)
+
+
+def _glance(factor: Tensor) -> float:
+    """Return the exponent of a few rows, which needs no pass over the matrix.
+
+    A NaN elsewhere comes out of the first product, and so does an entry so much larger
+    that its square overflows; both lead to ``Product.measure``.
+    """
+    glanced = _exponent(factor[:: max(1, factor.shape[0] // 8)])
+    return glanced if math.isfinite(glanced) else _exponent(factor)
 
 
 def _exponent(factor: Tensor) -> float:

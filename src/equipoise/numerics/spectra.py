@@ -18,7 +18,7 @@ from equipoise.numerics.estimate import Estimate, Status, broken
 from equipoise.numerics.extremes import Extremes, extremes
 from equipoise.numerics.hutchinson import hutch_plus_plus, hutchinson
 from equipoise.numerics.lanczos import Krylov, beyond
-from equipoise.numerics.products import Product
+from equipoise.numerics.products import DENSE, Product
 from equipoise.numerics.stopping import (
     Search,
     residual_error,
@@ -41,9 +41,6 @@ __all__ = [
     "spectral_norms",
     "tracked_norm",
 ]
-
-# Up to this width a dense decomposition is cheaper than iterating.
-_DENSE = 128
 
 
 def spectral_norm(
@@ -79,7 +76,7 @@ def spectral_norm(
         return Estimate(
             value=0.0, status=Status.EXACT, steps=0, residual=0.0, error=0.0
         )
-    if product.thinnest <= _DENSE and len(factors) <= 2:
+    if product.thinnest <= DENSE and len(factors) <= 2:
         return _dense(product)
     return _iterated(product, search, _start(product.last, start, generator), start)
 
@@ -142,11 +139,23 @@ def _iterated(
         status, end = until_residual(krylov, search), math.inf
         failure = 1.0
     if status is Status.BROKEN:
-        return broken()
+        return _retried(product, search, start_N, warm)
     if status is Status.STEP_LIMIT and failure < 1:
         top = krylov.top()
         end = top + beyond(krylov, top, failure=failure)
     return _read(krylov, status, failure=failure, end=end, scale=product.scale)
+
+
+def _retried(
+    product: Product, search: Search, start_N: Tensor, warm: Tensor | None
+) -> Estimate:
+    """Return the answer with the true scale, or that the matrix is not finite."""
+    if product.measured:
+        return broken()
+    product.measure()
+    if not product.finite:
+        return broken()
+    return _iterated(product, search, start_N, warm)
 
 
 def _read(
