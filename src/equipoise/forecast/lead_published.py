@@ -61,6 +61,7 @@ def precision_at_k(x: ArrayLike, y: ArrayLike) -> Alarms:
     n = len(a)
     event = _events(b)
     score = a - _rolling(a, np.mean)
+    score[: WINDOW - 1] = -np.inf  # no rolling mean yet
     eligible = np.arange(WINDOW - 1, n - HORIZON + 1)
     K = max(10, n // 10)
     top = np.argsort(score)[::-1][:K]

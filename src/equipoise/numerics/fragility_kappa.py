@@ -21,42 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.numerics.formats import Format
-
-# Halvings that take an interval of length ≤ 1 to the spacing of the dtype.
-_HALVINGS = {torch.float32: 30, torch.float64: 60}
-
-
-def softmax_gain(p_xK: Float[Tensor, "*x K"]) -> Float[Tensor, "*x"]:
-    """Return ‖diag(p) - ppᵀ‖₂ of every row, to full relative accuracy.
-
-    The largest eigenvalue is the root in [p₍₂₎, p₍₁₎] of
-
-        Σ_{i≥2} p₍ᵢ₎²/(λ - p₍ᵢ₎) = (λ - p₍₁₎r)/(p₍₁₎ - λ),     r = Σ_{i≥2} p₍ᵢ₎,
-
-    which never forms 1 - p₍₁₎ and so stays accurate on saturated rows. It is bracketed
-    by max pᵢ(1-pᵢ) and twice that. NaN rows give NaN.
-
-    Example:
-        >>> softmax_gain(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]))
-        tensor([0.5000, 0.0000])
-    """
-    p_xK = p_xK.to(torch.promote_types(p_xK.dtype, torch.float32))
-    if p_xK.shape[-1] == 1:
-        return p_xK[..., 0] * 0.0
-    first_x, where_x = p_xK.max(-1)
-    rest_xK = p_xK.scatter(-1, where_x[..., None], 0.0)
-    r_x = rest_xK.sum(-1)
-    low_x = torch.maximum(rest_xK.amax(-1), first_x * r_x)
-    high_x = torch.minimum(first_x, 2 * low_x)
-    for _ in range(_HALVINGS[p_xK.dtype]):
-        middle_x = (low_x + high_x) / 2
-        # At λ = p₍ᵢ₎ the term is infinite and the root lies above: 0/0 only for p = 0.
-        gap_xK = middle_x[..., None] - rest_xK
-        pull_x = torch.where(rest_xK > 0, rest_xK.square() / gap_xK, rest_xK).sum(-1)
-        above_x = (first_x - middle_x) * pull_x > middle_x - first_x * r_x
-        low_x = torch.where(above_x, middle_x, low_x)
-        high_x = torch.where(above_x, high_x, middle_x)
-    return (low_x + high_x) / 2 + p_xK.sum(-1) * 0.0
+from equipoise.numerics.softmax import softmax_jacobian_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +69,7 @@ def conditions(
     o_xQD = a_xQd @ w_xdD
     s_xQK = s_xQK.masked_fill(~seen, 0.0)
     top_xQ1 = s_xQK.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-    gain_x = softmax_gain(p_xQK).amax(-1)
+    gain_x = softmax_jacobian_norm(p_xQK).amax(-1)
     return Conditions(
         score=c * _size(q_xQd) * _size(k_xKd) / _size(s_xQK),
         softmax=gain_x * _size(s_xQK) / _size(p_xQK),

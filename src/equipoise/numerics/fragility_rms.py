@@ -1,25 +1,25 @@
-"""How large the low-precision error of an attention head will be, in the mean square.
+"""How large the low-precision error of an attention head will be, to first order.
 
 Axes, in this file: x batch and heads · Q query · K key · d head width · D model width.
 
-Every stored tensor is rounded once and sums are wide. To first order each rounding
-residual travels to the output on its own, and residuals are as good as independent, so
-their squares add. With projected values ṽⱼ = vⱼW, outputs oᵢ = Σⱼ pᵢⱼṽⱼ, w(x) the
-squared residual of rounding x, and c the score scale, the terms of E‖ΔO‖² are
+Every stored tensor is rounded once and sums are wide. What the head is given (q, k, v
+and W) is rounded before anything else, so those residuals r are known exactly and are
+carried through the head's derivative, signs and all:
 
-    query    Σ w(qᵢₖ) c² ‖Σⱼ pᵢⱼ kⱼₖ (ṽⱼ - oᵢ)‖²
-    key      Σ w(kⱼₖ) c² qᵢₖ² pᵢⱼ² ‖ṽⱼ - oᵢ‖²
+    ΔS = c(r_q Kᵀ + Q r_kᵀ),   ΔP = P∘(ΔS - rowsum(P∘ΔS)),
+    ΔO = (ΔP·V + P·r_v)W + A·r_W.
+
+What the head makes (S, P, A, O) is rounded after it has moved, so only the size of
+those residuals is known: as good as independent, their squares add. With w(x) the squared
+residual of rounding x, ṽⱼ = vⱼW and oᵢ = Σⱼ pᵢⱼṽⱼ,
+
     score    Σ w(sᵢⱼ) pᵢⱼ² ‖ṽⱼ - oᵢ‖²
-    prob     Σ w(pᵢⱼ) ‖ṽⱼ‖²  +  ‖systematic part‖², see below
-    value    Σ w(vⱼₖ) pᵢⱼ² ‖W[k]‖²
+    prob     Σ w(pᵢⱼ) ‖ṽⱼ‖²  +  ‖r̄ᵢ Σⱼ ṽⱼ‖²
     mix      Σ w(aᵢₖ) ‖W[k]‖²
-    weight   Σ w(Wₖₘ) aᵢₖ²
     output   Σ w(oᵢₘ).
 
-The query term is coherent over keys (one residual moves a whole row of scores) and has
-no cheap closed form: it is estimated by random output probes, without bias.
-A row of nearly equal probabilities is rounded the same way at every key, so ``prob``
-also carries what the mean residual r̄ᵢ of the row does: ‖r̄ᵢ Σⱼ ṽⱼ‖².
+A row of nearly equal probabilities is rounded the same way at every key: r̄ᵢ is the mean
+residual of the row, and w is taken about it.
 """
 
 from dataclasses import dataclass, fields
@@ -32,6 +32,8 @@ from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.numerics.rounding import rounded, rounding_variance
 
+Heads = tuple[Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadError:
@@ -39,38 +41,37 @@ class HeadError:
 
     query: Tensor
     key: Tensor
+    value: Tensor
+    weight: Tensor
+    inputs: Tensor
+    """The four above at once: their errors are known, and may cancel or add."""
     score: Tensor
     prob: Tensor
-    value: Tensor
     mix: Tensor
-    weight: Tensor
     output: Tensor
     norm: Tensor
     """‖O‖_F, what relative errors are relative to."""
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        names = [f.name for f in fields(self) if f.name != "norm"]
+        """Return each tensor's contribution on its own."""
+        names = [f.name for f in fields(self) if f.name not in {"norm", "inputs"}]
         return {name: getattr(self, name) for name in names}
 
     @property
     def relative(self) -> Tensor:
         """Return √E‖ΔO‖² / ‖O‖_F; infinite where the head writes nothing."""
-        total: Tensor = torch.stack(list(self.terms.values())).sum(0)
+        total = self.inputs + self.score + self.prob + self.mix + self.output
         return total.sqrt() / self.norm
 
 
 def head_error(
-    qkv: tuple[
-        Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]
-    ],
+    qkv: Heads,
     w_xdD: Float[Tensor, "*x d D"],
     *,
     format: Format,
-    generator: torch.Generator,
     scale: float | None = None,
     visible_QK: Tensor | None = None,
-    probes: int = 2,
 ) -> HeadError:
     """Return the predicted mean square error of softmax(c·QKᵀ)V·W in a format.
 
@@ -78,13 +79,10 @@ def head_error(
         qkv: queries, keys and values in float32 or float64.
         w_xdD: each head's rows of the output projection.
         format: where q, k, v, scores, probabilities, PV, W and the result are stored.
-        generator: draws the probes of the query term.
         scale: score scale c; 1/√d when not given.
         visible_QK: True where a query may see a key.
-        probes: probes of the query term, which deviates by about √(2/(probes·Q)).
 
-    Assumes small errors (|Δs| ≪ 1), no overflow, and residuals independent across
-    entries: identical tokens break the last, and read up to 1.7 times too low.
+    Assumes small errors (|Δs| ≪ 1) and no overflow.
     """
     q_xQd, k_xKd, v_xKd = qkv
     if q_xQd.shape[-1] != k_xKd.shape[-1] or k_xKd.shape[-2] != v_xKd.shape[-2]:
@@ -99,32 +97,46 @@ def head_error(
     p_xQK = s_xQK.softmax(-1)
     a_xQd = p_xQK @ v_xKd
     o_xQD = a_xQd @ w_xdD
-
     gram_xdd = w_xdD @ w_xdD.mT
+
+    def residual(x: Tensor) -> Tensor:
+        return rounded(x, format) - x
+
+    def carried(ds_xQK: Tensor) -> Tensor:
+        moved = p_xQK * ds_xQK
+        return (moved - p_xQK * moved.sum(-1, keepdim=True)) @ v_xKd @ w_xdD
+
+    parts = {
+        "query": carried(c * (residual(q_xQd) @ k_xKd.mT)),
+        "key": carried(c * (q_xQd @ residual(k_xKd).mT)),
+        "value": p_xQK @ residual(v_xKd) @ w_xdD,
+        "weight": a_xQd @ residual(w_xdD),
+    }
     gain_xd = gram_xdd.diagonal(dim1=-2, dim2=-1)[..., None, :]
-    # p²‖ṽ-o‖², with values centred first: a common offset must cancel exactly.
-    centre = v_xKd.mean(-2, keepdim=True)
-    spread_xQK = p_xQK.square() * _distances(a_xQd - centre, v_xKd - centre, gram_xdd)
-
-    def w(x: Tensor) -> Tensor:
-        return rounding_variance(x, format)
-
-    def total(x: Tensor) -> Tensor:
-        return x.sum((-2, -1))
-
-    key_xQK = q_xQd.square() @ w(k_xKd).mT
-    value_xKd = p_xQK.square().mT @ torch.ones_like(a_xQd) * w(v_xKd)
     return HeadError(
-        query=_query_term(qkv, p_xQK, w_xdD, w(q_xQd), generator, probes) * c**2,
-        key=total(key_xQK * spread_xQK) * c**2,
-        score=total(w(s_xQK) * spread_xQK),
+        **{name: _power(moved) for name, moved in parts.items()},
+        inputs=_power(torch.stack(list(parts.values())).sum(0)),
+        score=_score_term(s_xQK, p_xQK, (a_xQd, v_xKd, gram_xdd), format),
         prob=_prob_term(p_xQK, v_xKd, gram_xdd, format),
-        value=total(value_xKd * gain_xd),
-        mix=total(w(a_xQd) * gain_xd),
-        weight=total(a_xQd.square().sum(-2)[..., None] * w(w_xdD)),
-        output=total(w(o_xQD)),
-        norm=total(o_xQD.square()).sqrt(),
+        mix=(rounding_variance(a_xQd, format) * gain_xd).sum((-2, -1)),
+        output=rounding_variance(o_xQD, format).sum((-2, -1)),
+        norm=_power(o_xQD).sqrt(),
     )
+
+
+def _power(x: Tensor) -> Tensor:
+    return x.square().sum((-2, -1))
+
+
+def _score_term(
+    s_xQK: Tensor, p_xQK: Tensor, mixed: tuple[Tensor, Tensor, Tensor], format: Format
+) -> Tensor:
+    a_xQd, v_xKd, gram_xdd = mixed
+    # Values are centred first: a common offset must cancel exactly.
+    centre = v_xKd.mean(-2, keepdim=True)
+    spread_xQK = _distances(a_xQd - centre, v_xKd - centre, gram_xdd)
+    weight_xQK = p_xQK.square() * spread_xQK
+    return (rounding_variance(s_xQK, format) * weight_xQK).sum((-2, -1))
 
 
 def _distances(a_xQd: Tensor, v_xKd: Tensor, gram_xdd: Tensor) -> Tensor:
@@ -152,23 +164,3 @@ def _prob_term(
     together_xQ = _squares(mean_xQ1 * (visible_xQK @ v_xKd), gram_xdd)
     alone_xQ = (scatter_xQK * _squares(v_xKd, gram_xdd)[..., None, :]).sum(-1)
     return (together_xQ + alone_xQ).sum(-1)
-
-
-def _query_term(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    p_xQK: Tensor,
-    w_xdD: Tensor,
-    variance_xQd: Tensor,
-    generator: torch.Generator,
-    probes: int,
-) -> Tensor:
-    """Return Σ w(q)·(gradient of a random projection of O with respect to q)²."""
-    _, k_xKd, v_xKd = qkv
-    shape = (*p_xQK.shape[:-1], w_xdD.shape[-1])
-    total = torch.zeros(p_xQK.shape[:-2], dtype=p_xQK.dtype, device=p_xQK.device)
-    for _ in range(probes):
-        z_xQD = torch.randn(shape, generator=generator, dtype=p_xQK.dtype).to(p_xQK)
-        g_xQK = (z_xQD @ w_xdD.mT) @ v_xKd.mT
-        g_xQK = p_xQK * (g_xQK - (p_xQK * g_xQK).sum(-1, keepdim=True))
-        total = total + (variance_xQd * (g_xQK @ k_xKd).square()).sum((-2, -1))
-    return total / probes

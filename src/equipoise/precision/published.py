@@ -137,7 +137,7 @@ class _Block:
 
     def module(self, role: str) -> nn.Module:
         name: str = getattr(self.names, role)
-        found = dict(self.block.named_modules()).get(name)
+        found: nn.Module | None = dict(self.block.named_modules()).get(name)
         if found is None or found not in self.seen:
             raise InputError(f"the block has no module {name!r} that ran")
         return found
