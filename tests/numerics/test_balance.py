@@ -185,6 +185,9 @@ def test_shapes_strides_and_gradients() -> None:
     assert found.witness.shape == (5, 3, 40)
     assert not found.lower.requires_grad
     assert torch.equal(found.lower, balance(strided.contiguous()).lower)
+    turned = torch.randn(40, 6).softmax(0).T
+    mask = balance(turned, witness=True).witness
+    assert torch.equal(mask, balance(turned.contiguous(), witness=True).witness)
     assert balance(torch.empty(0, 4, 7)).lower.shape == (0, 4)
     assert balance(torch.full((8,), 1 / 8)).lower.shape == ()
 

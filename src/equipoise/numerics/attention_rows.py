@@ -11,7 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics import attention_rows_cpu, balance_cpu, balance_torch
+from equipoise.numerics import (
+    attention_rows_cpu,
+    balance_cpu,
+    balance_ladder,
+    balance_torch,
+)
 from equipoise.numerics.balance_compile import COMPILED, over_rows
 from equipoise.numerics.balance_fill import OPEN
 from equipoise.numerics.balance_ladder import DEPTH
@@ -127,4 +132,5 @@ def _theta(p_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def warm_up() -> None:
     """Compile, or load from the cache, the kernels of ``row_statistics``."""
+    balance_ladder.warm_up()  # rows left open are finished by the ladder
     row_statistics(torch.zeros(1, 3))

@@ -17,6 +17,8 @@ from equipoise.numerics.balance_fill import Options
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
+# Devices whose rows are measured on the CPU, and the answer sent back.
+_WITHOUT_FLOAT64 = {"mps"}
 # 16-bit rows are upcast this many entries at a time.
 _CHUNK = 1 << 22
 # How many keys a complete search may hold: 2²⁰ sums in each half, 2¹⁰ if interpreted.
@@ -95,10 +97,12 @@ def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
 
 def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
     """Return the certified interval of every row; see ``balance`` for the contract."""
-    p_xK = checked(p_xK)
+    p_xK, home = checked(p_xK), p_xK.device
+    if home.type in _WITHOUT_FLOAT64:
+        p_xK = p_xK.cpu()
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
-    mask_NK = torch.zeros_like(p_NK, dtype=torch.uint8) if witness else None
+    mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
     options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
     compiled = p_NK.device.type == "cpu" and COMPILED
     kernel = _on_cpu if compiled else balance_torch.intervals
@@ -107,10 +111,12 @@ def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
     return Balance(
-        low.view(lead),
-        high.view(lead),
-        exact.view(lead),
-        None if mask_NK is None else _witness(mask_NK, p_NK, low).view(p_xK.shape),
+        low.view(lead).to(home),
+        high.view(lead).to(home),
+        exact.view(lead).to(home),
+        None
+        if mask_NK is None
+        else _witness(mask_NK, p_NK, low).reshape(p_xK.shape).to(home),
     )
 
 
