@@ -68,7 +68,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[Start, Path]:
 # All fifteen pairs pass; a start costs seconds, so the groups keep fewer here.
 @pytest.mark.parametrize(
     ("start", "die_at"),
-    [(ALONE, k) for k in KILLS] + [(DDP, k) for k in KILLS[1:3]] + [(FSDP, KILLS[3])],
+    [*((ALONE, at) for at in KILLS), (DDP, KILLS[1]), (FSDP, KILLS[3])],
 )
 def test_resumes_exactly(
     start: Start, die_at: int, unharmed: dict[Start, Path], tmp_path: Path

@@ -79,14 +79,21 @@ def test_images_run_too(tmp_path: Path) -> None:
     assert 0 <= execute(Task(arm=arm, seed=0), tmp_path)["accuracy"] <= 1
 
 
-def test_local_sweep_reports_pairs(tmp_path: Path) -> None:
+def test_a_failed_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     news: list[Progress | None] = []
-    for task in SWEEP.tasks[:2]:
+    for task in SWEEP.tasks[:3]:
         execute(task, tmp_path)  # and is not repeated
+    missing = DataOptions(source="text", path=str(tmp_path / "none.txt"))
+    bad = replace(ARMS[0], name="bad", data=missing)
     failures = run_experiment(
-        SWEEP, tmp_path, workers=2, watcher=lambda task, p: news.append(p)
+        replace(SWEEP, arms=(*ARMS, bad)),
+        tmp_path,
+        workers=3,
+        watcher=lambda task, p: news.append(p),
     )
-    assert failures == [] and news.count(None) == 2
+    assert [f.task.arm.name for f in failures] == ["bad", "bad"]
+    assert "no file" in failures[0].reason and "log.txt" in failures[0].reason
+    assert news.count(None) == 3
     assert max(p.step for p in news if p) == 20
     rows = results(SWEEP, tmp_path)
     assert [row.arm for row in rows] == ["pre", "post"]
@@ -141,16 +148,6 @@ def test_a_killed_sweep_leaves_no_orphans_and_continues(killed: Path) -> None:
     execute(task, killed, heard.append)
     assert heard[0].step > 50 and heard[-1].step == 800
     assert len(json.loads((started / "result.json").read_text())["losses"]) == 800
-
-
-def test_a_failed_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    missing = DataOptions(source="text", path=str(tmp_path / "none.txt"))
-    arms = (replace(ARMS[0], name="bad", data=missing), ARMS[1])
-    failures = run_experiment(
-        replace(SWEEP, arms=arms, seeds=(1,)), tmp_path, workers=2
-    )
-    assert [f.task.arm.name for f in failures] == ["bad"]
-    assert "no file" in failures[0].reason and "log.txt" in failures[0].reason
 
 
 def test_ray_gives_the_same_numbers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,11 @@ def execute(
         info={**data.info, "task": task.to_mapping()},
         listener=listener,
     )
+    start = time.process_time()
     result = trainer.run()
-    _leave(folder, task, _judged(result, trainer.model, data.validation), result)
+    found = _judged(result, trainer.model, data.validation)
+    found["cpu_seconds"] = time.process_time() - start
+    _leave(folder, task, found, result)
     return outcome(folder)
 
 
