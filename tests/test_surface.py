@@ -25,7 +25,8 @@ def test_names() -> None:
 
 
 def test_commands() -> None:
-    assert sorted(COMMANDS) == ["report", "runs"]
+    expected = ["demo", "lab", "plan", "precision", "report", "run", "runs"]
+    assert sorted(COMMANDS) == expected
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -164,6 +164,13 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert dict(view(labelled(runs)).table)["steps"] == ["none yet"] * 3
 
 
+def test_a_given_verdict_is_not_called_fine(path: Path) -> None:
+    runs = {"r": written(path, Reading.scalar(0, "loss", 1.0))}
+    assert view(runs).severity == "ok"
+    assert view(runs, verdict="It cannot learn.").severity == "info"
+    assert view(runs, verdict="It cannot learn.", severity="error").severity == "error"
+
+
 def test_numbers_for_people() -> None:
     assert [short(x) for x in (1.0, 1234.5, 1e-5, 2e7, -math.inf, 0.0)] == [
         "1",

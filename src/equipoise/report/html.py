@@ -25,9 +25,10 @@ def write_report(
     *,
     title: str | None = None,
     verdict: str | None = None,
+    severity: str | None = None,
 ) -> Path:
     """Write the report of some runs, side by side, and return where it is."""
-    page = rendered(view(runs, title=title, verdict=verdict))
+    page = rendered(view(runs, title=title, verdict=verdict, severity=severity))
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(page, encoding="utf-8")

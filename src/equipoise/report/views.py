@@ -49,14 +49,28 @@ class Report:
     runs: list[About]
 
 
-def view(runs: Runs, *, title: str | None = None, verdict: str | None = None) -> Report:
-    """Return the report of some runs side by side."""
+def view(
+    runs: Runs,
+    *,
+    title: str | None = None,
+    verdict: str | None = None,
+    severity: str | None = None,
+) -> Report:
+    """Return the report of some runs side by side.
+
+    Args:
+        runs: What each is called → the run.
+        title: By default the names.
+        verdict: By default the gravest finding of each.
+        severity: Of the verdict; by default the worst among the findings. A verdict
+            that was given is not called fine because nothing else was found.
+    """
     found = _findings(runs)
     shown = [f for label in runs for f in _of(label, found)[:SHOWN]]
     return Report(
         title=title or " and ".join(runs),
         verdict=verdict or default_verdict(runs, found),
-        severity=found[0].finding.severity if found else "ok",
+        severity=severity or _severity(found, given=verdict is not None),
         table=table(runs),
         panels=panels(runs),
         findings=sorted(shown, key=_gravity),
@@ -66,6 +80,12 @@ def view(runs: Runs, *, title: str | None = None, verdict: str | None = None) ->
             for label, run in runs.items()
         ],
     )
+
+
+def _severity(found: Sequence[Found], *, given: bool) -> str:
+    if found:
+        return found[0].finding.severity
+    return "info" if given else "ok"
 
 
 def panels(runs: Runs) -> list[Panel]:

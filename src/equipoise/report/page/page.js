@@ -31,6 +31,24 @@
     });
   }
 
+  // Whole decades where there are several, else 1, 2 and 5: never ten labels in one.
+  function logTicks(panel) {
+    const values = panel.curves.flatMap((c) => [...c.y, ...c.low, ...c.high]).filter((v) => v > 0);
+    if (!values.length) return {};
+    const [least, most] = [Math.log10(Math.min(...values)), Math.log10(Math.max(...values))];
+    const decades = most - least > 2.2, from = Math.floor(least), to = Math.ceil(most);
+    const every = decades ? Math.ceil((to - from) / 9) : 1;
+    const raised = (k) => `10${String(k).replace(/./g, (d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d] ?? "⁻")}`;
+    const ticks = [];
+    for (let k = from; k <= to; k += every) {
+      for (const digit of decades ? [1] : [1, 2, 5]) {
+        const value = digit * 10 ** k;
+        ticks.push([value, decades ? raised(k) : String(+value.toPrecision(1))]);
+      }
+    }
+    return { tickvals: ticks.map((t) => t[0]), ticktext: ticks.map((t) => t[1]) };
+  }
+
   function layout(panel) {
     const ink = css("--ink"), soft = css("--soft"), grid = css("--line");
     const axis = { gridcolor: grid, zeroline: false, linecolor: grid, tickfont: { color: soft, size: 12 }, automargin: true };
@@ -42,7 +60,7 @@
       hoverlabel: { bgcolor: css("--card"), bordercolor: grid, font: { color: ink, size: 12 } },
       legend: { orientation: "h", traceorder: "grouped", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink, size: 12 } },
       xaxis: { ...axis, title: title(panel.x), nticks: narrow.matches ? 5 : 8 },
-      yaxis: { ...axis, title: title(panel.y), type: panel.log ? "log" : "linear", tickformat: "~g", nticks: 6 },
+      yaxis: { ...axis, title: title(panel.y), type: panel.log ? "log" : "linear", nticks: 6, ...(panel.log ? logTicks(panel) : {}) },
       shapes: Object.entries(panel.breaks).map(([run, step]) => ({
         type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: colour(run), width: 1, dash: "dash" },
       })),
