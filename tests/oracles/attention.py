@@ -36,6 +36,9 @@ def written_down(heads: int) -> Iterator[list[Tensor]]:
             )
         return plain(x, dim, kw.get("dtype"))
 
+    def log_softmax(x: Tensor, dim: int = -1, *_: Any, **kw: Any) -> Tensor:
+        return softmax(x, dim, **kw).log()
+
     def dense(q: Tensor, k: Tensor, v: Tensor, *given: Any, **kw: Any) -> Tensor:
         return _dense(softmax, (q, k, v), *given, **kw)
 
@@ -45,6 +48,7 @@ def written_down(heads: int) -> Iterator[list[Tensor]]:
     with mock.patch.multiple(
         F,
         softmax=softmax,
+        log_softmax=log_softmax,
         scaled_dot_product_attention=dense,
         multi_head_attention_forward=with_weights,
     ):

@@ -28,6 +28,8 @@ class _Switchboard:
         self._torch: RemovableHandle | None = None
 
     def connect(self, module: nn.Module, hook: After) -> RemovableHandle:
+        # A compiled wrapper shares its hooks with the module it wraps; so do we.
+        module = getattr(module, "_orig_mod", module)
         if self._torch is None:
             self._torch = self._register(self._called)
         # torch asks the module whether a pre-hook wants keyword arguments.
@@ -48,6 +50,8 @@ class _Switchboard:
         module._forward_pre_hooks_with_kwargs.pop(self._torch.id, None)
         if not self._hooks:
             self._torch.remove()
+            # torch's own handle forgets this one, and the dictionary would grow.
+            torch_modules._global_forward_hooks_with_kwargs.pop(self._torch.id, None)
             self._torch = None
 
 

@@ -24,7 +24,8 @@ class AttentionRows:
     """Emit per head θ quantiles, max logit, entropy and sink mass of one call.
 
     Rows with fewer than two visible keys say nothing about selection (their θ is 0 by
-    construction) and are left out; how many is a reading of its own.
+    construction) and are left out, as are the rows of padding; how many is a reading of
+    its own.
     """
 
     name: str = "attention"
@@ -37,7 +38,9 @@ class AttentionRows:
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         rows = [row_statistics(scores) for _, scores in call.blocks()]
         visible_HN = _by_head([r.visible for r in rows])
-        counted_HN = visible_HN >= 2
+        real_BQ = call.counted_BQ()
+        real_HN = real_BQ.flatten().expand(visible_HN.shape)
+        counted_HN = (visible_HN >= 2) & real_HN
         lower_HN, upper_HN = (
             _by_head([getattr(r, side) for r in rows])
             for side in ("theta_lower", "theta_upper")

@@ -96,7 +96,8 @@ def listening(
             attach(probe, anatomy, emit, boundary, stack)
         for handle in heard.attach(anatomy):
             stack.callback(handle.remove)
-        stack.enter_context(tap.interceptor())
+        guarded = partial(boundary.guarded, "interception")
+        stack.enter_context(tap.interceptor(guarded))
         yield
 
 

@@ -51,8 +51,8 @@ class AttentionTap:
         self._calls: dict[str, int] = {}
         self._heard_sites = heard.attention
 
-    def interceptor(self) -> Interceptor:
-        return Interceptor(self._anatomy, self._heard)
+    def interceptor(self, guarded: Callable[..., Any]) -> Interceptor:
+        return Interceptor(self._anatomy, self._heard, guarded=guarded)
 
     def _heard(self, call: AttentionCall) -> None:
         site = self._site(call)
