@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model, and what to keep wide.",
     "report": "Show runs here, or write them into one offline HTML page.",
+    "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+# Everything behind the script is the script's, even if it looks like an option of ours.
+CONTEXT = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
 
 
 def command(

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
 from equipoise.watching import Watch, watch
@@ -30,7 +30,7 @@ def launched(script: Path, arguments: Sequence[str], **options: Any) -> list[Pat
     """
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
-    with _arguments(script, arguments), _watching(options) as handles:
+    with _arguments(script, arguments), _watching(options) as handles, _as_alone():
         runpy.run_path(str(script), run_name="__main__")
     return [Path(handle.path) for handle in handles]
 
@@ -47,6 +47,18 @@ def _arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
+def _as_alone() -> Iterator[None]:
+    """Let a script that fails show its own traceback and exit code, not ours."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as failure:
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+        raise SystemExit(1) from failure
+
+
+@contextmanager
 def _watching(options: dict[str, Any]) -> Iterator[list[Watch]]:
     """Watch each optimiser from its first step on; close all handles at the end."""
     handles: list[Watch] = []
@@ -59,7 +71,7 @@ def _watching(options: dict[str, Any]) -> Iterator[list[Watch]]:
             if model is not None:
                 handles.append(watch(model, optimizer, **options))
 
-    hook = torch.optim.optimizer.register_optimizer_step_post_hook(stepped)
+    hook = register_optimizer_step_post_hook(stepped)
     try:
         yield handles
     finally:

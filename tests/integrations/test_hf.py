@@ -1,0 +1,81 @@
+"""A real Trainer with and without the callback: same weights, and a run beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+import equipoise
+from equipoise.integrations.hf import EquipoiseCallback
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(0)
+        self.rows = torch.randint(0, 40, (32, 12), generator=rng)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+def trained(
+    where: Path, callbacks: list[Any], *, resume: str | None = None, steps: int = 6
+) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    arguments = TrainingArguments(
+        output_dir=str(where), max_steps=steps, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=3,
+        save_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    data = Tokens()
+    trainer = Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_cannot_tell_and_the_run_is_whole(tmp_path: Path) -> None:
+    alone = trained(tmp_path / "a", [])
+    path = tmp_path / "run.eqp"
+    watched = trained(
+        tmp_path / "b", [EquipoiseCallback(run=path, every=2, strict=True)]
+    )
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    run = equipoise.open_run(path)
+    steps, losses = run.series("loss")[""]
+    assert list(steps) == list(range(6))
+    assert all(2 < loss < 6 for loss in losses)  # two half losses: nats per token
+    sampled, theta = run.series("attention.theta.p50")["transformer.h.0.attn"]
+    assert list(sampled) == [0, 2, 4] and theta.shape == (3, 2)
+    assert len(run.series("eval_loss")[""][0]) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_trainer_keeps_the_phase(tmp_path: Path) -> None:
+    first = EquipoiseCallback(run=tmp_path / "first.eqp", every=3)
+    trained(tmp_path / "out", [first], steps=4)
+    checkpoint = tmp_path / "out" / "checkpoint-4"
+    assert (checkpoint / "equipoise.json").is_file()
+    second = EquipoiseCallback(run=tmp_path / "second.eqp", every=3)
+    trained(tmp_path / "out", [second], resume=str(checkpoint), steps=8)
+    run = equipoise.open_run(tmp_path / "second.eqp")
+    assert list(run.series("loss")[""][0]) == [4, 5, 6, 7]
+    assert list(run.series("gradient.norm")["transformer.h.0"][0]) == [6]
+
+
+def test_closing_twice_is_harmless() -> None:
+    callback = EquipoiseCallback()
+    callback.close()
+    callback.close()

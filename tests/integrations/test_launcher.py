@@ -1,0 +1,92 @@
+"""``equipoise run`` on a script that has never heard of us."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import equipoise
+from equipoise.errors import InputError
+from equipoise.integrations.launcher import launched, owner
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(8, 8))
+        self.num_heads = 2
+    def forward(self, x):
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in maps)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))
+for _ in range(7):
+    model(torch.randn(2, 6, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(model.state_dict(), sys.argv[2])
+assert __name__ == "__main__" and "--flag" in sys.argv
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_script_trains_as_it_would_alone(script: Path, tmp_path: Path) -> None:
+    alone, watched, run = (tmp_path / name for name in ("a.pt", "b.pt", "run.eqp"))
+    command = [sys.executable, str(script), "0.01", str(alone), "--flag"]
+    subprocess.run(command, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        "run",
+        "--every",
+        "2",
+        "--run",
+        str(run),
+    ]
+    command += [str(script), "0.01", str(watched), "--flag"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert str(run) in done.stdout
+    before, after = torch.load(alone), torch.load(watched)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    reader = equipoise.open_run(run)
+    assert len(reader.series("loss")[""][0]) == 6  # the first step announced the model
+    assert reader.series("attention.theta.p50")
+
+
+def test_a_failing_script_shows_its_own_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("def train():\n    raise ValueError('no data today')\ntrain()\n")
+    command = [sys.executable, "-m", "equipoise", "run", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ValueError: no data today" in done.stderr and "in train" in done.stderr
+
+
+def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such script"):
+        launched(tmp_path / "nowhere.py", [])
+
+
+def test_the_owner_is_the_outermost_module() -> None:
+    inner = torch.nn.Linear(2, 2)
+    outer = torch.nn.Sequential(inner, torch.nn.ReLU())
+    assert owner(torch.optim.SGD(inner.parameters(), lr=1)) is outer
+    loose = torch.nn.Parameter(torch.zeros(2))
+    assert owner(torch.optim.SGD([loose], lr=1)) is None

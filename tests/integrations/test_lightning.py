@@ -1,0 +1,67 @@
+"""A real Lightning fit: attention is read although Lightning never calls the module."""
+
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import equipoise
+from equipoise.integrations.lightning import EquipoiseCallback
+from tests.probes.measuring import gpt
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.model, self.fail_at = gpt(), fail_at
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        if index == self.fail_at:
+            raise RuntimeError("the patient died")
+        (rows,) = batch
+        logits = self.model(rows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def fitted(
+    where: Path, *, callbacks: list[object], fail_at: int | None = None
+) -> Module:
+    torch.manual_seed(0)
+    module = Module(fail_at)
+    rng = torch.Generator().manual_seed(1)
+    rows = TensorDataset(torch.randint(0, 11, (24, 13), generator=rng))
+    trainer = lightning.Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
+        default_root_dir=where, gradient_clip_val=1.0,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(rows, batch_size=4))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_cannot_tell_and_the_run_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.eqp"
+    alone = fitted(tmp_path, callbacks=[]).state_dict()
+    callback = EquipoiseCallback(run=path, every=2, strict=True)
+    watched = fitted(tmp_path, callbacks=[callback]).state_dict()
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    run = equipoise.open_run(path)
+    assert list(run.series("loss")[""][0]) == list(range(6))
+    sampled, theta = run.series("attention.theta.p50")["model.blocks.0.attention"]
+    assert list(sampled) == [0, 2, 4] and theta.shape == (3, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exception_takes_the_instrument_off(tmp_path: Path) -> None:
+    callback = EquipoiseCallback(run=tmp_path / "run.eqp", every=1)
+    with pytest.raises(RuntimeError, match="the patient died"):
+        fitted(tmp_path, callbacks=[callback], fail_at=3)
+    assert callback.handle is None
+    assert len(equipoise.open_run(tmp_path / "run.eqp").series("loss")[""][0]) == 3
