@@ -188,7 +188,7 @@ def evaluated(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def hooks_on(model: nn.Module) -> int:
-    """Return how many hooks a model meets, of any kind, torch's global ones included."""
+    """Return how many hooks a model meets of any kind, torch's global ones included."""
     kinds = (
         "_forward_hooks",
         "_forward_pre_hooks",

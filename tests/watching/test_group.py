@@ -1,4 +1,4 @@
-"""Two ranks: the same bits as unwatched, the truth of one process, the same findings."""
+"""Two ranks: the bits of the unwatched, the truth of one process, one verdict."""
 
 import json
 import socket

@@ -37,5 +37,5 @@ def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
 
 
 def is_partial(x: Tensor) -> bool:
-    """Say whether the ranks hold summands, and none the sum: as of FSDP's total norm."""
+    """Say whether the ranks hold summands, and none the sum: FSDP's total norm."""
     return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)

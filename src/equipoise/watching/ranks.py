@@ -26,6 +26,8 @@ class Ranks(Protocol):
     rank: int
     count: int
 
+    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
+
     def exchanged(self, message: Message) -> Sequence[Message]: ...
 
     def farewell(self, message: Message) -> Sequence[Message]: ...
@@ -36,6 +38,10 @@ class Alone:
 
     rank = 0
     count = 1
+
+    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
+        assert start is not None
+        return start
 
     def exchanged(self, message: Message) -> Sequence[Message]:
         return [message]
@@ -58,6 +64,13 @@ class Together:
         self._capacity = LEAST_BYTES
         self.broken = False
         self.collectives = 0
+
+    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
+        """Return the file and the first step that the first rank names."""
+        if start is not None:
+            self._store.set("start", "\n".join(start))
+        path, step = self._store.get("start").decode().split("\n")
+        return path, step
 
     def exchanged(self, message: Message) -> Sequence[Message]:
         """Return every rank's message; none if one did not fit, or a rank died."""

@@ -20,7 +20,7 @@ from equipoise.watching import announce, presets, settings
 from equipoise.watching.handle import Watch, log
 from equipoise.watching.ledger import Ledger
 from equipoise.watching.options import WatchOptions
-from equipoise.watching.ranks import Ranks, assembled
+from equipoise.watching.ranks import assembled
 
 # id of the user's own module → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
@@ -71,18 +71,18 @@ def watch(
     )
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
-    path = run_path(run, title)
-    step = _next_step(path)
-    ledger = _ledger(path, _run_info(title, anatomy, info or {}), ranks, chosen)
+    about = _run_info(title, anatomy, info or {})
+    writer = RunWriter(run_path(run, title), about) if ranks.rank == 0 else None
+    path, step = ranks.agreed(_start(writer) if writer else None)
     handle = Watch(
         anatomy,
         worn,
-        ledger,
-        path=path,
+        Ledger(writer, chosen.sinks),
+        path=Path(path),
         optimizer=optimizer,
         options=chosen,
         ranks=ranks,
-        step=step,
+        step=int(step),
     )
     _watched[id(unwrapped(model))] = handle
     announce.attached(handle)
@@ -99,17 +99,10 @@ def _same(
     return where and old.optimizer is optimizer and old.options == chosen
 
 
-def _next_step(path: Path) -> int:
-    """Return the step after the last one of a run that exists, else 0."""
-    if not path.is_file() or not path.stat().st_size:
-        return 0
-    steps = open_run(path).steps
-    return int(steps[-1]) + 1 if len(steps) else 0
-
-
-def _ledger(path: Path, info: RunInfo, ranks: Ranks, options: WatchOptions) -> Ledger:
-    writer = RunWriter(path, info) if ranks.rank == 0 else None
-    return Ledger(writer, options.sinks)
+def _start(writer: RunWriter) -> tuple[str, str]:
+    """Return the file, and the step after the last one it holds."""
+    steps = open_run(writer.path).steps
+    return str(writer.path), str(steps[-1] + 1 if len(steps) else 0)
 
 
 def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:

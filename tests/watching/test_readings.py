@@ -1,0 +1,185 @@
+"""What is recorded is what happened: losses, norms, scales, several models."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise
+from tests.watching.patients import Patient, PatientBlock, batches, objective, trained
+
+
+def norm_of(parameters: list[nn.Parameter]) -> float:
+    grads = [p.grad.flatten() for p in parameters if p.grad is not None]
+    return torch.cat(grads).norm().item()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_losses_and_gradients_are_the_loops_own(tmp_path: Path, scaled: bool) -> None:
+    """With accumulation and a GradScaler: everything is recorded unscaled."""
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
+    losses, norms, heads = [], [], []
+    with equipoise.watch(
+        model, optimizer, run=tmp_path / "a.eqp", every=1, strict=True
+    ) as handle:
+        for batch in batches(4):
+            total = 0.0
+            for _ in range(2):
+                loss = objective(model, batch) / 2
+                scaler.scale(loss).backward()
+                total += loss.item()
+            scaler.unscale_(optimizer)
+            heads.append(norm_of(list(model.head.parameters())))
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(total)
+    run = equipoise.open_run(handle.path)
+    for quantity, site, expected in (
+        ("loss", "", losses),
+        ("gradient.norm.total", "", norms),
+        ("gradient.norm", "head", heads),
+    ):
+        steps, values = run.series(quantity)[site]
+        assert list(steps) == [0, 1, 2, 3]
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(expected).double())
+
+
+def test_a_step_the_scaler_skips_is_still_a_step(tmp_path: Path) -> None:
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
+        for batch in batches(3):
+            scaler.scale(objective(model, batch) * 100).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert handle.current_step == 3
+    assert len(equipoise.open_run(handle.path).series("loss")[""][0]) == 3
+
+
+def test_two_models_keep_their_losses_apart(tmp_path: Path) -> None:
+    models = [Patient(), Patient()]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    handles = [
+        equipoise.watch(m, o, run=tmp_path / f"{i}.eqp", every=2)
+        for i, (m, o) in enumerate(zip(models, optimizers, strict=True))
+    ]
+    said: list[list[float]] = [[], []]
+    for batch in batches(4):
+        for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            loss = objective(model, batch) * (i + 1)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said[i].append(loss.item())
+    for i, handle in enumerate(handles):
+        handle.close()
+        _, values = equipoise.open_run(handle.path).series("loss")[""]
+        assert list(values) == said[i]
+
+
+def test_frozen_and_shared_parameters(tmp_path: Path) -> None:
+    class Tied(Patient):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head.weight = self.embedding.weight
+            self.blocks[1] = self.blocks[0]
+            self.blocks[0].norm_1.requires_grad_(False)
+
+    _, handle = trained(Tied, run=tmp_path / "a.eqp", steps=4)
+    assert handle is not None
+    run = equipoise.open_run(handle.path)
+    entropy = run.series("attention.entropy")
+    assert set(entropy) == {"blocks.0.attention", "blocks.0.attention#1"}
+    assert "gradient.norm" in run.quantities and not run.findings
+
+
+def test_without_an_optimiser_the_loop_says_when_a_step_ends(tmp_path: Path) -> None:
+    model = Patient()
+    with equipoise.watch(model, run=tmp_path / "a.eqp", every=2) as handle:
+        for i, batch in enumerate(batches(4)):
+            with torch.no_grad():
+                objective(model, batch)
+            handle.step(loss=float(i), accuracy=0.5)
+    run = equipoise.open_run(handle.path)
+    assert list(run.series("loss")[""][1]) == [0.0, 1.0, 2.0, 3.0]
+    assert list(run.series("attention.entropy")["blocks.0.attention"][0]) == [0, 2]
+    assert list(run.series("accuracy")[""][1]) == [0.5] * 4
+
+
+def test_scalars_join_the_step_that_has_just_ended(tmp_path: Path) -> None:
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    ended: list[tuple[int, bool]] = []
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=2) as handle:
+        handle.on_step_end(lambda step, sampled: ended.append((step, sampled)))
+        for i, batch in enumerate(batches(3)):
+            objective(model, batch).backward()
+            optimizer.step()
+            handle.step(extra=float(i))
+    run = equipoise.open_run(handle.path)
+    steps, values = run.series("extra")[""]
+    assert (list(steps), list(values)) == ([0, 1, 2], [0.0, 1.0, 2.0])
+    assert list(run.series("learning_rate")[""][1]) == [0.25] * 3
+    assert ended == [(0, True), (1, False), (2, True)]
+
+
+def test_findings_and_readings_reach_whoever_asked(tmp_path: Path) -> None:
+    heard: list[tuple[dict[str, float], int]] = []
+    found: list[equipoise.Finding] = []
+
+    class Ear:
+        def log(self, values: dict[str, float], step: int) -> None:
+            heard.append((values, step))
+
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equipoise.watch(
+        model,
+        optimizer,
+        run=tmp_path / "a.eqp",
+        sinks=[Ear()],
+        on_finding=found.append,
+        every=1,
+    ) as handle:
+        for i, batch in enumerate(batches(2)):
+            loss = objective(model, batch)
+            (loss * float("inf") if i else loss).backward()
+            optimizer.step()
+    assert [step for _, step in heard] == [0, 1]
+    assert "loss" in heard[0][0] and "gradient.norm/head" in heard[0][0]
+    assert tuple(found) == handle.findings and found[0].step == 1
+
+
+def test_a_padded_batch_through_a_torch_layer(tmp_path: Path) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.embedding = nn.Embedding(11, 16)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(16, 11)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = self.encoder(F.dropout(self.embedding(tokens), 0.1))
+            logits: Tensor = self.head(hidden)
+            return logits
+
+    _, handle = trained(Encoder, run=tmp_path / "a.eqp", steps=4)
+    assert handle is not None
+    assert len(equipoise.open_run(handle.path).series("attention.entropy")) == 2
+
+
+def test_a_block_alone_is_a_model_too(tmp_path: Path) -> None:
+    model = PatientBlock()
+    with equipoise.watch(model, run=tmp_path / "a.eqp", every=1) as handle:
+        model(torch.randn(2, 5, 16)).sum().backward()
+        handle.step()
+    assert "attention.entropy" in equipoise.open_run(handle.path).quantities

@@ -1,0 +1,82 @@
+"""Which steps are sampled, what that costs, and how both survive a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import equipoise
+from equipoise.watching.schedule import Schedule
+from tests.watching.patients import Patient, batches, objective, trained
+
+
+def sampled(schedule: Schedule, steps: int) -> list[int]:
+    found = []
+    for _ in range(steps):
+        if schedule.due:
+            found.append(schedule.step)
+        schedule.advance()
+    return found
+
+
+@given(every=st.integers(1, 9), start=st.integers(0, 50), cut=st.integers(0, 30))
+def test_a_checkpoint_keeps_the_phase(every: int, start: int, cut: int) -> None:
+    whole = Schedule(every=every, step=start)
+    expected = sampled(whole, 40)
+    first, second = Schedule(every=every, step=start), Schedule(every=every)
+    before = sampled(first, cut)
+    second.load_state_dict(first.state_dict())
+    assert before + sampled(second, 40 - cut) == expected
+    assert expected == list(range(start, start + 40, every))
+
+
+def test_named_steps_are_sampled_besides() -> None:
+    assert sampled(Schedule(every=4, at=[1, 8, 9]), 12) == [0, 1, 4, 8, 9]
+
+
+@given(cost=st.floats(1e-6, 1e3), plain=st.floats(1e-6, 1e3))
+def test_the_budget_is_kept(cost: float, plain: float) -> None:
+    schedule = Schedule(every=1, budget=0.02)
+    schedule.adapt(cost=cost, plain=plain)
+    share = cost / (schedule.interval * plain)
+    assert share <= 0.02 * 1.25 or schedule.interval == 1
+
+
+def test_no_budget_changes_nothing() -> None:
+    schedule = Schedule(every=3)
+    assert schedule.adapt(cost=100.0, plain=1.0) is None and schedule.interval == 3
+
+
+def test_what_was_dropped_is_said(tmp_path: Path) -> None:
+    _, handle = trained(
+        Patient, run=tmp_path / "a.eqp", steps=30, every=1, budget=0.001
+    )
+    assert handle is not None
+    run = equipoise.open_run(handle.path)
+    (found, *_) = [f for f in run.findings if f.rule == "watch.budget"]
+    assert "asked: every 1" in found.message and "0.1%" in found.message
+    assert len(run.series("attention.entropy")["blocks.0.attention"][0]) < 6
+    assert len(run.series("loss")[""][0]) == 30, "what is light is never dropped"
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, checkpointed: bool) -> None:
+    run = tmp_path / "a.eqp"
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = None
+    for _ in range(2):
+        with equipoise.watch(model, optimizer, run=run, every=4) as handle:
+            if state is not None and checkpointed:
+                handle.load_state_dict(state)
+            for batch in batches(6):
+                objective(model, batch).backward()
+                optimizer.step()
+            state = handle.state_dict()
+    series = equipoise.open_run(run).series("attention.entropy")
+    steps = list(series["blocks.0.attention"][0])
+    # Without the checkpoint the count goes on, and the second process samples at once.
+    assert steps == ([0, 4, 8] if checkpointed else [0, 4, 6, 10])
+    assert list(equipoise.open_run(run).steps) == list(range(12))
