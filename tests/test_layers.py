@@ -43,7 +43,7 @@ TORCH_FREE_MODULES = {"equipoise.cli"}
 
 def layer(path: Path) -> str:
     first = path.relative_to(SRC).with_suffix("").parts[0]
-    return "" if first in {"__init__", "__main__"} else first
+    return {"__init__": "", "__main__": "cli"}.get(first, first)
 
 
 def module(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.errors import InputError, RunFileError
 from equipoise.records import Finding, Reading
-from equipoise.store import RunWriter, open_run
+from equipoise.store import RunWriter, open_run, summaries
 from tests.store.made import INFO, reading, sample
 
 
@@ -30,12 +30,13 @@ def test_series_have_steps_and_values(path: Path) -> None:
     assert [end.step for end in run.ends("norm")] == [0, 10]
 
 
-def test_longer_than_a_block(path: Path) -> None:
+def test_longer_than_a_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries, "ROWS_AT_ONCE", 100)
     with RunWriter(path, INFO) as writer:
-        writer.append([Reading.scalar(s, "loss", s / 3) for s in range(10_000)])
+        writer.append([Reading.scalar(s, "loss", s / 3) for s in range(450)])
     steps, values = open_run(path).series("loss")[""]
-    np.testing.assert_array_equal(steps, np.arange(10_000))
-    np.testing.assert_array_equal(values, np.arange(10_000) / 3)
+    np.testing.assert_array_equal(steps, np.arange(450))
+    np.testing.assert_array_equal(values, np.arange(450) / 3)
 
 
 def test_sites_may_come_and_go(path: Path) -> None:

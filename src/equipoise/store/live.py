@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from equipoise.store import connection, snapshot
+import equipoise.store.connection as connection
+import equipoise.store.snapshot as snapshot
 from equipoise.store.forks import forget_when_forked, leak
 from equipoise.store.housekeeper import Housekeeper
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+import equipoise.store.schema as schema
+import equipoise.store.summaries as summaries
 from equipoise.errors import InputError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import schema, summaries
 from equipoise.store.connection import reading
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.zoom import Summary, Window, Zoom, by_site, in_order

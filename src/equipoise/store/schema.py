@@ -3,8 +3,8 @@
 import sqlite3
 from pathlib import Path
 
+import equipoise.store.summaries as summaries
 from equipoise.errors import RunFileError
-from equipoise.store import summaries
 
 APPLICATION = 0x45515031  # "EQP1", so that `file` and we can tell a run from any SQLite
 VERSION = 2

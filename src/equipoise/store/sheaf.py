@@ -7,8 +7,8 @@ from itertools import chain
 
 import numpy as np
 
+import equipoise.store.summaries as summaries
 from equipoise.records import Reading
-from equipoise.store import summaries
 from equipoise.store.packing import Array, Layout, pack
 from equipoise.store.pyramid import Integers, row_bins
 from equipoise.store.tower import Tower

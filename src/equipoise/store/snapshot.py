@@ -7,8 +7,9 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+import equipoise.store.connection as connection
+import equipoise.store.schema as schema
 from equipoise.errors import RunFileError
-from equipoise.store import connection, schema
 
 EVERY_S = 30.0
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import equipoise.store.schema as schema
+import equipoise.store.snapshot as snapshot
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import schema, snapshot
 from equipoise.store.connection import transaction
 from equipoise.store.forks import forget_when_forked
 from equipoise.store.live import LiveFile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.store import summaries
+import equipoise.store.summaries as summaries
 from equipoise.store.packing import Array, Layout
 from equipoise.store.pyramid import FAN, Bins, joined, merged, row_bins
 
