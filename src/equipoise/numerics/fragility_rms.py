@@ -10,8 +10,8 @@ carried through the head's derivative, signs and all:
     ΔO = (ΔP·V + P·r_v)W + A·r_W.
 
 What the head makes (S, P, A, O) is rounded after it has moved, so only the size of
-those residuals is known: as good as independent, their squares add. With w(x) the squared
-residual of rounding x, ṽⱼ = vⱼW and oᵢ = Σⱼ pᵢⱼṽⱼ,
+those residuals is known: as good as independent, their squares add. With w(x) the
+squared residual of rounding x, ṽⱼ = vⱼW and oᵢ = Σⱼ pᵢⱼṽⱼ,
 
     score    Σ w(sᵢⱼ) pᵢⱼ² ‖ṽⱼ - oᵢ‖²
     prob     Σ w(pᵢⱼ) ‖ṽⱼ‖²  +  ‖r̄ᵢ Σⱼ ṽⱼ‖²

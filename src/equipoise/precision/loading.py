@@ -65,7 +65,7 @@ def _from_directory(path: Path, tokens: int, seed: int) -> tuple[nn.Module, Batc
     )
     kind = AutoModelForCausalLM if causal else AutoModel
     model: nn.Module = kind.from_pretrained(path, local_files_only=True).float()
-    return model, _text_batch(path) or _random_tokens(config, tokens, seed)
+    return model, _text_batch(path) or _random_tokens(model.config, tokens, seed)
 
 
 def _text_batch(path: Path) -> dict[str, Tensor] | None:
@@ -79,12 +79,13 @@ def _text_batch(path: Path) -> dict[str, Tensor] | None:
     return dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
 
 
-def _random_tokens(config: dict[str, Any], tokens: int, seed: int) -> dict[str, Tensor]:
-    if "vocab_size" not in config:
+def _random_tokens(config: Any, tokens: int, seed: int) -> dict[str, Tensor]:
+    words = getattr(config, "vocab_size", None)
+    if words is None:
         raise InputError("no tokeniser and no vocab_size in config.json: give --batch")
     rng = torch.Generator().manual_seed(seed)
-    shape = (2, min(tokens, config.get("max_position_embeddings", tokens)))
-    return {"input_ids": torch.randint(0, config["vocab_size"], shape, generator=rng)}
+    shape = (2, min(tokens, getattr(config, "max_position_embeddings", tokens)))
+    return {"input_ids": torch.randint(0, words, shape, generator=rng)}
 
 
 def _callable(place: str, name: str) -> Any:

@@ -70,7 +70,8 @@ def study(
     bench = Bench(model, batch)
     prediction = predicted(model, batch, storage=storage, probes=probes)
     measured = bench.mismatch(storage)
-    if target is None and not measured > 0:
+    # Opening fused attention alone moves the last digits of float64.
+    if target is None and measured < 1e-13:
         raise InputError(f"{storage.format.name} makes no error here: nothing to keep")
     kept = kept_by_prediction(
         bench,
