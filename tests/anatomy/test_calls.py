@@ -1,0 +1,141 @@
+"""One call's scores: masks, groups, causality, padding, against dense formulas."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.anatomy import calls
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.registry import anatomy_of
+from tests.conftest import FLOATS, error_budget
+
+B, H, Q, K, D = 2, 4, 5, 7, 8
+
+
+class Fused(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def heard(*args: Any, **kwargs: Any) -> AttentionCall:
+    model, found = Fused(), []
+    with Interceptor(anatomy_of(model), found.append):
+        model(*args, **kwargs)
+    (call,) = found
+    return call
+
+
+def rows(call: AttentionCall) -> Tensor:
+    return torch.cat(
+        [F.pad(s.softmax(-1), (0, K - s.shape[-1])) for _, s in call.blocks()], 2
+    )
+
+
+def qkv(rng: torch.Generator, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(B, H, n, D, generator=rng).to(dtype) for n in (Q, K, K)]
+
+
+MASK = torch.rand(B, 1, Q, K, generator=torch.Generator().manual_seed(5)) > 0.3
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "plain": ((), {}),
+    "bool mask": ((), {"attn_mask": MASK}),
+    "float mask": ((torch.randn(B, H, Q, K, dtype=torch.float64),), {}),
+    "one mask for all": ((torch.ones(Q, K, dtype=torch.bool).tril(2),), {}),
+    "padding": ((MASK[:, :, :1],), {}),
+    "causal, positional": ((None, 0.0, True), {}),
+    "scale": ((), {"scale": 0.3, "is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_what_values_are_mixed_with(case: str, rng: torch.Generator) -> None:
+    """An identity for values makes torch's own output the rows."""
+    q, k, _ = qkv(rng)
+    args, kwargs = CASES[case]
+    identity = torch.eye(K, dtype=q.dtype).expand(B, H, K, K)
+    truth = F.scaled_dot_product_attention(q, k, identity, *args, **kwargs)
+    torch.testing.assert_close(rows(heard(q, k, identity, *args, **kwargs)), truth)
+
+
+def test_groups_share_keys_without_copies(rng: torch.Generator) -> None:
+    q, k, v = qkv(rng)
+    k, v = k[:, :2], torch.eye(K, dtype=q.dtype).expand(B, 2, K, K)
+    truth = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(rows(heard(q, k, v, enable_gqa=True)), truth)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reads_in_at_least_single_precision(dtype: Any, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, dtype)
+    (_, scores), *_ = heard(q, k, v).blocks()
+    truth = q.double() @ k.double().mT / D**0.5
+    assert scores.dtype == torch.promote_types(dtype, torch.float32)
+    budget = error_budget(scores.dtype, ops=8 * D)
+    torch.testing.assert_close(scores.double(), truth, rtol=0, atol=budget)
+
+
+@pytest.mark.parametrize("axes", [2, 3, 5])
+def test_other_axes(axes: int, rng: torch.Generator) -> None:
+    q, k, v = (x.flatten(0, 1)[:8] for x in qkv(rng))
+    if axes == 2:
+        q, k, v = q[0], k[0], v[0]
+    if axes == 5:
+        q, k, v = (x.unflatten(0, (2, 2, 2)) for x in (q, k, v))
+    call = heard(q, k, v)
+    (_, scores), *_ = call.blocks()
+    torch.testing.assert_close(scores.flatten(), (q * D**-0.5 @ k.mT).flatten())
+
+
+def test_blocks_are_the_whole(monkeypatch: Any, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng)
+    call = heard(q, k, v, is_causal=True)
+    whole = rows(call)
+    monkeypatch.setattr(calls, "BLOCK_ELEMENTS", B * H * K * 2)
+    assert len(list(call.blocks())) == 3
+    torch.testing.assert_close(rows(call), whole)
+
+
+HIDE = {"lowest": torch.finfo(torch.float32).min, "-1e9": -1e9, "-1e4": -1e4}
+
+
+@pytest.mark.parametrize("how", ["bool", "-inf", *HIDE])
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_queries_do_not_count(how: str, causal: bool) -> None:
+    """Token 3 of the second sentence is padding: no query may see it."""
+    visible = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    visible[1, ..., 3] = False
+    visible = visible & torch.ones(4, 4).tril().bool() if causal else visible
+    low = HIDE.get(how, float("-inf"))
+    hidden = torch.zeros(visible.shape).masked_fill(~visible, low)
+    q = torch.randn(2, 3, 4, D, generator=torch.Generator().manual_seed(0))
+    mask = visible if how == "bool" else hidden
+    expected = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    assert torch.equal(heard(q, q, q, mask).counted_BQ(), expected)
+    scores = (q @ q.mT).where(visible, torch.tensor(low))
+    eager = AttentionCall(module=None, kind="softmax", scores_BHQK=scores)
+    assert torch.equal(eager.counted_BQ(), expected)
+    (_, read), *_ = eager.blocks()
+    assert torch.equal(read > float("-inf"), visible.expand_as(read))
+
+
+def test_nobody_is_padding_across_sequences_or_without_a_mask() -> None:
+    q = torch.randn(2, 3, 4, D)
+    hidden = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    crossed = AttentionCall(
+        module=None, kind="sdpa", q_BHQD=q, k_BGKD=q, mask=hidden, cross=True
+    )
+    assert crossed.counted_BQ().all()
+    assert heard(q, q, q, is_causal=True).counted_BQ().all()
+
+
+def test_a_broken_score_is_not_mistaken_for_padding() -> None:
+    scores = torch.full((1, 1, 2, 2), float("nan"))
+    assert (
+        AttentionCall(module=None, kind="softmax", scores_BHQK=scores)
+        .counted_BQ()
+        .all()
+    )

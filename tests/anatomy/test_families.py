@@ -1,0 +1,219 @@
+"""Declarations: the tables' matrices are the ones the models use; outsiders can add."""
+
+import importlib.metadata
+import logging
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.anatomy import families
+from equipoise.anatomy.families import FAMILIES, Block, Separate, advice, family
+from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.listening import before
+from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.sites import Anatomy, AttentionSite
+from equipoise.errors import InputError
+from tests.zoo.specimens import SPECIMENS
+
+NO_ROTATION = ("GPT2LMHeadModel", "BertModel", "AlbertModel", "ViTModel", "nanoGPT")
+NO_ROTATION += ("BloomForCausalLM", "T5ForConditionalGeneration", "DistilBertModel")
+NO_ROTATION += ("nn.TransformerEncoder",)
+
+
+@pytest.mark.parametrize("name", NO_ROTATION)
+def test_projections_make_the_scores(name: str) -> None:
+    """q kᵀ from the declared matrices and the module's input, biases set to zero."""
+    specimen = next(s for s in SPECIMENS if s.name == name)
+    model = specimen.build(specimen.implementations[0])
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("bias") and "relative" not in key:
+                parameter.zero_()
+    anatomy = anatomy_of(model)
+    site = anatomy.attention[0]
+    assert site.projections is not None
+    inputs, found = _first(anatomy, site, specimen.batch())
+    q, k = (
+        torch.einsum("btc,hdc->bhtd", inputs, site.projections.by_head(letter))
+        for letter in ("q", "k")
+    )
+    scale = found.scale if found.q_BHQD is not None else q.shape[-1] ** -0.5
+    if found.q_BHQD is not None and found.k_BGKD is not None:
+        torch.testing.assert_close(found.q_BHQD, q, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.k_BGKD, k, rtol=1e-4, atol=1e-5)
+    else:  # Bloom adds its slopes to the scores: they are alike in every row
+        (_, read), *_ = found.blocks()
+        rest = read[0, :, -1] - (q @ k.mT)[0, :, -1] * scale
+        steps = rest.diff(dim=-1)
+        torch.testing.assert_close(steps, steps[..., :1].expand_as(steps))
+
+
+def _first(anatomy: Anatomy, site: AttentionSite, batch: Any) -> tuple[Tensor, Any]:
+    calls: list[Any] = []
+    inputs: list[Tensor] = []
+
+    def listen(module: nn.Module, args: Any, kwargs: Any) -> None:
+        values = (*args, *kwargs.values())
+        inputs.append(next(v for v in values if isinstance(v, Tensor)))
+
+    handle = before(site.module, listen)
+    with torch.no_grad(), Interceptor(anatomy, calls.append):
+        anatomy.model(**batch)
+    handle.remove()
+    return inputs[0], calls[0]
+
+
+def test_neox_rows_go_head_by_head() -> None:
+    specimen = next(s for s in SPECIMENS if s.name == "GPTNeoXForCausalLM")
+    site = anatomy_of(specimen.build("sdpa")).attention[0]
+    assert site.projections is not None
+    fused = site.module.get_parameter("query_key_value.weight").detach()
+    for index, letter in enumerate("qkv"):
+        by_head = site.projections.by_head(letter)  # type: ignore[arg-type]
+        assert torch.equal(by_head, fused.view(4, 3, 8, 32)[:, index])
+
+
+def test_grouped_heads_read_their_own_keys() -> None:
+    specimen = next(s for s in SPECIMENS if s.name == "LlamaForCausalLM")
+    projections = anatomy_of(specimen.build("sdpa")).attention[0].projections
+    assert projections is not None and (projections.heads, projections.kv_heads) == (
+        4,
+        2,
+    )
+    k = projections.k.matrix().view(2, 8, 32)
+    assert torch.equal(projections.by_head("k"), k[[0, 0, 1, 1]])
+    o = projections.by_head("o")
+    assert torch.equal(o[1], projections.o.matrix()[:, 8:16].mT)
+
+
+def test_shared_queries_and_keys() -> None:
+    specimen = next(s for s in SPECIMENS if s.name == "lab GPT")
+    projections = anatomy_of(specimen.build("shared")).attention[0].projections
+    assert projections is not None and projections.q == projections.k
+
+
+PLACEMENTS = {
+    "LlamaForCausalLM": "pre",
+    "BertModel": "post",
+    "Gemma2ForCausalLM": "sandwich",
+    "nn.TransformerEncoder": "post",
+    "nanoGPT": "pre",
+    "BartModel": "post",
+}
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_where_the_norms_stand(name: str) -> None:
+    specimen = next(s for s in SPECIMENS if s.name == name)
+    anatomy = anatomy_of(specimen.build(specimen.implementations[0]))
+    assert anatomy.placement == PLACEMENTS[name]
+    assert "where the norms stand" not in anatomy.guessed
+
+
+def test_routers_and_both_stacks() -> None:
+    routed = next(s for s in SPECIMENS if s.name == "MixtralForCausalLM").build("sdpa")
+    assert {n: k for n, (_, k) in anatomy_of(routed).routers.items()} == {
+        "model.layers.0.mlp.gate": 2,
+        "model.layers.1.mlp.gate": 2,
+    }
+    t5 = next(s for s in SPECIMENS if s.name.startswith("T5")).build("sdpa")
+    blocks = list(anatomy_of(t5).blocks)
+    stacks = [f"{side}.block.{i}" for side in ("encoder", "decoder") for i in (0, 1)]
+    assert blocks == stacks
+
+
+def test_lora_reads_base_and_adapter_under_the_users_names() -> None:
+    specimen = next(s for s in SPECIMENS if s.name == "LlamaForCausalLM")
+    plain = specimen.build("sdpa")
+    names = [site.name for site in anatomy_of(plain).attention]
+    options = LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    model = get_peft_model(plain, options)
+    site = anatomy_of(model).attention[0]
+    assert [s.name for s in anatomy_of(model).attention] == names
+    assert site.declared and site.projections is not None
+    x = torch.randn(3, 32)
+    q_proj = site.module.get_submodule("q_proj").eval()
+    truth = q_proj(x).detach()
+    torch.testing.assert_close(x @ site.projections.q.matrix().mT, truth)
+
+
+class Mine(nn.Module):
+    """Attention whose maps no guess would find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        for name in ("ask", "offer", "carry", "give"):
+            setattr(self, name, nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m(x)[:, None] for m in (self.ask, self.offer, self.carry))
+        out: Tensor = self.give(F.scaled_dot_product_attention(q, k, v)[:, 0])
+        return out
+
+
+def test_a_decorator_adds_a_family() -> None:
+    assert not anatomy_of(Mine()).attention
+
+    @family("Mine")
+    def mine() -> Separate:
+        return Separate(q="ask", k="offer", v="carry", o="give")
+
+    try:
+        (site,) = anatomy_of(Mine()).attention
+        assert site.declared and site.projections is not None
+    finally:
+        del FAMILIES["Mine"]
+
+
+def test_an_entry_point_adds_a_family(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    class Point:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> None:
+            if self.name == "broken":
+                raise ImportError("no such package")
+            family("Mine")(lambda: Block(feedforward=("give",), placement="pre"))
+
+    points = [Point("good"), Point("broken")]
+    monkeypatch.setattr(families, "entry_points", lambda group: points)
+    families.load_entry_points.cache_clear()
+    with caplog.at_level(logging.WARNING, "equipoise"):
+        assert families.declared("Mine")
+    assert "broken" in caplog.text
+    del FAMILIES["Mine"]
+    families.load_entry_points.cache_clear()
+    assert importlib.metadata.entry_points(group=families.GROUP) is not None
+
+
+def test_a_wrong_declaration_says_what_to_write() -> None:
+    with pytest.raises(InputError, match='@family\\("Mine"\\)'):
+        family("Mine")(lambda: "wq, wk")  # type: ignore[arg-type,return-value]
+    assert "LlamaAttention" in advice("Mine")
+
+
+def test_a_declaration_that_does_not_fit_is_not_about_this_class() -> None:
+    class LlamaAttention(Mine):
+        pass
+
+    assert not anatomy_of(LlamaAttention()).attention
+
+
+def test_undeclared_models_say_what_was_guessed() -> None:
+    config = transformers.PhiConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=50
+    )
+    anatomy = anatomy_of(transformers.PhiForCausalLM(config))
+    assert "blocks of the residual stream" in anatomy.guessed
+    assert list(anatomy.blocks) == ["model.layers.0", "model.layers.1"]
+    assert all(s.projections for s in anatomy.attention)
