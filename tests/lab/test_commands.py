@@ -24,7 +24,15 @@ def test_list_and_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert code == 0 and "prepost-quick: 0 of 9 runs done" in out
 
 
-def test_run_then_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_theorem(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = typed(capsys, "lab", "theorem")
+    assert code == 0 and "heuristic, worst" in out and " 12 " in out
+
+
+def test_run_then_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     out = ("--quick", "--out", str(tmp_path))
     experiment = recipe("smoke", quick=True)
     for task in experiment.tasks:  # here, to spare the suite four processes

@@ -44,7 +44,7 @@ def command(
     console.print(table(experiment, rows))
     console.print(said, highlight=False)
     page = write_page(experiment, root, rows, verdict=said)
-    console.print(f"Open {page} in a browser; the runs are beside it.")
+    console.print(f"Open {page} in a browser; its runs are beside it.", soft_wrap=True)
 
 
 def demo(steps: int) -> Experiment:

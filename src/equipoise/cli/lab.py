@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from equipoise.claims.emadi_figure3 import figure3
 from equipoise.errors import EquipoiseError
 from equipoise.lab.conclusions import conclusion
 from equipoise.lab.display import bars, table
@@ -87,6 +89,22 @@ def report(name: Name, *, quick: Quick = False, out: Out = None) -> None:
     _report(experiment, _root(experiment, out), Console())
 
 
+@app.command()
+def theorem() -> None:
+    """Emadi's Fig. 3: brute force, exact θ and the paper's heuristic side by side."""
+    shown = Table("keys", "τ", "‖J‖, mean", "θ/τ, worst", "heuristic, worst", "wrong")
+    for point in figure3():
+        shown.add_row(
+            str(point.keys),
+            f"{point.tau:g}",
+            f"{point.norm:.4g}",
+            f"{point.theta_error:.1e}",
+            f"{point.heuristic_error:.1e}",
+            f"{point.heuristic_wrong:.0%}",
+        )
+    Console().print(shown)
+
+
 def _root(experiment: Experiment, out: Path | None) -> Path:
     return (out or lab_directory()) / experiment.name
 
@@ -98,4 +116,5 @@ def _report(experiment: Experiment, root: Path, console: Console) -> None:
     if experiment.name.startswith("prepost"):
         console.print(comparison(rows))
     console.print(said, highlight=False)
-    console.print(f"page: {write_page(experiment, root, rows, verdict=said)}")
+    page = write_page(experiment, root, rows, verdict=said)
+    console.print(f"page: {page}", soft_wrap=True)
