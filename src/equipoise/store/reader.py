@@ -146,17 +146,17 @@ class Run:
 
     def ends(self, quantity: str) -> tuple[Reading, Reading]:
         """Return the first and the last reading of a quantity, as written."""
-        self._layouts(quantity)
+        keys = self._layouts(quantity)
         query = (
             "SELECT step, quantity, layout, data FROM reading "
-            "JOIN series ON series.id = series WHERE reading.id = (SELECT {}(r.id) "
-            "FROM series AS s JOIN reading AS r ON r.series = s.id WHERE quantity = ?)"
+            "JOIN series ON series.id = series WHERE reading.id = ?"
         )
+        # One seek in the index per series; a join over them would scan it all.
+        end = "SELECT {}(id) FROM reading WHERE series = ?"
         with reading(self.path) as db:
-            rows = [
-                db.execute(query.format(end), (quantity,)).fetchone()
-                for end in ("min", "max")
-            ]
+            first = min(db.execute(end.format("min"), (k,)).fetchone() for k in keys)
+            last = max(db.execute(end.format("max"), (k,)).fetchone() for k in keys)
+            rows = [db.execute(query, found).fetchone() for found in (first, last)]
         return _reading(*rows[0]), _reading(*rows[1])
 
     def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[News, int]:
