@@ -113,18 +113,22 @@ def test_nearest_sums_bracket_the_target(
             assert float(bits @ w) == pytest.approx(found, abs=ROUNDING)
 
 
-def test_complete_up_to_forty_keys_and_honest_beyond() -> None:
-    """Odd multiples of one unit: no subset is balanced, and no shortcut sees that."""
-    rng = np.random.default_rng(0)
-    for n, depth, complete in ((31, 40, True), (41, 20, False)):
-        v = np.sort(2.0 * rng.integers(2**21, 2**22, n))[::-1].copy()
-        v[-1] += 1 - v[-1] % 2
-        assert v.sum() % 2 == 1
-        side = np.empty(n, np.uint8)
-        gap, proven = partition(v, v.sum() / 2, side, 0.0, depth)
-        assert abs(gap) == abs(gap_of(v, side)) >= 0.5
-        assert (abs(gap) == proven) == complete
-        assert proven <= abs(gap)
+@pytest.mark.parametrize(("n", "depth"), [(31, 40), (41, 20)])
+def test_complete_within_the_depth_and_honest_beyond(n: int, depth: int) -> None:
+    v = np.sort(1 + np.random.default_rng(n).random(n))[::-1].copy()
+    side = np.empty(n, np.uint8)
+    gap, proven = partition(v, v.sum() / 2, side, 0.0, depth)
+    assert gap == pytest.approx(gap_of(v, side), abs=n * 2.0**-46)
+    assert proven <= abs(gap) + n * 2.0**-46
+    assert (abs(gap) - proven < n * 2.0**-46) == (n <= depth)
+
+
+def test_odd_multiples_of_a_unit_are_proven_apart() -> None:
+    v = np.sort(2.0 * np.random.default_rng(0).integers(2**21, 2**22, 41))[::-1].copy()
+    v[-1] += 1
+    side = np.empty(41, np.uint8)
+    gap, proven = partition(v, v.sum() / 2, side, 0.0, 20)
+    assert abs(gap) == proven == abs(gap_of(v, side)) == 0.5
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.5, 2.0, 5.0])
