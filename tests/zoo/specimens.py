@@ -17,11 +17,18 @@ TOKENS, VOCABULARY = 9, 50
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 64, "vocab_size": VOCABULARY, "pad_token_id": 0}
 SIZES |= {"max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
+# Ten times the usual spread: logits of order one, so that a wrong mask would show.
+SIZES |= {"initializer_range": 0.2}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 D_MODEL = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}
 D_MODEL |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 D_MODEL |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": VOCABULARY}
-D_MODEL |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+D_MODEL |= {
+    "init_std": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ABSENT = object()
 IMAGE = {"image_size": 8, "patch_size": 4}

@@ -1,0 +1,1 @@
+"""Documentation, some of it generated: see ``docs.generate``."""
