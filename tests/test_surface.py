@@ -25,7 +25,7 @@ def test_names() -> None:
 
 
 def test_commands() -> None:
-    expected = ["demo", "lab", "plan", "precision", "report", "run", "runs"]
+    expected = ["demo", "lab", "plan", "precision", "replay", "report", "run", "runs"]
     assert sorted(COMMANDS) == expected
 
 

@@ -60,7 +60,7 @@ def train(
 ) -> dict[str, Any]:
     """Return what this rank saw; ``poison`` is (rank, step) of an injected NaN."""
     model = wrap(calm(dropout=dropout))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
     handle = None
     if run is not None:

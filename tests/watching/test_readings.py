@@ -47,7 +47,9 @@ def test_losses_and_gradients_are_the_loops_own(tmp_path: Path, scaled: bool) ->
     ):
         steps, values = run.series(quantity)[site]
         assert list(steps) == [0, 1, 2, 3]
-        torch.testing.assert_close(torch.tensor(values), torch.tensor(expected).double())
+        torch.testing.assert_close(
+            torch.tensor(values), torch.tensor(expected).double()
+        )
 
 
 def test_a_step_the_scaler_skips_is_still_a_step(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ COMMANDS = {
     "lab": "Experiments with error bars: list, run, status, report.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model, and what to keep wide.",
+    "replay": "Repeat a recorded step, and see where it first goes wrong.",
     "report": "Show runs here, or write them into one offline HTML page.",
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",

@@ -1,13 +1,18 @@
 """Notices a non-finite loss or norm when it passes by, and says where it began."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.anatomy.names import unwrapped
 from equipoise.records import Finding
 from equipoise.watching import forensics
 from equipoise.watching.forensics import Culprit
+from equipoise.watching.held import Batch
+from equipoise.watching.replay import bundle_path, first_bad_module, save
 
 ADVICE = {
     "forward": "look at the scale of what enters that site, or run it in float32",
@@ -24,6 +29,10 @@ class Alarm:
     rank: int = 0
     ringing: bool = False
     _quiet_step: bool = True
+    held: Callable[[], Batch | None] = lambda: None
+    """The step's batch, where it is held."""
+    keep: Path | None = None
+    """The run beside which a broken step is saved."""
     _found: list[Finding] = field(default_factory=list)
 
     @torch.no_grad()
@@ -32,9 +41,11 @@ class Alarm:
         if not forensics.is_bad(loss):
             return
         if not self.ringing:
-            culprit = forensics.broken_weight(
-                self.model
-            ) or forensics.broken_activation(self.model, root)
+            culprit = (
+                forensics.broken_weight(self.model)
+                or self._replayed(step)
+                or forensics.broken_activation(self.model, root)
+            )
             self._ring(step, culprit)
         self._quiet_step = False
 
@@ -45,6 +56,8 @@ class Alarm:
             return
         if not self.ringing:
             # A GradScaler finds its scale by overflowing now and then.
+            if not scaled:
+                self._replayed(step)
             self._ring(step, forensics.broken_gradient(self.model), expected=scaled)
         self._quiet_step = False
 
@@ -68,6 +81,15 @@ class Alarm:
         """Ring also for what another rank has found."""
         if any(finding.rule.startswith("nonfinite.") for finding in findings):
             self.ringing, self._quiet_step = True, False
+
+    def _replayed(self, step: int) -> Culprit | None:
+        """Save the held batch, run it once more, and see where it goes wrong."""
+        batch = self.held()
+        if batch is None:
+            return None
+        if self.keep is not None:
+            save(bundle_path(self.keep, step), batch, unwrapped(self.model))
+        return first_bad_module(self.model, batch)
 
     def _ring(
         self,
@@ -98,8 +120,7 @@ def _finding(
         severity="info" if expected else "error",
         rule=f"nonfinite.{culprit.direction}",
         site=culprit.site,
-        message=f"{culprit.kind} first in {culprit.what} "
-        f"({culprit.direction}, rank {rank})",
+        message=culprit.sentence[:-1] + f", rank {rank})",
         advice=ADVICE[culprit.direction],
         evidence={"kind": culprit.kind, "direction": culprit.direction, "rank": rank},
     )

@@ -31,6 +31,10 @@ class Culprit:
     """Which tensor, in words."""
     kind: Literal["NaN", "Inf"]
 
+    @property
+    def sentence(self) -> str:
+        return f"{self.kind} first in {self.what} ({self.direction})"
+
 
 def host_value(scalar: Tensor) -> float | None:
     """Return a scalar that is on the host already; None if reading it would wait."""
@@ -49,7 +53,7 @@ def is_bad(scalar: Tensor) -> bool:
 def broken_weight(model: nn.Module) -> Culprit | None:
     """Return the first weight that is non-finite before the pass has begun."""
     for site, parameter_name, parameter in _parameters(model):
-        if kind := _kind(parameter):
+        if kind := kind_of(parameter):
             what = f"the weight {site}.{parameter_name}".replace("weight .", "weight ")
             return Culprit(direction="update", site=site, what=what, kind=kind)
     return None
@@ -58,7 +62,7 @@ def broken_weight(model: nn.Module) -> Culprit | None:
 def broken_gradient(model: nn.Module) -> Culprit | None:
     """Return the bad gradient nearest the loss: backward reaches it first."""
     for site, parameter_name, parameter in reversed(list(_parameters(model))):
-        if parameter.grad is not None and (kind := _kind(parameter.grad)):
+        if parameter.grad is not None and (kind := kind_of(parameter.grad)):
             what = f"the gradient of {site}.{parameter_name}".replace("of .", "of ")
             return Culprit(direction="backward", site=site, what=what, kind=kind)
     return None
@@ -79,12 +83,12 @@ def broken_activation(model: nn.Module, loss: Tensor) -> Culprit | None:
         # A tied weight is first the embedding's, later the head's.
         site = users[-1 if before else 0] if users else None
         for name, saved in _saved(node):
-            if id(saved) not in owners and (kind := _kind(saved)):
+            if id(saved) not in owners and (kind := kind_of(saved)):
                 return _activation(
                     node, name, before if site is None else site, before, kind
                 )
         before = before if site is None else site
-    kind = _kind(loss)
+    kind = kind_of(loss)
     what = f"the loss itself, after {before}"
     return kind and Culprit(direction="forward", site=before, what=what, kind=kind)
 
@@ -107,7 +111,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
             yield site, name, parameter
 
 
-def _kind(x: Any) -> Literal["NaN", "Inf"] | None:
+def kind_of(x: Any) -> Literal["NaN", "Inf"] | None:
+    """Return what is wrong with a tensor's values, if anything."""
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return None
     x = local_part(x.detach())

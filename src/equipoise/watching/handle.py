@@ -24,6 +24,7 @@ from equipoise.records import Finding
 from equipoise.watching import announce
 from equipoise.watching.account import Account
 from equipoise.watching.alarm import Alarm
+from equipoise.watching.held import Holder
 from equipoise.watching.ledger import Ledger
 from equipoise.watching.light import NORM, NORM_PART
 from equipoise.watching.losses import Losses
@@ -82,7 +83,7 @@ class Watch:
             only_training=optimizer is not None,
         )
         self._losses = Losses(anatomy.model)
-        self._alarm = Alarm(anatomy.model, rank=ranks.rank)
+        self._alarm = Alarm(anatomy.model, rank=ranks.rank, keep=path)
         self._silence = Silence(anatomy)
         self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
         self._account = Account(ledger, ranks, self._schedule, list(anatomy.blocks))
@@ -90,7 +91,7 @@ class Watch:
         self._scaled = self._ever_stepped = False
         self._off = ExitStack()
         """Takes off what may be taken off at any moment."""
-        self._stack = ExitStack()
+        self._holding, self._stack = ExitStack(), ExitStack()
         self._attach()
         self._arm()
 
@@ -195,6 +196,7 @@ class Watch:
     def _attach(self) -> None:
         self._off.enter_context(tapped(self))
         self._off.callback(self._sampler.close)
+        self._off.callback(self._holding.close)
         self._stack.callback(self._off.close)
         if self.optimizer is not None:
             hook = self.optimizer.register_step_post_hook(self._after_optimizer)
@@ -206,6 +208,15 @@ class Watch:
     def _arm(self) -> None:
         if self._schedule.due and not self.closed:
             self._guarded(self._sampler.arm)()
+        if self.options.hold_batch and not self.closed:
+            self._guarded(self._hold)()
+
+    def _hold(self) -> None:
+        """Hold this step's batch by reference, and let go of the last one."""
+        self._holding.close()
+        holder = Holder(self.anatomy.model, only_training=self.optimizer is not None)
+        self._holding.enter_context(holder.installed())
+        self._alarm.held = lambda: holder.batch
 
     def _end_step(self, *, loss_given: bool = False) -> None:
         step, sampled = self._schedule.step, self._sampler.armed

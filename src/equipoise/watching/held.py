@@ -11,7 +11,7 @@ from torch import nn
 
 from equipoise.anatomy.names import unwrapped
 from equipoise.probes.window import Door
-from equipoise.watching.isolation import Circumstances, isolated
+from equipoise.watching.isolation import Circumstances, called_on_copies, isolated
 
 # What only wraps a call. FSDP's wrapper is not here: it gathers the weights.
 TRANSPARENT = {"OptimizedModule", "DistributedDataParallel", "DataParallel"}
@@ -39,7 +39,7 @@ class Batch:
         ):
             # A compiled block's wrapper warns of the global hooks we listen with.
             warnings.filterwarnings("ignore", message="Using `torch.compile")
-            return inner(*self.args, **self.kwargs)
+            return called_on_copies(inner, self.args, self.kwargs)
 
 
 def _called(model: nn.Module) -> nn.Module:

@@ -1,8 +1,8 @@
 """Run a forward pass again, in the circumstances it had, and leave no trace of it.
 
-Restored afterwards: random state (torch on every device in use, ``random``, NumPy),
-buffers (BatchNorm's statistics, spectral norm's vectors) and autocast. Python
-attributes that a module changes in its forward are not ours to find.
+Restored afterwards: random state (torch on every device in use, ``random``, NumPy) and
+autocast; buffers (BatchNorm's statistics, spectral norm's vectors) are never touched.
+Python attributes that a module changes in its forward are not ours to find.
 """
 
 import random
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 DEVICES = ("cpu", "cuda")
 
@@ -94,13 +95,19 @@ class Circumstances:
 def isolated(model: nn.Module, circumstances: Circumstances) -> Iterator[None]:
     """Be back in those circumstances for the block; undo everything afterwards."""
     before = Randomness.now(model)
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
     circumstances.randomness.restore()
     try:
         with torch.no_grad(), circumstances.autocast.entered():
             yield
     finally:
         before.restore()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+
+
+def called_on_copies(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return what a model says while its buffers are copies.
+
+    Restoring them in place would not do: a backward pass that has yet to come would
+    find that what it saved was written to.
+    """
+    copies = {name: b.detach().clone() for name, b in model.named_buffers()}
+    return functional_call(model, copies, args, kwargs)

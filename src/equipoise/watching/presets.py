@@ -15,6 +15,7 @@ from equipoise.probes.lipschitz import LocalLipschitz
 from equipoise.probes.logits import OutputLogits
 from equipoise.probes.magnitudes import Magnitudes
 from equipoise.probes.normalisers import NormScales
+from equipoise.probes.precision import NumericalFragility, SoftmaxCondition
 from equipoise.probes.router import RouterLoad
 from equipoise.probes.stream import StreamShape
 from equipoise.probes.updates import AdamUpdates
@@ -35,11 +36,13 @@ DEFAULT: tuple[Maker, ...] = (
     lambda ranks: AdamUpdates(ranks=ranks),
     lambda ranks: RouterLoad(),
     lambda ranks: OutputLogits(),
+    lambda ranks: SoftmaxCondition(),
 )
 DEEP: tuple[Maker, ...] = (
     *DEFAULT,
     lambda ranks: HeadProducts(),
     lambda ranks: LocalLipschitz(),
+    lambda ranks: NumericalFragility(),
 )
 
 PRESETS: dict[str, tuple[Maker, ...]] = {

@@ -20,6 +20,7 @@ class Schedule:
     step: int = 0
     interval: int = field(init=False)
     next_due: int = field(init=False)
+    hurry: bool = False
 
     def __post_init__(self) -> None:
         self.at = frozenset(self.at)
@@ -35,11 +36,13 @@ class Schedule:
         """End the step; after a sampled one the next is a whole interval away."""
         if self.step >= self.next_due:
             self.next_due = self.step + self.interval
-        self.step += 1
+        if self.hurry:
+            self.next_due = self.step + 1
+        self.step, self.hurry = self.step + 1, False
 
     def soon(self) -> None:
         """Sample the next step, whatever the interval: something has happened."""
-        self.next_due = min(self.next_due, self.step + 1)
+        self.hurry = True
 
     def adapt(self, *, cost: float, plain: float) -> int | None:
         """Return the new interval if the budget changes it, given seconds a step.

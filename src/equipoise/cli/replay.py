@@ -1,0 +1,61 @@
+"""``equipoise replay``: repeat a recorded step, and see where it first goes wrong."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+from equipoise.errors import InputError, RunFileError
+from equipoise.watching import presets, replay
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="The run file the step belongs to.")],
+    model: Annotated[
+        str, typer.Option(help="package.module:function that returns the model.")
+    ],
+    step: Annotated[
+        int | None, typer.Option(help="Which step; the last one kept unless given.")
+    ] = None,
+) -> None:
+    """Repeat a step of a run with every probe on.
+
+    Needs what ``watch(..., hold_batch=True)`` saves when a loss turns non-finite: the
+    batch, the random state and the weights; and your function that builds the model.
+    """
+    kept = replay.bundles(run)
+    if not kept:
+        raise RunFileError(f"{run}: no step of it was kept; {replay.NEEDED}")
+    if step is not None and step not in kept:
+        raise RunFileError(f"{run}: step {step} was not kept; there are {list(kept)}")
+    chosen = max(kept) if step is None else step
+    network = built(model)
+    batch = replay.loaded(kept[chosen], network)
+    culprit = replay.first_bad_module(network, batch)
+    said = "every output is finite" if culprit is None else culprit.sentence
+    typer.echo(f"step {chosen} of {run}: {said}")
+    table = replay.measured(network, batch, presets.probes("minimal"))
+    for quantity, sites in table.items():
+        for site, cell in sites.items():
+            numbers = " ".join(f"{value:.4g}" for value in cell.values)
+            typer.echo(f"  {quantity:28} {site or 'model':32} {numbers}")
+
+
+def built(where: str) -> nn.Module:
+    """Return the model that ``package.module:function`` makes."""
+    name, _, function = where.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does: the user's module is usually here
+    try:
+        made = getattr(import_module(name), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"--model {where}: {error}; give module:function") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"--model {where}: returned {type(made).__name__}, not a model"
+        )
+    return made

@@ -1,0 +1,196 @@
+"""The first non-finite tensor: site, direction, Inf or NaN, named off-sample too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equipoise
+from equipoise.cli import replay
+from equipoise.errors import InputError, RunFileError
+from equipoise.watching.replay import bundle_path, first_bad_module, loaded
+from tests.watching.patients import Patient, batches, hooks_on, objective
+
+BAD = {"NaN": float("nan"), "Inf": float("inf")}
+
+
+def watched(
+    tmp_path: Path, break_at: int, broken: Any, *, clip: bool = True, **options: Any
+) -> list[equipoise.Finding]:
+    """Return what is found when ``broken(model)`` is in force at one step."""
+    torch.manual_seed(0)
+    model = Patient(**options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tmp_path / "a.eqp"
+    with equipoise.watch(model, optimizer, run=run, every=5, strict=True) as handle:
+        for step, batch in enumerate(batches(8)):
+            undo = broken(model) if step == break_at else None
+            objective(model, batch).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if undo is not None:
+                undo.remove()
+    assert equipoise.open_run(run).findings == list(handle.findings)
+    return list(handle.findings)
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    "site", ["blocks.0.attention.o_proj", "blocks.1.up", "blocks.1.norm_2", "head"]
+)
+def test_an_activation_is_named(site: str, kind: str, tmp_path: Path) -> None:
+    def broken(model: nn.Module) -> Any:
+        def spoil(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+            bad = torch.zeros_like(out)
+            bad[0] = BAD[kind]
+            return out + bad
+
+        return model.get_submodule(site).register_forward_hook(spoil)
+
+    (found,) = watched(tmp_path, 3, broken)
+    assert (found.step, found.rule, found.severity) == (3, "nonfinite.forward", "error")
+    assert found.evidence["direction"] == "forward" and found.evidence["rank"] == 0
+    near = {
+        "blocks.0.attention.o_proj": ("blocks.0.norm_2", "o_proj"),
+        "blocks.1.up": ("blocks.1.up",),
+        "blocks.1.norm_2": ("blocks.1.up", "norm_2"),
+        "head": ("head",),
+    }
+    # The first tensor the graph kept: at the site itself, or just behind it.
+    assert any(name in found.site or name in found.message for name in near[site])
+    assert kind in found.message or "NaN" in found.message
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_weight_that_is_broken_already_is_named(kind: str, tmp_path: Path) -> None:
+    def broken(model: Any) -> None:
+        model.blocks[1].up.weight.data[0, 0] = BAD[kind]
+
+    (found,) = watched(tmp_path, 2, broken)
+    assert (found.step, found.rule) == (2, "nonfinite.update")
+    assert found.site == "blocks.1.up" and found.evidence["kind"] == kind
+
+
+def test_a_gradient_is_named_before_it_clips(tmp_path: Path) -> None:
+    class Vertical(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *g: Any) -> Any:
+            return g[0] * float("inf")
+
+    def broken(model: nn.Module) -> Any:
+        site = model.get_submodule("blocks.0")
+        return site.register_forward_hook(lambda m, a, out: Vertical.apply(out))
+
+    found = watched(tmp_path, 3, broken)[0]
+    assert (found.step, found.rule) == (3, "nonfinite.backward")
+    assert found.site.startswith("blocks.0"), "later blocks have good gradients"
+
+
+def test_without_clipping_the_next_step_tells(tmp_path: Path) -> None:
+    def broken(model: nn.Module) -> Any:
+        weight = model.get_parameter("head.weight")
+        return weight.register_hook(lambda g: g * float("nan"))
+
+    (found,) = watched(tmp_path, 2, broken, clip=False)
+    assert (found.step, found.rule, found.site) == (3, "nonfinite.update", "head")
+
+
+def test_checkpointed_blocks_are_not_run_again_to_look(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def broken(model: nn.Module) -> Any:
+        def spoil(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+            calls.append(1)
+            return out * float("nan")
+
+        return model.get_submodule("blocks.0.down").register_forward_hook(spoil)
+
+    (found,) = watched(tmp_path, 3, broken, reentrant=False)
+    assert found.rule == "nonfinite.forward"
+    assert len(calls) == 1, "the checkpoint's own recomputation stops before it"
+
+
+def test_it_rings_again_after_a_recovery(tmp_path: Path) -> None:
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
+        for step, batch in enumerate(batches(9)):
+            loss = objective(model, batch)
+            (loss * float("nan") if step in (2, 3, 6) else loss).backward()
+            optimizer.zero_grad()  # a loop that skips what is bad
+            optimizer.step()
+    assert [found.step for found in handle.findings] == [2, 6]
+
+
+@pytest.mark.parametrize("site", ["blocks.0.attention", "blocks.1.norm_2", "head"])
+def test_a_held_batch_names_the_very_module_and_can_be_replayed(
+    site: str, tmp_path: Path
+) -> None:
+    def broken(model: nn.Module) -> Any:
+        def spoil(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+            return out * float("nan")
+
+        return model.get_submodule(site).register_forward_hook(spoil)
+
+    torch.manual_seed(0)
+    model = Patient(dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = tmp_path / "a.eqp"
+    with equipoise.watch(
+        model, optimizer, run=run, every=5, strict=True, hold_batch=True
+    ) as handle:
+        for step, batch in enumerate(batches(4)):
+            undo = broken(model) if step == 3 else None
+            objective(model, batch).backward()
+            optimizer.step()
+    (found,) = handle.findings
+    assert (found.step, found.site) == (3, site)
+    assert hooks_on(model) == 1, "only the test's own"
+    assert undo is not None
+    fresh = Patient(dropout=0.1)
+    kept = loaded(bundle_path(run, 3), fresh)
+    broken(fresh)
+    culprit = first_bad_module(fresh, kept)
+    assert culprit is not None and culprit.site == site
+    undo.remove()
+    clean = Patient(dropout=0.1)
+    assert first_bad_module(clean, loaded(bundle_path(run, 3), clean)) is None
+    with pytest.raises(InputError, match="does not fit"):
+        loaded(bundle_path(run, 3), Patient(depth=1))
+    with pytest.raises(RunFileError, match="hold_batch=True"):
+        loaded(bundle_path(run, 4), clean)
+
+
+def broken_patient() -> nn.Module:
+    return Patient()
+
+
+def test_replay_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tmp_path / "a.eqp"
+    with equipoise.watch(model, optimizer, run=run, hold_batch=True):
+        (objective(model, batches(1)[0]) * float("nan")).backward()
+        optimizer.step()
+    replay.command(run, f"{__name__}:broken_patient")
+    said = capsys.readouterr().out
+    assert "step 0" in said and "every output is finite" in said
+    assert "attention.entropy" in said
+    with pytest.raises(RunFileError, match=r"step 5 was not kept.*\[0\]"):
+        replay.command(run, f"{__name__}:broken_patient", step=5)
+    with pytest.raises(RunFileError, match="no step of it was kept"):
+        replay.command(tmp_path / "b.eqp", "a:b")
+    with pytest.raises(InputError, match="module:function"):
+        replay.built("nowhere:nothing")
+    with pytest.raises(InputError, match="not a model"):
+        replay.built("pathlib:Path")
