@@ -12,6 +12,7 @@ update, against a proven cold answer. The optimiser step is AdamW's, learning ra
 a dozen steps in so that it is not sign-like, with gradients of low rank plus noise.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from equipoise.numerics.spectra import (
     tracked_norm,
 )
 
-WIDTH, STD, MATRICES = 1280, 0.02, 6
+WIDTH, STD, MATRICES = 1280, 0.02, 3
 PROVEN, CLOSE = Search(), Search(failure=None)
 
 
@@ -154,7 +155,9 @@ def main() -> None:
         for name in rows[0]
         if name != "weights"
     ]
-    publish("spectra", table, matrices_per_kind=MATRICES, of=144)
+    # Products wait for memory, svdvals for arithmetic: neighbours hurt only the former.
+    load = os.getloadavg()[0]
+    publish("spectra", table, matrices_per_kind=MATRICES, of=144, load_average=load)
 
 
 if __name__ == "__main__":
