@@ -13,7 +13,7 @@ from equipoise.numerics.lipschitz.blocks import block_bound, block_norms
 from equipoise.numerics.lipschitz.dual import dual_bound, dual_rows
 from equipoise.numerics.lipschitz.forward import attend, attend_captured
 from equipoise.numerics.lipschitz.heads import heads_from_linear
-from equipoise.numerics.lipschitz.joint import joint_bound, joint_rows
+from equipoise.numerics.lipschitz.joint import joint_bound, joint_rows, value_path
 from equipoise.numerics.lipschitz.local import local_bound, local_paths
 from equipoise.numerics.lipschitz.rotary import Rotary, rotary
 from tests.conftest import FLOATS, error_budget
@@ -254,3 +254,16 @@ def test_captured_tensors_must_fit_the_weights() -> None:
     normed = replace(case.heads, k_norm=NORMS["rms"])
     with pytest.raises(InputError, match="give x"):
         attend_captured(normed, **given_qkv)
+
+
+@pytest.mark.parametrize("gain", [0.1, 1.0, 5.0])
+def test_the_value_path_covers_its_blocks(gain: float) -> None:
+    """Alone: in the sum of paths the others' slack would hide a value path too small."""
+    case = plain(15, H=4, gain=gain)
+    attended = attend(case.heads, case.x)
+    values_HDC = case.heads.w_v_GDF @ case.heads.w_o_HFD
+    blocks = torch.einsum("HQK,HDC->QKDC", attended.p_HQK, values_HDC)
+    truth_Q = torch.linalg.matrix_norm(blocks, ord=2).sum(-1)
+    found_Q = value_path(attended)
+    assert (truth_Q <= found_Q * (1 + 1e-9)).all()
+    assert (found_Q <= 4 * truth_Q).all()
