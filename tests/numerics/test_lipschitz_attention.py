@@ -258,7 +258,7 @@ def test_captured_tensors_must_fit_the_weights() -> None:
 
 @pytest.mark.parametrize("gain", [0.1, 1.0, 5.0])
 def test_the_value_path_covers_its_blocks(gain: float) -> None:
-    """Alone: in the sum of paths the others' slack would hide a value path too small."""
+    """Alone: in the sum of paths the slack of the others hides a small one."""
     case = plain(15, H=4, gain=gain)
     attended = attend(case.heads, case.x)
     values_HDC = case.heads.w_v_GDF @ case.heads.w_o_HFD
