@@ -1,0 +1,145 @@
+"""How exposed attention and norms are to narrow formats, read while training.
+
+Axes, in this file: B batch · H head · Q query · K key · D head width · T token.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import listening
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics import fragility_v1 as v1
+from equipoise.numerics import fragility_v2 as v2
+from equipoise.numerics.formats import FORMATS
+from equipoise.numerics.fragility_norm import norm_condition
+from equipoise.numerics.fragility_rms import head_error
+from equipoise.numerics.softmax import softmax_jacobian_bracket
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
+from equipoise.probes.magnitudes import hidden_states
+from equipoise.probes.normalisers import EPSILONS
+
+# A sample is enough for an error size, and keeps the cost of a reading flat in L.
+QUERIES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxCondition:
+    """Emit κ_softmax = max‖J(p)‖₂·‖S‖/‖P‖ per head, from above and within 2×."""
+
+    name: str = "softmax_condition"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        yield from ()
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        sizes = [_block_sizes(scores) for _, scores in call.blocks()]
+        gain_H = torch.stack([s[0] for s in sizes]).amax(0)
+        s_H, p_H = (torch.stack([s[i] for s in sizes]).sum(0) for i in (1, 2))
+        emit(site, "precision.kappa_softmax", gain_H * (s_H / p_H).sqrt(), how="max")
+
+
+def _block_sizes(scores_BHqK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return max‖J‖, ‖S‖² and ‖P‖² per head; hidden keys count as 0."""
+    p_BHqK = scores_BHqK.softmax(-1)
+    # Rows that see no key are NaN: padding, not a finding.
+    some_BHq1 = (scores_BHqK > -math.inf).any(-1, keepdim=True)
+    p_BHqK = p_BHqK.masked_fill(~some_BHq1, 0.0)
+    gain_BHq = softmax_jacobian_bracket(p_BHqK).upper
+    gain_BHq = gain_BHq.masked_fill(~some_BHq1[..., 0], 0.0)
+    s_BHqK = scores_BHqK.masked_fill(scores_BHqK == -math.inf, 0.0)
+    return (
+        gain_BHq.amax((0, 2)),
+        s_BHqK.square().sum((0, 2, 3)),
+        p_BHqK.square().sum((0, 2, 3)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalFragility:
+    """Emit the published indicators and ours, for attention and for norms.
+
+    ``precision.rms_error.bf16`` is the relative error of PV per head, on the first
+    sequence and at most 256 queries. Indicators of the papers keep their names.
+    """
+
+    name: str = "fragility"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        for site, module in anatomy.norms.items():
+            yield listening.before(module, guarded(partial(_norm, emit, site)))
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        taken = _first_sequence(call)
+        if taken is None:
+            return
+        q, k, v, visible = taken
+        eye = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device).expand(
+            v.shape[0], -1, -1
+        )
+        found = head_error(
+            (q, k, v), eye, format=FORMATS["bf16"], scale=call.scale, visible_QK=visible
+        )
+        emit(site, "precision.rms_error.bf16", found.relative, how="mean")
+        rng = torch.Generator().manual_seed(0)
+        s = (call.scale * (q @ k.mT)).masked_fill(~visible, -math.inf)
+        emit(site, "baek_v1.kappa_softmax", v1.kappa_softmax(s, generator=rng))
+        emit(site, "baek_v1.kappa_score", v1.kappa_score(q, k, generator=rng))
+        emit(site, "baek_v1.kappa_value", v1.kappa_value(v, generator=rng))
+        later = v2.attention_v2((q, k, v), visible_NK=visible)
+        for name in ("kappa_softmax", "chi_score", "kappa_val"):
+            emit(site, f"baek_v2.{name}", torch.tensor(getattr(later, name)))
+
+
+def _first_sequence(
+    call: AttentionCall,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return q, k, v of the first sequence, some queries, and what each may see."""
+    if call.q_BHQD is None or call.k_BGKD is None or call.v_BGKD is None:
+        return None
+    queries = slice(0, min(QUERIES, call.shape[2]))
+    visible = (call.scores(queries)[0] > -math.inf).detach()
+    K, H = visible.shape[-1], call.q_BHQD.shape[1]
+    q = call.q_BHQD[0, :, queries].detach().float()
+    k, v = (
+        x[0, :, :K].detach().float().repeat_interleave(H // x.shape[1], 0)
+        for x in (call.k_BGKD, call.v_BGKD)
+    )
+    seen_Q = visible.any(-1).all(0)
+    return q[:, seen_Q], k, v, visible[:, seen_Q]
+
+
+def _norm(
+    emit: Emit,
+    site: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    x_BTD = hidden_states(args, kwargs)
+    eps = next((e for n in EPSILONS if (e := getattr(module, n, None))), None)
+    if x_BTD is None or not isinstance(eps, float):
+        return
+    x_ND = x_BTD.detach().float().flatten(0, -2)
+    centred = "rms" not in type(module).__name__.lower()
+    found = norm_condition(x_ND, eps=eps, statistics=FORMATS["fp32"], centred=centred)
+    emit(site, "precision.kappa_ln", found.cancellation.median(), how="mean")
+    emit(site, "precision.epsilon_share.p50", found.epsilon_share.median(), how="mean")
+    dominated = (found.epsilon_share > 0.5).float().mean()
+    emit(site, "precision.epsilon_dominated", dominated, how="mean")
+    emit(site, "precision.statistics_error", found.statistics_error.amax(), how="max")
+    emit(site, "baek_v1.c_ln", v1.c_ln(x_ND, eps=eps), how="mean")
+    rho = v1.rho_ln(x_ND, eps=eps, format=FORMATS["fp16"])
+    emit(site, "baek_v1.rho_ln", rho, how="mean")
