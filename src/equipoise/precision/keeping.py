@@ -33,11 +33,12 @@ class Kept:
 def kept_by_prediction(
     bench: Bench, prediction: Prediction, *, storage: Storage, target: float
 ) -> Kept:
-    """Return the smallest leading set, by predicted share, that measures under target.
+    """Return a smallest set by predicted share that measures under the target.
 
     The prediction gives the order and, scaled to the measured total, a first guess of
-    the size; a few measurements then settle it. The target is missed only when keeping
-    every module misses it.
+    the size; measurements then settle it, and drop what the set can do without: about
+    one forward pass per module kept. The target is missed only when keeping every
+    module misses it.
     """
     _check(target)
     share = {s: sum(kinds.values()) for s, kinds in prediction.variance.items()}
@@ -50,12 +51,26 @@ def kept_by_prediction(
         n += 1
     while n > 0 and error(n - 1) <= target:
         n -= 1
+    kept, measured = _pruned(bench, order[:n], error(n), storage=storage, target=target)
+    wide = sum(share[s] for s in kept)
     return Kept(
-        sites=tuple(order[:n]),
+        sites=tuple(kept),
         target=target,
-        measured=error(n),
-        predicted=math.sqrt(max(left[n], 0.0)),
+        measured=measured,
+        predicted=math.sqrt(max(left[0] - wide, 0.0)),
     )
+
+
+def _pruned(
+    bench: Bench, kept: list[str], measured: float, *, storage: Storage, target: float
+) -> tuple[list[str], float]:
+    """Return the set without the modules it can do without, least shares tried first."""
+    for site in reversed(kept):
+        fewer = [s for s in kept if s != site]
+        without = bench.mismatch(storage, narrow=all_but(set(fewer)))
+        if without <= target:
+            kept, measured = fewer, without
+    return kept, measured
 
 
 def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> Kept:
