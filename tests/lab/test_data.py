@@ -107,6 +107,14 @@ def test_resuming_continues_where_it_stopped(
             assert torch.equal(a, b)
 
 
+def test_a_stream_can_be_rewound(tmp_path: Path) -> None:
+    data = streamed(tmp_path)
+    start, first = data.state(), data.take()
+    data.take()
+    data.restore(start)
+    assert torch.equal(data.take()[0], first[0])
+
+
 def test_streamed_documents_are_packed_and_not_shared(tmp_path: Path) -> None:
     line = torch.cat([streamed(tmp_path).take()[0].flatten() for _ in range(1)])
     assert bytes(line[:11].tolist()) == b"document 0 " and line[11] == 256

@@ -16,7 +16,7 @@ from equipoise.lab import on_ray
 from equipoise.lab.conclusions import conclusion
 from equipoise.lab.data import DataOptions
 from equipoise.lab.display import table
-from equipoise.lab.execution import execute, is_finished, outcome
+from equipoise.lab.execution import build, execute, is_finished, outcome
 from equipoise.lab.experiment import Arm, Experiment, Task
 from equipoise.lab.models import GPTConfig, ViTConfig
 from equipoise.lab.recipes import RECIPES, recipe
@@ -71,6 +71,16 @@ def test_a_finished_run_is_read_not_repeated(tmp_path: Path) -> None:
     assert execute(task, tmp_path) == first and path.stat().st_mtime_ns == written
     assert not (tmp_path / task.folder / "checkpoints").exists()
     assert {"loss", "validation", "spikes", "accuracy"} <= first.keys()
+
+
+def test_an_arm_may_name_a_rival_of_softmax(tmp_path: Path) -> None:
+    rival = replace(ARMS[0], normaliser="sparsemax")
+    losses = [
+        execute(Task(arm=arm, seed=1), tmp_path)["loss"] for arm in (ARMS[0], rival)
+    ]
+    assert losses[0] != losses[1]
+    with pytest.raises(InputError, match="no normaliser 'maxsoft'; there are "):
+        build(replace(rival, normaliser="maxsoft"), 1)
 
 
 def test_images_run_too(tmp_path: Path) -> None:
