@@ -48,8 +48,9 @@ def test_the_fused_path_stays_on(norm_first: bool, padded: bool) -> None:
     assert fused == 2 and len(rows) == 2
 
 
-def test_the_rows_are_those_of_the_slow_path() -> None:
-    model, x = encoder(), torch.randn(2, 6, 16)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_rows_are_those_of_the_slow_path(norm_first: bool) -> None:
+    model, x = encoder(norm_first=norm_first), 3 * torch.randn(2, 6, 16) + 1
     with torch.no_grad():
         _, fast, _ = heard(model, x)
         torch.backends.mha.set_fastpath_enabled(False)
