@@ -64,7 +64,7 @@ def kept_by_prediction(
 def _pruned(
     bench: Bench, kept: list[str], measured: float, *, storage: Storage, target: float
 ) -> tuple[list[str], float]:
-    """Return the set without the modules it can do without, least shares tried first."""
+    """Return the set without what it can do without, least shares tried first."""
     for site in reversed(kept):
         fewer = [s for s in kept if s != site]
         without = bench.mismatch(storage, narrow=all_but(set(fewer)))
