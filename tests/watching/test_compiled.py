@@ -105,7 +105,7 @@ def test_the_probe_pass_sees_what_an_eager_model_shows(tmp_path: Path) -> None:
             )
 
 
-REFUSED = ["forward function", "step function", "optimiser", "wrapper beside the model"]
+REFUSED = ["forward function", "optimiser", "wrapper beside the model"]
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -128,9 +128,28 @@ def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> No
         step()
         optimizer.zero_grad()
 
-    if what == "step function":
-        whole_step = torch.compile(whole_step, backend="aot_eager")
     with pytest.raises(SilentSiteError, match="compiled step function"):
         for batch in batches(6):
             whole_step(batch)
     assert handle.closed and hooks_on(model) == 0
+
+
+def test_a_whole_compiled_step_is_named_when_the_handle_closes(tmp_path: Path) -> None:
+    """Forward, backward and update all inside the graph: nothing ever passes by."""
+    torch._dynamo.reset()
+    model = Patient(depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+
+    @torch.compile(backend="aot_eager")
+    def whole_step(batch: torch.Tensor) -> None:
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for batch in batches(2):
+        whole_step(batch)
+    handle.close()
+    (found,) = handle.findings
+    assert (found.rule, found.severity) == ("watch.silent", "error")
+    assert "compiled step function" in found.message and hooks_on(model) == 0

@@ -4,7 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
+from equipoise.watching.message import Message
+from equipoise.watching.ranks import Alone
 from tests.watching.patients import Patient, batches, hooks_on, objective
 
 PATCHED = (torch.autograd, "backward"), (clip_grad, "_clip_grads_with_norm_")
@@ -172,6 +174,25 @@ def test_a_store_that_fails_is_not_the_users_trouble(tmp_path: Path) -> None:
         optimizer.step()
     assert handle.closed and hooks_on(model) == 0
     handle.close()
+
+
+def test_a_rank_that_died_is_not_ours_to_mourn(tmp_path: Path) -> None:
+    """The exchange fails: everything comes off, what was heard is written."""
+    model, optimizer = pair(Patient())
+    run = tmp_path / "a.eqp"
+
+    class Bereaved(Alone):
+        def exchanged(self, message: Message) -> Sequence[Message]:
+            raise RuntimeError("connection closed by peer")
+
+    with equipoise.watch(model, optimizer, run=run, every=3) as handle:
+        for step, batch in enumerate(batches(6)):
+            if step == 2:
+                handle._account.ranks = Bereaved()
+            objective(model, batch).backward()
+            optimizer.step()
+    assert handle.closed and hooks_on(model) == 0
+    assert list(equipoise.open_run(run).series("loss")[""][0]) == [0, 1, 2, 3]
 
 
 def test_closing_twice_and_watching_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from equipoise.watching.collector import Table
 from equipoise.watching.combining import combined
 from equipoise.watching.derived import derived
 from equipoise.watching.ledger import Ledger
-from equipoise.watching.light import Light
+from equipoise.watching.light import Entry, Light
 from equipoise.watching.message import Message
 from equipoise.watching.meter import Meter
 from equipoise.watching.ranks import Ranks
@@ -43,9 +43,12 @@ class Account:
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
         )
+        self._restore(message.scalars)  # until they are written, they are ours to keep
         answers = self.ranks.exchanged(message)
         if not answers:
-            return self._kept(message)
+            self.schedule.soon()  # the buffer was too small, and is larger now
+            return []
+        self.light.taken()
         whole = combined(answers) if len(answers) > 1 else message
         self._waiting = []
         findings = [*whole.findings, *self._adapted(step, whole)]
@@ -81,12 +84,9 @@ class Account:
         self.ledger.write(light.as_readings(whole.scalars), whole.findings)
         return whole.findings
 
-    def _kept(self, message: Message) -> list[Finding]:
-        """Try again at once: the buffer was too small, or somebody is gone."""
-        for step, name, value in message.scalars:
+    def _restore(self, scalars: Sequence[Entry]) -> None:
+        for step, name, value in scalars:
             self.light.add(step, name, value)
-        self.schedule.soon()
-        return []
 
     def _write(self, step: int, whole: Message, findings: Sequence[Finding]) -> None:
         readings: list[Reading] = light.as_readings(whole.scalars)

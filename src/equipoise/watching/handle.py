@@ -140,7 +140,7 @@ class Watch:
             return
         self.closed = True
         self._stack.close()
-        self._account.note(self._alarm.taken())
+        self._account.note([*self._alarm.taken(), *self._deafness()])
         self._guarded(self._finish)(orderly)
         announce.closing(self)
 
@@ -250,6 +250,13 @@ class Watch:
     def _finish(self, orderly: bool) -> None:
         self.voice.say(self._account.closed(orderly=orderly))
 
+    def _deafness(self) -> list[Finding]:
+        """Return a finding if an optimiser was given and never heard of."""
+        if self.optimizer is None or self._ever_stepped or not self.optimizer.state:
+            return []
+        deaf = Finding(step=0, severity="error", rule="watch.silent", message=DEAF)
+        return [deaf]
+
     def _tell(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Call what the user gave us; what that raises reaches the user."""
         self.voice.say(findings)
@@ -267,7 +274,7 @@ class Watch:
         """Something of ours is broken: be off, and let the training go on."""
         self.closed = True
         self._off.close()
-        self._account.ledger.close()
+        self._boundary.guarded("farewell", self._finish)(False)
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         return self._boundary.guarded("watch", call)

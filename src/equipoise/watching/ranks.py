@@ -53,8 +53,8 @@ class Alone:
 class Together:
     """All ranks of the default process group, one file, one exchange per sample.
 
-    The exchange is one ``all_gather`` of a buffer whose size all ranks know: the power
-    of two above the largest message seen so far. Who does not fit says so in its first
+    The exchange is one ``all_gather`` of a buffer whose size all ranks know: a power of
+    two well above the largest message seen so far. Who does not fit says so in its first
     eight bytes and sends nothing else; everybody then enlarges the buffer alike.
     """
 
@@ -62,7 +62,6 @@ class Together:
         self._store = store
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self._capacity = LEAST_BYTES
-        self.broken = False
         self.collectives = 0
 
     def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
@@ -73,20 +72,16 @@ class Together:
         return path, step
 
     def exchanged(self, message: Message) -> Sequence[Message]:
-        """Return every rank's message; none if one did not fit, or a rank died."""
-        if self.broken:
-            return []
-        packed = message.to_bytes()
-        try:
-            received = self._gathered(packed)
-        except RuntimeError as lost:
-            # A dead rank is the patient's trouble; ours is to be out of its way.
-            self.broken = True
-            log.warning("equipoise: the ranks lost each other, standing down: %s", lost)
-            return []
+        """Return every rank's message; none if one did not fit.
+
+        Raises:
+            RuntimeError: If a rank is gone; whoever calls stands down.
+        """
+        received = self._gathered(message.to_bytes())
         sizes = [int.from_bytes(part[:8], "little") for part in received]
         if max(sizes) + 8 > self._capacity:
-            self._capacity = 1 << (max(sizes) + 8).bit_length()
+            # Twice what was needed: the next message carries this one's scalars too.
+            self._capacity = 2 << (max(sizes) + 8).bit_length()
             return []
         parts = zip(received, sizes, strict=True)
         return [Message.from_bytes(part[8 : 8 + size]) for part, size in parts]
