@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -163,3 +164,24 @@ def test_a_forked_child_can_measure(two_threads: object) -> None:
         os._exit(0 if same else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_work_that_splits_again_does_not_wait_for_itself() -> None:
+    """Every worker at once asks for the pool: as hard rows of a whole head do."""
+    seen: list[int] = []
+
+    def outer(start: int, stop: int) -> None:
+        over_rows(lambda a, b: seen.append(b - a), 1 << 10, 1 << 10)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        asking = threading.Thread(
+            target=over_rows, args=(outer, 1 << 10, 1 << 10), daemon=True
+        )
+        asking.start()
+        asking.join(timeout=20)
+        assert not asking.is_alive()
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(seen) == 8 * (1 << 10)

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -87,7 +88,17 @@ def compiled(*, reorder: bool = False) -> Callable[[Kernel], Kernel]:
 @lru_cache(maxsize=4)
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     """Return this process's pool; a forked child has a new id and makes its own."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="equipoise")
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix="equipoise", initializer=_mark_worker
+    )
+
+
+# A worker that waited for the pool it works in would wait for ever.
+_thread = threading.local()
+
+
+def _mark_worker() -> None:
+    _thread.is_worker = True
 
 
 def over_rows(work: Callable[[int, int], None], rows: int, row_length: int) -> None:
@@ -96,7 +107,7 @@ def over_rows(work: Callable[[int, int], None], rows: int, row_length: int) -> N
     Four slices per thread: causal rows grow, so equal slices are not equal work.
     """
     threads = min(torch.get_num_threads(), rows * row_length // _ENTRIES_PER_THREAD)
-    if threads < 2:
+    if threads < 2 or getattr(_thread, "is_worker", False):
         work(0, rows)
         return
     edges = [rows * i // (4 * threads) for i in range(4 * threads + 1)]
