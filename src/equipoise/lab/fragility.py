@@ -94,7 +94,7 @@ def looks(
         optimiser.step()
         if step % every == 0:
             for format in formats:
-                yield _look(subject, (seed, step, format), x[:8], float(loss))
+                yield _look(subject, (seed, step, format), x[:8], float(loss.detach()))
 
 
 def _look(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from equipoise.errors import InputError
 from equipoise.lab.experiment import Experiment
-from equipoise.lab.recipes import paper, questions, smoke
+from equipoise.lab.recipes import fragility, paper, questions, smoke
 
 Recipe = Callable[[bool], Experiment]
 """quick → Experiment."""
@@ -19,6 +19,7 @@ RECIPES: dict[str, Recipe] = {
     "sharpening": questions.sharpening,
     "vanishing": questions.vanishing,
     "rates": questions.rates,
+    "fragility": fragility.fragility,
     "smoke": smoke.smoke,
 }
 
