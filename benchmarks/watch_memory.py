@@ -20,7 +20,7 @@ import equipoise
 from benchmarks.table import publish
 from equipoise.lab.models.gpt import GPT, GPTConfig
 
-LENGTH, STEPS = 8192, 2
+LENGTH, STEPS = 8192, 1
 
 
 def peak_mib() -> float:
@@ -28,10 +28,10 @@ def peak_mib() -> float:
 
 
 def train(*, watched: bool) -> dict[str, float]:
-    """Return the peak of two steps, and of the idle process before them."""
+    """Return the peak of a step, and of the idle process before them."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = GPTConfig(width=256, depth=2, heads=4, context=LENGTH, vocabulary=256)
+    config = GPTConfig(width=128, depth=1, heads=2, context=LENGTH, vocabulary=256)
     model = GPT(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, 256, (1, LENGTH))

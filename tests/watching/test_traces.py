@@ -245,7 +245,8 @@ def test_options_that_do_not_exist_leave_nothing(tmp_path: Path) -> None:
     assert hooks_on(model) == 0 and not list(tmp_path.iterdir())
 
 
-def test_no_synchronisation_in_a_sampled_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["minimal", "default"])
+def test_no_synchronisation_in_a_sampled_step(preset: str, tmp_path: Path) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):
@@ -258,7 +259,7 @@ def test_no_synchronisation_in_a_sampled_step(tmp_path: Path) -> None:
             return func(*args, **(kwargs or {}))
 
     model, optimizer = pair(Patient(dropout=0.1))
-    options = {"run": tmp_path / "a.eqp", "every": 1, "preset": "deep"}
+    options = {"run": tmp_path / "a.eqp", "every": 1, "preset": preset}
     with equipoise.watch(model, optimizer, **options) as handle:
         for batch in batches(2):
             with Counting() as counting:

@@ -54,8 +54,8 @@ class Together:
     """All ranks of the default process group, one file, one exchange per sample.
 
     The exchange is one ``all_gather`` of a buffer whose size all ranks know: a power of
-    two well above the largest message seen so far. Who does not fit says so in its first
-    eight bytes and sends nothing else; everybody then enlarges the buffer alike.
+    two well above the largest message seen so far. Who does not fit says so in its
+    first eight bytes and sends nothing else; everybody then enlarges the buffer.
     """
 
     def __init__(self, store: Any) -> None:
