@@ -11,7 +11,7 @@ from equipoise.lab.models import GPT, GPTConfig
 from equipoise.precision.emulation import Storage
 from equipoise.precision.prediction import predicted
 
-REPEATS = 5
+REPEATS = 3
 
 
 def ratio(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, float]:
@@ -42,11 +42,13 @@ def main() -> None:
         GPTConfig(width=768, depth=12, heads=12, context=256, vocabulary=4096)
     ).eval()
     ids = torch.randint(0, 4096, (1, 256))
-    rows = [
-        {"model": "Hugging Face GPT-2 small", **ratio(hugging, ids)},
-        {"model": "lab GPT of that shape, 4096 words", **ratio(ours, ids)},
-    ]
-    publish("fragility_cost", rows, tokens=256, probes=1, format="bf16")
+    rows = []
+    for name, model in (
+        ("Hugging Face GPT-2 small", hugging),
+        ("lab GPT of that shape, 4096 words", ours),
+    ):
+        rows.append({"model": name, **ratio(model, ids)})
+        publish("fragility_cost", rows, tokens=256, probes=1, format="bf16")
 
 
 if __name__ == "__main__":

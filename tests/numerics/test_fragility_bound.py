@@ -84,3 +84,18 @@ def test_broken_input() -> None:
     assert head_bound((bad, x, x), x, format=FORMATS["fp16"]).relative.isnan()
     with pytest.raises(InputError, match="float64 only"):
         head_bound((x.float(), x, x), x, format=FORMATS["fp16"])
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_known_points_to_first_order(name: str) -> None:
+    """Loose as it is, no term may go missing: two heads worked out by hand."""
+    fmt = FORMATS[name]
+    one = torch.ones(1, 1, dtype=torch.float64)
+    # One key: p, v, a, w and o are each rounded once.
+    alone = head_bound((one, one, one), one, format=fmt).relative.item()
+    assert alone == pytest.approx(5 * fmt.unit_roundoff, rel=2e-2)
+    # Two equal keys: |Δs| ≤ 3u, ‖Δp‖ ≤ ½·3√2u + u/√2 = 2√2u, ‖V‖₂ = √5, a = 3/2.
+    v = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
+    both = head_bound((one, one.expand(2, 1), v), one, format=fmt).relative.item()
+    expected = (2 * 10**0.5 + 4 * 1.5) / 1.5
+    assert both == pytest.approx(expected * fmt.unit_roundoff, rel=4e-2)

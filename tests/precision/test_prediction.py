@@ -85,6 +85,24 @@ def test_sampled_weight_columns_are_unbiased() -> None:
     assert sum(seen) / 60 == pytest.approx(exact.item(), rel=0.03)
 
 
+def test_a_bias_moves_all_tokens_together() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+            nn.init.eye_(self.lin.weight)  # exact in any format: only the bias errs
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lin(x).mean(1)
+
+    torch.manual_seed(0)
+    model, x, storage = Pooled(), torch.randn(1, 7, 4), Storage.named("bf16")
+    bias = model.lin.bias.detach()
+    exact = (storage.rounded(bias) - bias).square().sum() / model(x).square().sum()
+    found = predicted(model, x, storage=storage).variance["lin"]["weight"]
+    assert found == pytest.approx(exact.item(), rel=1e-5)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model, ids = small_gpt()
     model.train()
