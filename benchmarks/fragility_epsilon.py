@@ -27,7 +27,7 @@ from equipoise.remedies.epsilon import (
 )
 
 HALF = FORMATS["fp16"]
-STEPS, EVERY, SEEDS = 60, 5, 10
+STEPS, EVERY, SEEDS = 40, 5, 10
 Policy = Callable[[nn.Module, Tensor, int], int]
 
 
