@@ -132,3 +132,23 @@ def test_shapes_and_strides() -> None:
 def test_what_cannot_be_read(z: Tensor) -> None:
     with pytest.raises(InputError, match="at least one key"):
         row_statistics(z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_squares_and_the_jacobian_bracket(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(3)
+    z = 3 * torch.randn(20, 33, generator=rng, dtype=torch.float64)
+    z = z.masked_fill(torch.rand(20, 33, generator=rng) < 0.3, -torch.inf).to(dtype)
+    read = row_statistics(z)
+    p = z.double().softmax(-1)
+    seen = z.double().masked_fill(z == -torch.inf, 0.0)
+    close = {"rtol": 1e-5, "atol": 0.0}
+    torch.testing.assert_close(read.score_square.double(), (seen**2).sum(-1), **close)
+    torch.testing.assert_close(read.mass_square.double(), (p**2).sum(-1), **close)
+    dense = torch.linalg.matrix_norm(
+        torch.diag_embed(p) - p[:, :, None] * p[:, None], 2
+    )
+    upper = read.jacobian_norm.double()
+    assert (dense <= upper * (1 + 1e-5)).all() and (
+        upper <= 2 * dense * (1 + 1e-5)
+    ).all()

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.formats import FORMATS
-from equipoise.probes.precision import NumericalFragility, SoftmaxCondition
+from equipoise.probes.attention import AttentionRows
+from equipoise.probes.precision import NumericalFragility
 from tests.oracles import fragility as oracle
 from tests.probes.measuring import gpt, measured, tokens
 
@@ -30,7 +31,7 @@ def heads_of(model: torch.nn.Module) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_kappa_softmax_is_within_two_of_the_dense_one() -> None:
     model = gpt()
-    found = measured(model, [SoftmaxCondition()])[SITE, "precision.kappa_softmax"]
+    found = measured(model, [AttentionRows()])[SITE, "precision.kappa_softmax"]
     q, k, _ = heads_of(model)
     hidden = ~torch.ones(12, 12, dtype=torch.bool).tril()
     s = (q @ k.mT / 8**0.5).masked_fill(hidden, 0.0)

@@ -73,12 +73,18 @@ class AttentionCall:
         """Return scores_BHqK of some queries, hidden keys at -inf, at least float32."""
         keys = slice(0, queries.stop if self.causal else self.shape[3])
         scores = self._raw(queries, keys)
+        ours = self.scores_BHQK is None
         if self.mask is not None:
-            scores = _masked(scores, _window(self.mask, queries, keys))
+            scores, ours = _masked(scores, _window(self.mask, queries, keys)), True
         if self.causal:
-            scores = scores.masked_fill(_after(queries, scores), float("-inf"))
+            after = _after(queries, scores)
+            fill = scores.masked_fill_ if ours else scores.masked_fill
+            scores = fill(after, float("-inf"))
         if self.modify is not None:
             scores = self.modify(scores, queries)
+        if ours and (self.mask is None or self.mask.dtype == torch.bool):
+            if self.modify is None:
+                return scores  # nothing but -inf hides here: one visit less
         return scores.masked_fill(scores <= HIDDEN, float("-inf"))
 
     def counted_BQ(self) -> Tensor:

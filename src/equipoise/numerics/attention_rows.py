@@ -3,7 +3,7 @@
 Axes, in this file:  x any leading axes · N row · K key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -41,8 +41,18 @@ class RowStatistics:
     """Mass of key 0."""
     p_max: Float[Tensor, "*x"]
     """Largest mass of any key."""
+    score_square: Float[Tensor, "*x"]
+    """Σz² over visible keys."""
+    mass_square: Float[Tensor, "*x"]
+    """Σp²."""
     visible: Int[Tensor, "*x"]
     """Keys with a score above -inf."""
+
+    @property
+    def jacobian_norm(self) -> Float[Tensor, "*x"]:
+        """‖∂ softmax‖₂ from above, within 2×: p_max, or 2 p_max(1 - p_max) past ½."""
+        p = self.p_max
+        return torch.where(p > 0.5, (2 * p * (1 - p)).clamp(max=0.5), p)
 
     @property
     def counted(self) -> Bool[Tensor, "*x"]:
@@ -82,19 +92,20 @@ def row_statistics(scores: Float[Tensor, "*x K"]) -> RowStatistics:
     if z_NK.dtype != torch.float64:
         z_NK = z_NK.float()
     quick = COMPILED and z_NK.device.type == "cpu" and z_NK.dtype == torch.float32
-    out_N7 = _on_cpu(z_NK) if quick else _in_torch(z_NK)
-    out_x7 = out_N7.view(*scores.shape[:-1], 7)
-    lower, upper, top, entropy, sink, p_max = out_x7[..., :6].to(z_NK.dtype).unbind(-1)
-    visible = out_x7[..., 6].int()
-    return RowStatistics(lower, upper, top, entropy, sink, p_max, visible)
+    out_NC = _on_cpu(z_NK) if quick else _in_torch(z_NK)
+    out_xC = out_NC.view(*scores.shape[:-1], attention_rows_cpu.COLUMNS)
+    *columns, visible = out_xC.unbind(-1)
+    names = [field.name for field in fields(RowStatistics)][:-1]
+    read = {n: c.to(z_NK.dtype) for n, c in zip(names, columns, strict=True)}
+    return RowStatistics(**read, visible=visible.int())
 
 
 def _on_cpu(z_NK: Tensor) -> Tensor:
     z = z_NK.contiguous().numpy()
-    out_N7 = np.empty((len(z), 7))
+    out_NC = np.empty((len(z), attention_rows_cpu.COLUMNS))
 
     def work(start: int, stop: int) -> None:
-        rows, out = z[start:stop], out_N7[start:stop]
+        rows, out = z[start:stop], out_NC[start:stop]
         attention_rows_cpu.statistics(rows, out, _OPTIONS)
         left = np.flatnonzero(out[:, 0] == OPEN)
         if left.size:
@@ -103,7 +114,7 @@ def _on_cpu(z_NK: Tensor) -> Tensor:
             out[left, :2] = balance_cpu.intervals(p, None, _OPTIONS)
 
     over_rows(work, *z.shape)
-    return torch.from_numpy(out_N7)
+    return torch.from_numpy(out_NC)
 
 
 def _in_torch(z_NK: Tensor) -> Tensor:
@@ -115,7 +126,10 @@ def _in_torch(z_NK: Tensor) -> Tensor:
     far = (lit_NK - top[:, None]).clamp(min=torch.finfo(z_NK.dtype).min)
     entropy = torch.logsumexp(lit_NK - top[:, None], -1) - (p_NK * far).sum(-1)
     lower, upper = _theta(p_NK)
-    read = torch.stack([lower, upper, top, entropy, p_NK[:, 0], p_NK.amax(-1)], -1)
+    seen_NK = lit_NK.masked_fill(lit_NK == -torch.inf, 0.0)
+    squares = seen_NK.square().sum(-1), p_NK.square().sum(-1)
+    columns = (lower, upper, top, entropy, p_NK[:, 0], p_NK.amax(-1), *squares)
+    read = torch.stack(columns, -1)
     read = read.masked_fill(dark, 0.0)
     read[:, 2].masked_fill_(dark[:, 0], -torch.inf)
     return torch.cat([read, visible[:, None].to(read.dtype)], -1)

@@ -1,6 +1,6 @@
 """All statistics of a row of scores in one visit, compiled.
 
-Axes, in this file:  N row · K key · b block of 32 keys.
+Axes, in this file:  N row · K key · b block of 32 keys · C column of the result.
 A row of scores is read once from memory; its exponentials live in a scratch row that
 stays in the first-level cache, and θ is found there by the fill of ``balance_fill``.
 """
@@ -17,7 +17,8 @@ from equipoise.numerics.balance_sorted import Side
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float64]
 # Columns of the result.
-LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP, VISIBLE = range(7)
+LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP, SCORES, MASSES, VISIBLE = range(9)
+COLUMNS = 9
 
 _NOTHING = np.float32(-np.inf)
 # -inf and +inf as ordered integers; what lies beyond is NaN.
@@ -71,13 +72,17 @@ def _extremes(z_K: Scores) -> tuple[np.int32, np.int32, int]:
 
 
 @compiled(reorder=True)
-def _moments(z_K: Scores, top: np.float32, e_K: Scores) -> tuple[float, float]:
-    """Return Σe and Σ e·(z - top)."""
-    mass, first = 0.0, 0.0
+def _moments(
+    z_K: Scores, top: np.float32, e_K: Scores
+) -> tuple[float, float, float, float]:
+    """Return Σe, Σ e·(z - top), Σz² over visible keys and Σe²."""
+    mass, first, scores, masses = 0.0, 0.0, 0.0, 0.0
     for k in range(z_K.size):
         mass += e_K[k]
         first += e_K[k] * max(z_K[k] - top, _FLOOR)
-    return mass, first
+        scores += z_K[k] * z_K[k] if z_K[k] > _NOTHING else 0.0
+        masses += e_K[k] * e_K[k]
+    return mass, first, scores, masses
 
 
 @compiled()
@@ -106,22 +111,24 @@ def _row(
     flipped = np.int32(high ^ ((high >> np.int32(31)) & np.int32(0x7FFFFFFF)))
     top = flipped.view(np.float32)
     exponentials(z_K, top, e_K)
-    mass, first = _moments(z_K, top, e_K)
+    mass, first, scores, masses = _moments(z_K, top, e_K)
     fill = (sum_b[:blocks], bits_b[:blocks], top_b[:blocks])
     out[LOWER], out[UPPER] = first_steps_row(e_K, side_K[:stop], fill, options)
     out[MAX_LOGIT] = top
     out[ENTROPY] = max(math.log(mass) - first / mass, 0.0)
     out[SINK] = e_K[0] / mass
     out[TOP] = 1.0 / mass
+    out[SCORES] = scores
+    out[MASSES] = masses / (mass * mass)
 
 
 @compiled()
-def statistics(z_NK: NDArray[np.float32], out_N7: Statistics, options: Options) -> None:
-    """Write the seven statistics of every row of scores; masked keys are -inf."""
+def statistics(z_NK: NDArray[np.float32], out_NC: Statistics, options: Options) -> None:
+    """Write the statistics of every row of scores; masked keys are -inf."""
     K = z_NK.shape[1]
     blocks = -(-K // WIDTH)
     bits_b = np.empty(blocks, np.uint32)
     fill = (np.empty(blocks), bits_b, bits_b.view(np.float32))
     scratch = (np.empty(K, np.float32), np.empty(K, np.uint8), fill)
     for i in range(z_NK.shape[0]):
-        _row(z_NK[i], scratch, options, out_N7[i])
+        _row(z_NK[i], scratch, options, out_NC[i])

@@ -14,9 +14,11 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.attention_rows import RowStatistics, row_statistics
 from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.emission import Emit, How
 
 QUANTILES = {"p0": 0.0, "p5": 0.05, "p50": 0.5, "p100": 1.0}
+# The ends of several ranks combine; their inner quantiles are the first rank's.
+ENDS: dict[str, How] = {"p0": "min", "p100": "max"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,17 @@ class AttentionRows:
         )
         self._theta(site, lower_HN, upper_HN, counted_HN, emit)
         self._others(site, rows, counted_HN, emit)
+        emit(site, "precision.kappa_softmax", _kappa_softmax(rows, real_HN), how="max")
 
     def _theta(
         self, site: str, lower_HN: Tensor, upper_HN: Tensor, counted: Tensor, emit: Emit
     ) -> None:
         """θ is read from below, where a subset attains it; the upper end stands by."""
         theta_HN = lower_HN.masked_fill(~counted, float("nan"))
-        for name, q in QUANTILES.items():
-            emit(
-                site, f"attention.theta.{name}", torch.nanquantile(theta_HN, q, dim=-1)
-            )
+        at_q = torch.tensor(list(QUANTILES.values()), dtype=theta_HN.dtype)
+        found_qH = torch.nanquantile(theta_HN, at_q.to(theta_HN.device), dim=-1)
+        for name, theta_H in zip(QUANTILES, found_qH, strict=True):
+            emit(site, f"attention.theta.{name}", theta_H, how=ENDS.get(name, "last"))
         emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
         emit(site, "attention.theta.lower", theta_HN.nanmean(-1), how="mean")
         upper_HN = upper_HN.masked_fill(~counted, float("nan"))
@@ -75,6 +78,15 @@ class AttentionRows:
             emit(site, f"attention.{name}", mean_H, how="mean")
         left_out = (~counted).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
+
+
+def _kappa_softmax(rows: list[RowStatistics], real_HN: Tensor) -> Tensor:
+    """Return max‖J‖₂·‖S‖_F/‖P‖_F per head (Baek, v2), ‖J‖₂ from above and within 2×."""
+    gain_HN, scores_HN, masses_HN = (
+        _by_head([getattr(r, name) for r in rows]).masked_fill(~real_HN, 0.0)
+        for name in ("jacobian_norm", "score_square", "mass_square")
+    )
+    return gain_HN.amax(-1) * (scores_HN.sum(-1) / masses_HN.sum(-1)).sqrt()
 
 
 def _by_head(blocks_BHq: list[Tensor]) -> Tensor:

@@ -21,7 +21,6 @@ from equipoise.numerics import fragility_v2 as v2
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility_norm import norm_condition
 from equipoise.numerics.fragility_rms import head_error
-from equipoise.numerics.softmax import softmax_jacobian_bracket
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.magnitudes import hidden_states
@@ -29,40 +28,6 @@ from equipoise.probes.normalisers import EPSILONS
 
 # A sample is enough for an error size, and keeps the cost of a reading flat in L.
 QUERIES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SoftmaxCondition:
-    """Emit κ_softmax = max‖J(p)‖₂·‖S‖/‖P‖ per head, from above and within 2×."""
-
-    name: str = "softmax_condition"
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
-
-    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        sizes = [_block_sizes(scores) for _, scores in call.blocks()]
-        gain_H = torch.stack([s[0] for s in sizes]).amax(0)
-        s_H, p_H = (torch.stack([s[i] for s in sizes]).sum(0) for i in (1, 2))
-        emit(site, "precision.kappa_softmax", gain_H * (s_H / p_H).sqrt(), how="max")
-
-
-def _block_sizes(scores_BHqK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return max‖J‖, ‖S‖² and ‖P‖² per head; hidden keys count as 0."""
-    p_BHqK = scores_BHqK.softmax(-1)
-    # Rows that see no key are NaN: padding, not a finding.
-    some_BHq1 = (scores_BHqK > -math.inf).any(-1, keepdim=True)
-    p_BHqK = p_BHqK.masked_fill(~some_BHq1, 0.0)
-    gain_BHq = softmax_jacobian_bracket(p_BHqK).upper
-    gain_BHq = gain_BHq.masked_fill(~some_BHq1[..., 0], 0.0)
-    s_BHqK = scores_BHqK.masked_fill(scores_BHqK == -math.inf, 0.0)
-    return (
-        gain_BHq.amax((0, 2)),
-        s_BHqK.square().sum((0, 2, 3)),
-        p_BHqK.square().sum((0, 2, 3)),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,17 @@ class AdamUpdates:
 
 
 def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """Return this rank's part of lr·m̂/(√v̂ + ε), as Adam and AdamW apply it."""
+    """Return this rank's part of lr·m̂/(√v̂ + ε), as Adam and AdamW apply it.
+
+    With the bias corrections c₁ and c₂ it is lr·(√c₂/c₁)·m/(√v + ε√c₂): one visit to
+    each of the two moments.
+    """
     beta1, beta2 = group["betas"]
     step = torch.as_tensor(state["step"], dtype=torch.float64)
-    first = local_part(state["exp_avg"])
-    m_hat = first / (1 - beta1**step).to(first)
-    second = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
-    v_hat = second / (1 - beta2**step).to(second)
-    update: Tensor = group["lr"] * m_hat / (v_hat.sqrt() + group["eps"])
+    root = (1 - beta2**step).sqrt()
+    m = local_part(state["exp_avg"])
+    v = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
+    below = v.sqrt().add_((group["eps"] * root).to(v))
+    scale = group["lr"] * root / (1 - beta1**step)
+    update: Tensor = torch.div(m, below, out=below).mul_(scale.to(m))
     return update

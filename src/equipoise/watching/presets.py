@@ -15,7 +15,7 @@ from equipoise.probes.lipschitz import LocalLipschitz
 from equipoise.probes.logits import OutputLogits
 from equipoise.probes.magnitudes import Magnitudes
 from equipoise.probes.normalisers import NormScales
-from equipoise.probes.precision import NumericalFragility, SoftmaxCondition
+from equipoise.probes.precision import NumericalFragility
 from equipoise.probes.router import RouterLoad
 from equipoise.probes.stream import StreamShape
 from equipoise.probes.updates import AdamUpdates
@@ -36,7 +36,6 @@ DEFAULT: tuple[Maker, ...] = (
     lambda ranks: AdamUpdates(ranks=ranks),
     lambda ranks: RouterLoad(),
     lambda ranks: OutputLogits(),
-    lambda ranks: SoftmaxCondition(),
 )
 DEEP: tuple[Maker, ...] = (
     *DEFAULT,
