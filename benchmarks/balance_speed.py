@@ -22,7 +22,7 @@ def measured(scale: float) -> dict[str, object]:
         lambda: sorted_prefix(p),
         lambda: z.softmax(-1),
         lambda: row_statistics(z),
-        repeats=3,
+        repeats=5,
     )
     found = balance(p)
     return {

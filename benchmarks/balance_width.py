@@ -6,7 +6,7 @@ from torch import Tensor
 from benchmarks.table import publish
 from equipoise.numerics.balance import balance
 
-ENTRIES = 1 << 19
+ENTRIES = 1 << 21
 
 
 def gaussian(rows: int, keys: int, rng: torch.Generator) -> Tensor:
