@@ -79,17 +79,18 @@ def test_v2_attention_terms(rng: torch.Generator) -> None:
     found = v2.attention_v2((q, k, v))
     s = q @ k.mT / 2
     p = s.softmax(-1)
-    assert found.kappa_softmax == pytest.approx(
-        (s.norm() / p.norm()).item() * found.gain
+    gain = found.gain.item()
+    assert found.kappa_softmax.item() == pytest.approx(
+        (s.norm() / p.norm()).item() * gain
     )
-    assert found.chi_score == pytest.approx(
-        (q.norm() * k.norm() / 2 / p.norm()).item() * found.gain
+    assert found.chi_score.item() == pytest.approx(
+        (q.norm() * k.norm() / 2 / p.norm()).item() * gain
     )
     top = torch.linalg.matrix_norm(v, ord=2).max().item()
-    assert found.magnitude == pytest.approx(
-        found.gain * (s.norm() + q.norm() * k.norm() / 2).item() * top
+    assert found.magnitude.item() == pytest.approx(
+        gain * (s.norm() + q.norm() * k.norm() / 2).item() * top
     )
-    assert found.kappa_val == pytest.approx(
+    assert found.kappa_val.item() == pytest.approx(
         p.norm().item() * top / (p @ v).norm().item()
     )
 
@@ -98,7 +99,7 @@ def test_v2_hides_keys_as_zeros(rng: torch.Generator) -> None:
     q, k, v = qkv(rng)
     visible = torch.ones(10, 10, dtype=torch.bool).tril()
     s = (q @ k.mT / 2).masked_fill(~visible, 0.0)
-    assert v2.attention_v2((q, k, v), visible_NK=visible).s == pytest.approx(
+    assert v2.attention_v2((q, k, v), visible_NK=visible).s.item() == pytest.approx(
         s.norm().item()
     )
 

@@ -245,7 +245,7 @@ def test_options_that_do_not_exist_leave_nothing(tmp_path: Path) -> None:
     assert hooks_on(model) == 0 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("preset", ["minimal", "default"])
+@pytest.mark.parametrize("preset", ["minimal", "default", "deep"])
 def test_no_synchronisation_in_a_sampled_step(preset: str, tmp_path: Path) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -42,34 +42,37 @@ def largest_gain(p_xHNK: Float[Tensor, "*x H N K"]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionV2:
-    """Attention terms of one block; norms are root-sum-squares over heads."""
+    """Attention terms of one block; norms are root-sum-squares over heads.
 
-    gain: float
+    Single numbers, still on the device: a watched step must not wait for them.
+    """
+
+    gain: Tensor
     """max‖J‖₂ as estimated."""
-    q: float
-    k: float
-    s: float
+    q: Tensor
+    k: Tensor
+    s: Tensor
     """‖S‖_F with hidden scores set to 0."""
-    p: float
-    a: float
-    v_spectral: float
+    p: Tensor
+    a: Tensor
+    v_spectral: Tensor
     """Largest ‖V‖₂ over heads."""
     head_width: int
 
     @property
-    def kappa_softmax(self) -> float:
+    def kappa_softmax(self) -> Tensor:
         return self.s / self.p * self.gain
 
     @property
-    def chi_score(self) -> float:
+    def chi_score(self) -> Tensor:
         return self.q * self.k / (math.sqrt(self.head_width) * self.p) * self.gain
 
     @property
-    def kappa_val(self) -> float:
+    def kappa_val(self) -> Tensor:
         return self.p * self.v_spectral / self.a
 
     @property
-    def magnitude(self) -> float:
+    def magnitude(self) -> Tensor:
         """Return (κ_softmax + χ_score)‖P‖‖V‖₂: no W_O, as published."""
         return (self.kappa_softmax + self.chi_score) * self.p * self.v_spectral
 
@@ -87,11 +90,11 @@ def attention_v2(
     hidden = None if visible_NK is None else ~visible_NK
     p = (s if hidden is None else s.masked_fill(hidden, -torch.inf)).softmax(-1)
     s = s if hidden is None else s.masked_fill(hidden, 0.0)
-    norms = {n: x.norm().item() for n, x in zip("qksp", (q, k, s, p), strict=True)}
+    norms = {n: x.norm() for n, x in zip("qksp", (q, k, s, p), strict=True)}
     return AttentionV2(
-        gain=largest_gain(p).item(),
-        a=(p @ v).norm().item(),
-        v_spectral=torch.linalg.matrix_norm(v, ord=2).amax().item(),
+        gain=largest_gain(p),
+        a=(p @ v).norm(),
+        v_spectral=torch.linalg.matrix_norm(v, ord=2).amax(),
         head_width=q.shape[-1],
         **norms,
     )

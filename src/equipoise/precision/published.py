@@ -195,7 +195,9 @@ class _Block:
         streams = [float(self.passed(role)[0].norm()) for role in ("q", "up")]
         branches = [float(self.passed(role)[1].norm()) for role in ("out", "down")]
         return v2.BlockV2(
-            attention=v2.attention_v2(self.qkv, visible_NK=self.visible).magnitude,
+            attention=float(
+                v2.attention_v2(self.qkv, visible_NK=self.visible).magnitude
+            ),
             layernorm=sum(
                 v2.layernorm_magnitude(x, eps=eps, gain=gain)
                 for (x, eps), gain in zip(norms, gains, strict=True)

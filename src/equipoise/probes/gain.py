@@ -17,6 +17,7 @@ from equipoise.numerics.head_products import head_product_norms
 from equipoise.numerics.tracking import tracked_norm
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
+from equipoise.probes.shards import is_sharded
 
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]
@@ -84,6 +85,16 @@ class HeadProducts:
 
 
 def projections_of(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:
+    """Return the caller's projections, if it has any and this rank holds them whole.
+
+    Under tensor parallelism a rank has its heads' rows only: the norm of a part is not
+    a part of the norm, so there is no reading rather than a wrong one.
+    """
     assert anatomy is not None
     found = anatomy.site(call.module) if call.module is not None else None
-    return found.projections if found is not None else None
+    if found is None or found.projections is None:
+        return None
+    weights = (getattr(found.projections, letter) for letter in "qkvo")
+    held = [getattr(w.module, w.attribute, None) for w in weights]
+    whole = not any(isinstance(x, Tensor) and is_sharded(x) for x in held)
+    return found.projections if whole else None

@@ -65,7 +65,7 @@ class NumericalFragility:
         emit(site, "baek_v1.kappa_value", v1.kappa_value(v, generator=rng))
         later = v2.attention_v2((q, k, v), visible_NK=visible)
         for name in ("kappa_softmax", "chi_score", "kappa_val"):
-            emit(site, f"baek_v2.{name}", torch.tensor(getattr(later, name)))
+            emit(site, f"baek_v2.{name}", getattr(later, name))
 
 
 def _first_sequence(
