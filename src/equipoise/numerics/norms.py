@@ -17,6 +17,9 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 
+# Devices that compute in float64; others (mps) scale instead.
+_HAS_DOUBLES = ("cpu", "cuda")
+
 
 class Gain(NamedTuple):
     """Bounds on ‖J(x)‖₂ of a normaliser at x; equal when its weight is constant."""
@@ -39,13 +42,16 @@ class Eigenvalues(NamedTuple):
 def rms(x_xD: Float[Tensor, "*x D"]) -> Float[Tensor, "*x"]:
     """Return ‖x‖₂/√D of every token, in at least float32.
 
-    Scaled by the largest entry, so that neither end of the format is lost: the square
-    of 1e20 is not a float32.
+    Neither end of the format is lost: the square of 1e20 is not a float32, so float32
+    is summed in float64 in one visit, and float64 is scaled by its largest entry.
 
     >>> rms(torch.tensor([3.0, -3.0, 3.0]))
     tensor(3.)
     """
     x_xD = _wide(x_xD)
+    if x_xD.dtype == torch.float32 and x_xD.device.type in _HAS_DOUBLES:
+        norm_x: Tensor = torch.linalg.vector_norm(x_xD, dim=-1, dtype=torch.float64)
+        return (norm_x / math.sqrt(x_xD.shape[-1])).to(torch.float32)
     largest_x1 = x_xD.abs().amax(-1, keepdim=True)
     unit_x1 = torch.where(largest_x1 == 0, 1.0, largest_x1)
     return (unit_x1 * (x_xD / unit_x1).square().mean(-1, keepdim=True).sqrt())[..., 0]
