@@ -42,15 +42,18 @@ class Shape:
     """Each round is EVERY steps of every contestant."""
     fully_sampled: int
     """Pairs of a plain and a fully sampled step."""
+    peers: bool = True
+    """Whether the peers run too: at the large shape a round of all takes an hour."""
 
 
 SHAPES = {
-    "small": Shape(GPTConfig(width=192, depth=4, heads=6, context=256), 8, 12, 40),
+    "small": Shape(GPTConfig(width=192, depth=4, heads=6, context=256), 8, 8, 40),
     "gpt2": Shape(
         GPTConfig(width=768, depth=12, heads=12, context=1024, vocabulary=50257),
         1,
-        2,
-        5,
+        1,
+        4,
+        peers=False,
     ),
 }
 
@@ -241,7 +244,7 @@ def main(wanted: list[str] | None = None) -> None:
         contestants += [
             Contestant(title, monitor, shape)
             for title, (module, monitor) in PEERS.items()
-            if importlib.util.find_spec(module)
+            if shape.peers and importlib.util.find_spec(module)
         ]
         publish(f"overhead_{name}", rounds(shape, contestants), every=EVERY)
         rows = [

@@ -31,7 +31,13 @@ class Boundary:
             if torch.compiler.is_compiling() or name in self.failed:
                 return
             try:
-                with self.around(), torch.no_grad(), _full_precision():
+                # Our own operations need not pass through the interceptor.
+                with (
+                    self.around(),
+                    torch.no_grad(),
+                    torch._C.DisableTorchFunction(),
+                    _full_precision(),
+                ):
                     hook(*args, **kwargs)
             except Exception as failure:
                 if self.strict:
