@@ -3,21 +3,19 @@
 Axes, in this file:  B batch · T token · D width.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.magnitudes import hidden_states
+from equipoise.probes.inputs import at_inputs
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")
 
@@ -35,21 +33,10 @@ class NormScales:
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        for site, module in anatomy.norms.items():
-            listen = guarded(partial(_listen, emit, site))
-            yield listening.before(module, listen)
+        yield from at_inputs(anatomy.norms, partial(_listen, emit), guarded)
 
 
-def _listen(
-    emit: Emit,
-    site: str,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    x_BTD = hidden_states(args, kwargs)
-    if x_BTD is None:
-        return
+def _listen(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
     sigma_N = _scale(module, x_BTD).flatten()
     least = sigma_N.amin()
     emit(site, "norm.sigma.p50", sigma_N.median(), how="mean")

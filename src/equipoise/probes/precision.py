@@ -4,16 +4,14 @@ Axes, in this file: B batch · H head · Q query · K key · D head width · T t
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics import fragility_v1 as v1
@@ -23,7 +21,7 @@ from equipoise.numerics.fragility_norm import norm_condition
 from equipoise.numerics.fragility_rms import head_error
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.magnitudes import hidden_states
+from equipoise.probes.inputs import at_inputs
 from equipoise.probes.normalisers import EPSILONS
 
 # A sample is enough for an error size, and keeps the cost of a reading flat in L.
@@ -43,8 +41,7 @@ class NumericalFragility:
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        for site, module in anatomy.norms.items():
-            yield listening.before(module, guarded(partial(_norm, emit, site)))
+        yield from at_inputs(anatomy.norms, partial(_norm, emit), guarded)
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         taken = _first_sequence(call)
@@ -86,16 +83,9 @@ def _first_sequence(
     return q[:, seen_Q], k, v, visible[:, seen_Q]
 
 
-def _norm(
-    emit: Emit,
-    site: str,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    x_BTD = hidden_states(args, kwargs)
+def _norm(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
     eps = next((e for n in EPSILONS if (e := getattr(module, n, None))), None)
-    if x_BTD is None or not isinstance(eps, float):
+    if not isinstance(eps, float):
         return
     x_ND = x_BTD.detach().float().flatten(0, -2)
     centred = "rms" not in type(module).__name__.lower()

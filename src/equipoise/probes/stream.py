@@ -3,20 +3,18 @@
 Axes, in this file:  B batch · T token · D width.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.magnitudes import hidden_states
+from equipoise.probes.inputs import at_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +30,10 @@ class StreamShape:
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        for site, block in anatomy.blocks.items():
-            listen = guarded(partial(_listen, emit, site))
-            yield listening.before(block, listen)
+        yield from at_inputs(anatomy.blocks, partial(_listen, emit), guarded)
 
 
-def _listen(
-    emit: Emit,
-    site: str,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    x_BTD = hidden_states(args, kwargs)
-    if x_BTD is None:
-        return
+def _listen(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
     x_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     emit(site, "residual.kurtosis", kurtosis(x_BTD), how="mean")
     if x_BTD.ndim == 3 and x_BTD.shape[1] > 1:

@@ -1,0 +1,42 @@
+"""Listening to the hidden states that modules are given."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import listening
+from equipoise.probes.capture import Guarded
+
+Listen = Callable[[str, nn.Module, Tensor], None]
+"""Called with the site, the module, and the hidden states (…, tokens, width)."""
+
+
+def at_inputs(
+    modules: Mapping[str, nn.Module], listen: Listen, guarded: Guarded
+) -> Iterator[RemovableHandle]:
+    """Yield one handle per module; each call of it hands its input to ``listen``."""
+    for site, module in modules.items():
+        yield listening.before(module, guarded(partial(_called, listen, site)))
+
+
+def _called(
+    listen: Listen,
+    site: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    x = hidden_states(args, kwargs)
+    if x is not None:
+        listen(site, module, x)
+
+
+def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first floating tensor with a token axis among a call's arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
+            return value
+    return None
