@@ -31,13 +31,7 @@ class Boundary:
             if torch.compiler.is_compiling() or name in self.failed:
                 return
             try:
-                # Our own operations need not pass through the interceptor.
-                with (
-                    self.around(),
-                    torch.no_grad(),
-                    torch._C.DisableTorchFunction(),
-                    _full_precision(),
-                ):
+                with self.around(), torch.no_grad(), _full_precision():
                     hook(*args, **kwargs)
             except Exception as failure:
                 if self.strict:

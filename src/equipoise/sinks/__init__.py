@@ -54,7 +54,7 @@ def sink(given: "str | Sink | Callable[[Values, int], object]", *, run: Path) ->
 
     Where nothing is said, it goes next to the run file, under the run's name.
 
-    >>> sink("jsonl:/tmp/x.jsonl", run=Path("a.eqp"))  # doctest: +SKIP
+    sink("jsonl:/tmp/x.jsonl", run=Path("a.eqp"))
     """
     if isinstance(given, Sink):
         return given
