@@ -1,8 +1,7 @@
 """A stability instrument for transformers.
 
->>> import equipoise
->>> with equipoise.watch(model, optimizer):  # doctest: +SKIP
-...     train(model, optimizer)
+with equipoise.watch(model, optimizer):
+    train(model, optimizer)
 """
 
 from importlib import import_module
