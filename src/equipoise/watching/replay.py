@@ -5,6 +5,7 @@ were saved. ``watch(..., hold_batch=True)`` saves all three beside the run when 
 or the gradient norm turns non-finite.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def loaded(path: Path, model: nn.Module) -> Batch:
         model.load_state_dict(kept["weights"])
     except (RuntimeError, KeyError) as error:
         raise InputError(f"{path}: does not fit this model ({error})") from error
-    except Exception as error:  # pickle's own errors have no common base
+    except (pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
         raise InputError(f"{path}: cannot be loaded safely ({error})") from error
     model.train(kept["training"])
     randomness = Randomness(kept["host"], kept["cuda"], kept["python"], kept["numpy"])
