@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import equipoise
+from equipoise.probes.histogram import HISTOGRAM, width_at
 from tests.watching.group import STEPS, calm, halves
 from tests.watching.patients import batches, objective
 
@@ -81,6 +82,23 @@ def test_values_are_those_of_one_process(
         torch.testing.assert_close(
             torch.tensor(found[site][1]), torch.tensor(values), rtol=1e-5, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["p0", "p5", "p50", "p100", "mean"])
+def test_theta_is_of_all_ranks_rows(
+    group: Results, truth: equipoise.Run, kind: str, name: str
+) -> None:
+    """Between the ends to a bin of the histograms that the ranks exchange."""
+    quantity = f"attention.theta.{name}"
+    run = equipoise.open_run(group[0] / f"{kind}.eqp")
+    for site, (_, expected) in truth.series(quantity).items():
+        found = run.series(quantity)[site][1]
+        pairs = zip(found.flatten().tolist(), expected.flatten().tolist(), strict=True)
+        for ours, theirs in pairs:
+            inner = width_at(theirs) if name in ("p5", "p50") else 0.0
+            assert abs(ours - theirs) <= inner + 1e-5
+    assert HISTOGRAM not in run.quantities
 
 
 def test_the_loss_is_the_groups(group: Results, truth: equipoise.Run) -> None:

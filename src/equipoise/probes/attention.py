@@ -15,9 +15,10 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.attention_rows import RowStatistics, row_statistics
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit, How
+from equipoise.probes.histogram import HISTOGRAM, theta_histogram
 
 QUANTILES = {"p0": 0.0, "p5": 0.05, "p50": 0.5, "p100": 1.0}
-# The ends of several ranks combine; their inner quantiles are the first rank's.
+# The ends of several ranks combine; what lies between, their histograms tell.
 ENDS: dict[str, How] = {"p0": "min", "p100": "max"}
 
 
@@ -31,6 +32,8 @@ class AttentionRows:
     """
 
     name: str = "attention"
+    ranks: int = 1
+    """Over how many ranks the rows are spread."""
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -60,6 +63,8 @@ class AttentionRows:
         found_qH = torch.nanquantile(theta_HN, at_q.to(theta_HN.device), dim=-1)
         for name, theta_H in zip(QUANTILES, found_qH, strict=True):
             emit(site, f"attention.theta.{name}", theta_H, how=ENDS.get(name, "last"))
+        if self.ranks > 1:
+            emit(site, HISTOGRAM, theta_histogram(theta_HN), how="sum")
         emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
         emit(site, "attention.theta.lower", theta_HN.nanmean(-1), how="mean")
         upper_HN = upper_HN.masked_fill(~counted, float("nan"))

@@ -1,6 +1,6 @@
 """Gathers what probes emit during a step, and moves it off the device once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ class Cell:
 
     values: tuple[float, ...]
     how: How
+    first: int = 0
+    """Which head the first value is of: tensor parallelism gives a rank some heads."""
 
 
 Table = dict[str, dict[str, Cell]]
@@ -26,6 +28,7 @@ Table = dict[str, dict[str, Cell]]
 class _Held:
     values: Tensor
     how: How
+    by_head: bool
     count: int = 1
 
 
@@ -41,17 +44,22 @@ class Collector:
         new = values.detach().reshape(-1)
         old = self._held.get((quantity, site))
         if old is None:
-            self._held[quantity, site] = _Held(new, how)
+            self._held[quantity, site] = _Held(new, how, values.ndim > 0)
             return
         old.values, old.count = _combined(old, new), old.count + 1
 
-    def taken(self) -> Table:
-        """Return everything collected, with one transfer, and start afresh."""
+    def taken(self, first_heads: Mapping[str, int] | None = None) -> Table:
+        """Return everything collected, with one transfer, and start afresh.
+
+        ``first_heads`` names the sites of which this rank holds later heads only.
+        """
+        firsts = first_heads or {}
         held, self._held = self._held, {}
         moved = _moved([cell.values for cell in held.values()])
         table: Table = {}
         for ((quantity, site), cell), values in zip(held.items(), moved, strict=True):
-            table.setdefault(quantity, {})[site] = Cell(values, cell.how)
+            first = firsts.get(site, 0) if cell.by_head else 0
+            table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
         return table
 
 

@@ -1,68 +1,24 @@
 """Many ranks' shares of a step become one, the same on every rank."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from equipoise.records import Finding
-from equipoise.watching.collector import Cell, Table
+from equipoise.watching.joining import joined
 from equipoise.watching.light import NORM, NORM_PART, Entry
 from equipoise.watching.message import Message
-
-Row = Sequence[float]
 
 
 def combined(messages: Sequence[Message]) -> Message:
     """Return the step as all ranks together saw it."""
     return Message(
-        table=_tables([message.table for message in messages]),
+        table=joined([message.table for message in messages]),
         scalars=_scalars([message.scalars for message in messages]),
         findings=_findings([message.findings for message in messages]),
         # The slowest rank is the one everybody waits for.
         cost=max(message.cost for message in messages),
         plain=min(message.plain for message in messages),
     )
-
-
-def _tables(tables: Sequence[Table]) -> Table:
-    found: dict[tuple[str, str], list[Cell]] = {}
-    for table in tables:
-        for quantity, sites in table.items():
-            for site, cell in sites.items():
-                found.setdefault((quantity, site), []).append(cell)
-    out: Table = {}
-    for (quantity, site), cells in found.items():
-        out.setdefault(quantity, {})[site] = _cell(cells)
-    return out
-
-
-def _cell(cells: Sequence[Cell]) -> Cell:
-    how = cells[0].how
-    width = max(len(cell.values) for cell in cells)
-    whole = [cell.values for cell in cells if len(cell.values) == width]
-    if how == "last":
-        return Cell(whole[0], how)
-    columns = zip(*whole, strict=True)
-    return Cell(tuple(REDUCTIONS[how](column) for column in columns), how)
-
-
-def _mean(column: Row) -> float:
-    """Return the mean over the ranks that had something to say."""
-    said = [x for x in column if not math.isnan(x)]
-    return math.fsum(said) / len(said) if said else math.nan
-
-
-def _worst(pick: Callable[[Row], float]) -> Callable[[Row], float]:
-    """Return max or min with NaN winning: what is broken anywhere is broken."""
-    return lambda column: math.nan if any(map(math.isnan, column)) else pick(column)
-
-
-REDUCTIONS: dict[str, Callable[[Row], float]] = {
-    "mean": _mean,
-    "max": _worst(max),
-    "min": _worst(min),
-    "sum": sum,
-    "norm": lambda column: math.hypot(*column),
-}
 
 
 def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:

@@ -29,7 +29,7 @@ class Message:
         names: list[Any] = []
         for quantity, sites in self.table.items():
             for site, cell in sites.items():
-                names.append([quantity, site, cell.how, len(cell.values)])
+                names.append([quantity, site, cell.how, cell.first, len(cell.values)])
                 numbers.extend(cell.values)
         head = {
             "table": names,
@@ -65,8 +65,8 @@ class Message:
 def _table(names: list[Any], numbers: list[float]) -> Table:
     table: Table = {}
     start = 0
-    for quantity, site, how, width in names:
+    for quantity, site, how, first, width in names:
         values = tuple(numbers[start : start + width])
-        table.setdefault(quantity, {})[site] = Cell(values, how)
+        table.setdefault(quantity, {})[site] = Cell(values, how, first)
         start += width
     return table

@@ -23,7 +23,7 @@ from equipoise.probes.updates import AdamUpdates
 Maker = Callable[[int], Probe]
 
 MINIMAL: tuple[Maker, ...] = (
-    lambda ranks: AttentionRows(),
+    lambda ranks: AttentionRows(ranks=ranks),
     lambda ranks: GradientNorms(ranks=ranks),
 )
 DEFAULT: tuple[Maker, ...] = (

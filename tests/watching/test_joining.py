@@ -1,0 +1,92 @@
+"""Several ranks' shares of a step, joined: checked against all their rows at once."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.probes.attention import QUANTILES
+from equipoise.probes.histogram import HISTOGRAM, theta_histogram, width_at
+from equipoise.watching.collector import Cell, Collector, Table
+from equipoise.watching.combining import combined
+from equipoise.watching.joining import joined
+from equipoise.watching.message import Message
+
+SITE = "blocks.0.attention"
+
+
+def measured(theta_HN: Tensor, *, first: int = 0) -> Table:
+    """What a rank says of its rows, as the attention probe says it."""
+    emit = Collector()
+    for name, q in QUANTILES.items():
+        how = {"p0": "min", "p100": "max"}.get(name, "last")
+        found = torch.nanquantile(theta_HN, q, dim=-1)
+        emit(SITE, f"attention.theta.{name}", found, how=how)  # type: ignore[arg-type]
+    emit(SITE, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
+    emit(SITE, HISTOGRAM, theta_histogram(theta_HN), how="sum")
+    emit(SITE, "attention.B", theta_HN.nansum(), how="max")
+    return emit.taken({SITE: first})
+
+
+def rows(*shape: int, seed: int, power: float) -> Tensor:
+    """θ of some rows: near 1 for small powers, near 0 for large ones."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=rng) ** power
+
+
+@pytest.mark.parametrize("powers", [(0.01, 3.0), (1.0, 1.0), (20.0, 0.3), (1e-4, 1e-4)])
+def test_quantiles_are_of_all_ranks_rows(powers: tuple[float, float]) -> None:
+    one, two = (rows(2, 300 + 500 * i, seed=i, power=p) for i, p in enumerate(powers))
+    table = joined([measured(one), measured(two)])
+    for name, q in QUANTILES.items():
+        truth_H = torch.quantile(torch.cat([one, two], 1), q, dim=-1).tolist()
+        found_H = table[f"attention.theta.{name}"][SITE].values
+        for found, truth in zip(found_H, truth_H, strict=True):
+            exact = q in (0, 1)
+            assert abs(found - truth) <= (1e-7 if exact else width_at(truth) + 1e-7)
+    assert HISTOGRAM not in table
+
+
+def test_a_mean_is_over_rows_not_over_ranks() -> None:
+    one, two = rows(2, 10, seed=0, power=1.0), rows(2, 90, seed=1, power=5.0)
+    nothing = torch.full((2, 40), torch.nan)
+    table = joined([measured(one), measured(two), measured(nothing)])
+    truth = torch.cat([one, two], 1).mean(-1)
+    found = torch.tensor(table["attention.theta.mean"][SITE].values)
+    torch.testing.assert_close(found, truth)
+    alone = joined([measured(nothing), measured(nothing)])
+    assert all(map(math.isnan, alone["attention.theta.mean"][SITE].values))
+    assert all(map(math.isnan, alone["attention.theta.p50"][SITE].values))
+
+
+def test_heads_of_tensor_parallel_ranks_stand_side_by_side() -> None:
+    """Two by two ranks: each pair shares heads, and the pairs hold different heads."""
+    theta = rows(4, 200, seed=3, power=2.0)
+    parts = [
+        measured(theta[head : head + 2, start : start + 100], first=head)
+        for start in (0, 100)
+        for head in (2, 0)
+    ]
+    table = joined(parts)
+    truth = torch.quantile(theta, 0.05, dim=-1).tolist()
+    found = table["attention.theta.p5"][SITE].values
+    assert all(abs(a - b) <= width_at(b) for a, b in zip(found, truth, strict=True))
+    assert table["attention.theta.p100"][SITE].values == tuple(theta.amax(-1).tolist())
+    assert len(table["attention.B"][SITE].values) == 1
+
+
+def test_a_rank_alone_with_its_heads_keeps_the_exact_quantile() -> None:
+    theta = rows(4, 50, seed=4, power=2.0)
+    table = joined([measured(theta[:2]), measured(theta[2:], first=2)])
+    exact = torch.nanquantile(theta, 0.05, dim=-1).tolist()
+    assert table["attention.theta.p5"][SITE].values == tuple(exact)
+
+
+def test_which_heads_they_are_survives_the_journey() -> None:
+    sent = Message(table={"q": {SITE: Cell((1.0, 2.0), "mean", 6)}})
+    message = Message.from_bytes(sent.to_bytes())
+    assert message.table == sent.table
+    other = Message(table={"q": {SITE: Cell((8.0, 9.0), "mean", 0)}})
+    whole = combined([message, other]).table["q"][SITE]
+    assert whole.values == (8.0, 9.0, 1.0, 2.0)
