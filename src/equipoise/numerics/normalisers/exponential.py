@@ -112,7 +112,7 @@ class SinkSoftmax:
 
 
 # β(H) of arXiv 2410.01104, highest power first, as in two public re-implementations.
-_ADAPTIVE = (-0.037, 0.481, -2.3, 4.917, -1.791)
+ADAPTIVE = (-0.037, 0.481, -2.3, 4.917, -1.791)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,11 @@ class AdaptiveTemperature:
     """softmax(β z), β = max(1, polynomial in the entropy of softmax(z)); no training.
 
     The Jacobian holds β fixed, as its authors use it. Outside .849 < H < 5.945 nats
-    β is 1: it switches itself off where attention is most dispersed.
+    β is 1: it switches itself off where attention is most dispersed. Coefficients given
+    as tensors, broadcast against the rows, are learnable.
     """
 
+    coefficients: tuple[float | Tensor, ...] = ADAPTIVE
     name: str = "adaptive-temperature"
     sums_to_one: bool = True
 
@@ -130,9 +132,9 @@ class AdaptiveTemperature:
         return _softmax(given.scaled(self._factor(given)), given)
 
     def _factor(self, given: Rows) -> Tensor:
-        p = _softmax(given.z_xK, given)
+        p = _softmax(given.z_xK.detach(), given)
         entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)
-        return adaptive_factor(entropy).detach()
+        return adaptive_factor(entropy, coefficients=self.coefficients)
 
     def jacobian(self, given: Rows) -> LowRank:
         factor = self._factor(given)
@@ -144,12 +146,13 @@ class AdaptiveTemperature:
 
     def lipschitz(self, n: int) -> Lipschitz:
         entropy = torch.linspace(0, math.log(max(n, 2)), 10_001, dtype=torch.float64)
-        return _softmax_constants(
-            n, float(adaptive_factor(entropy).max()), attained=False
-        )
+        factor = adaptive_factor(entropy, coefficients=self.coefficients)
+        return _softmax_constants(n, float(factor.max()), attained=False)
 
 
-def adaptive_factor(entropy: Tensor) -> Tensor:
+def adaptive_factor(
+    entropy: Tensor, *, coefficients: tuple[float | Tensor, ...] = ADAPTIVE
+) -> Tensor:
     """Return β of an entropy in nats; 1 where the polynomial is below it.
 
     Example:
@@ -157,7 +160,7 @@ def adaptive_factor(entropy: Tensor) -> Tensor:
         tensor([1.0000, 2.0990, 1.0000])
     """
     beta = torch.zeros_like(entropy)
-    for coefficient in _ADAPTIVE:
+    for coefficient in coefficients:
         beta = beta * entropy + coefficient
     return torch.where(entropy > 0.5, beta.clamp_min(1.0), torch.ones_like(beta))
 
