@@ -7,6 +7,9 @@ both ends, where heads that saturate or stay undecided are told apart, they are 
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 
 from jaxtyping import Float
 from torch import Tensor
@@ -51,7 +54,7 @@ def width_at(theta: float) -> float:
     return theta_at(place + 1) - theta_at(place)
 
 
-def quantile(counts: list[float], q: float) -> float:
+def quantile(counts: Sequence[float], q: float) -> float:
     """Return the q-quantile as torch interpolates it, rows spread evenly in each bin.
 
     Example:
@@ -60,18 +63,16 @@ def quantile(counts: list[float], q: float) -> float:
         >>> abs(quantile(theta_histogram(rows)[0].tolist(), 0.25) - 0.25) < 0.003
         True
     """
-    total = sum(counts)
-    if not total:
+    upto = list(accumulate(counts))
+    if not upto[-1]:
         return math.nan
-    at = q * (total - 1)
-    below, above = (_of_rank(counts, rank) for rank in (math.floor(at), math.ceil(at)))
+    at = q * (upto[-1] - 1)
+    below, above = (_of_rank(upto, rank) for rank in (math.floor(at), math.ceil(at)))
     return below + (at - math.floor(at)) * (above - below)
 
 
-def _of_rank(counts: list[float], rank: int) -> float:
+def _of_rank(upto: Sequence[float], rank: int) -> float:
     """Return about which θ the row has that ``rank`` rows lie below."""
-    place = 0
-    while rank >= counts[place]:
-        rank -= int(counts[place])
-        place += 1
-    return theta_at(place + (rank + 0.5) / counts[place])
+    place = bisect_right(upto, rank)
+    before = upto[place - 1] if place else 0.0
+    return theta_at(place + (rank - before + 0.5) / (upto[place] - before))

@@ -2,10 +2,16 @@
 
 Ranks that saw the same heads (data parallel) are reduced; ranks that hold different
 heads of one site (tensor parallel) are put side by side, in the order of the heads.
+
+Axes, in this file:  H head · Z bin · R rank.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from equipoise.probes.attention import QUANTILES
 from equipoise.probes.histogram import BINS, HISTOGRAM, quantile
@@ -25,23 +31,39 @@ def joined(tables: Sequence[Table]) -> Table:
             for site, cell in sites.items():
                 here = shares.setdefault(quantity, {}).setdefault(site, [])
                 here.append((rank, cell))
-    histograms = shares.pop(HISTOGRAM, {})
+    counted = {
+        site: {rank: Counts.of(cell) for rank, cell in found}
+        for site, found in shares.pop(HISTOGRAM, {}).items()
+    }
     return {
         quantity: {
-            site: _side_by_side(quantity, found, histograms.get(site, []))
+            site: _side_by_side(quantity, found, counted.get(site, {}))
             for site, found in sites.items()
         }
         for quantity, sites in shares.items()
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of one rank at one site, in bins of θ."""
+
+    counts_HZ: Any
+    rows_H: list[float]
+    """How many each head has."""
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Counts":
+        counts_HZ = np.reshape(cell.values, (-1, BINS))
+        return cls(counts_HZ, counts_HZ.sum(1).tolist())
+
+
 def _side_by_side(
-    quantity: str, shares: Sequence[Share], histograms: Sequence[Share]
+    quantity: str, shares: Sequence[Share], counted: Mapping[int, Counts]
 ) -> Cell:
-    counts = {rank: _by_head(cell) for rank, cell in histograms}
     values: list[float] = []
     for together in _groups(shares):
-        rows = [counts[rank] for rank, _ in together if rank in counts]
+        rows = [counted[rank] for rank, _ in together if rank in counted]
         known = len(rows) == len(together) > 1
         if known and quantity in INNER:
             values += _quantiles(rows, INNER[quantity])
@@ -62,30 +84,24 @@ def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
         yield [share for share in groups[first] if len(share[1].values) == width]
 
 
-def _by_head(cell: Cell) -> list[Row]:
-    """Return each head's counts."""
-    return [cell.values[i : i + BINS] for i in range(0, len(cell.values), BINS)]
-
-
-def _quantiles(rows: Sequence[list[Row]], q: float) -> list[float]:
+def _quantiles(ranks: Sequence[Counts], q: float) -> list[float]:
     """Return one quantile per head over the rows of all these ranks."""
-    heads = zip(*rows, strict=True)
-    return [quantile([sum(n) for n in zip(*h, strict=True)], q) for h in heads]
+    whole_HZ = sum(rank.counts_HZ for rank in ranks)
+    return [quantile(counts_Z.tolist(), q) for counts_Z in whole_HZ]
 
 
 def _is_mean(shares: Sequence[Share]) -> bool:
     return shares[0][1].how == "mean"
 
 
-def _weighted(values: Sequence[Row], rows: Sequence[list[Row]]) -> list[float]:
+def _weighted(values: Sequence[Row], ranks: Sequence[Counts]) -> list[float]:
     """Return the mean per head over rows, of which the ranks may have different many.
 
     A rank whose rows are all padding says NaN and counts for nothing.
     """
     means = []
-    weights = [[sum(counts) for counts in heads] for heads in rows]
-    columns = zip(zip(*values, strict=True), zip(*weights, strict=True), strict=True)
-    for column, weight in columns:
+    weights_HR = zip(*(rank.rows_H for rank in ranks), strict=True)
+    for column, weight in zip(zip(*values, strict=True), weights_HR, strict=True):
         total = math.fsum(weight)
         terms = (x * w for x, w in zip(column, weight, strict=True) if w)
         means.append(math.fsum(terms) / total if total else math.nan)
