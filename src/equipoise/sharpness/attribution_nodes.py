@@ -1,0 +1,252 @@
+"""Follow one forward pass of a model, and hear every operation that bends.
+
+Parameters carry tangents (forward-mode differentiation), so each operation reads what
+moves and how; a hook on its result hears the ordinary cotangent on the way back.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from equipoise.anatomy.twin import Twin
+from equipoise.sharpness import objective
+from equipoise.sharpness.attribution_call import Call, leaves, refilled
+
+# Linear in everything they read, or flat almost everywhere: no second derivative.
+# Not a matter of truth but of cost: an absent name is differentiated, and found zero.
+LINEAR = frozenset(
+    """
+    view view_as reshape transpose permute t swapaxes movedim unsqueeze squeeze expand
+    expand_as broadcast_to repeat repeat_interleave contiguous clone detach to float
+    double type type_as split chunk unbind cat concat stack flatten unflatten ravel
+    select narrow index_select gather take_along_dim getitem setitem index_copy
+    index_put scatter index_add unfold roll flip pad where masked_fill masked_select
+    relu maximum minimum max min amax amin clamp abs neg sign topk sort tril triu
+    diagonal dropout get add sub radd rsub iadd isub sum mean cumsum embedding set
+    requires_grad register_hook leaky_relu zeros_like ones_like empty_like rand_like
+    """.split()
+)
+PRODUCTS = frozenset("mul rmul imul matmul bmm mm linear addmm einsum".split())
+KINDS = {
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm"), "norm"),
+    **dict.fromkeys(("gelu", "silu", "tanh", "sigmoid", "softplus"), "activation"),
+    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d"), "projection"),
+    **dict.fromkeys(("matmul", "bmm", "mm", "baddbmm", "einsum"), "product"),
+    **dict.fromkeys(("mul", "imul", "rmul", "truediv", "div"), "product"),
+    **dict.fromkeys(("cross_entropy", "mse_loss", "nll_loss"), "loss"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation and where it stands."""
+
+    site: str
+    kind: str
+    call: Call
+
+
+Heard = Callable[[Node, Tensor], None]
+"""Takes a node and the cotangent at its result."""
+
+
+def differentiated(
+    twin: Twin,
+    part: objective.Call,
+    direction: Mapping[str, Tensor],
+    loss: objective.Loss,
+    heard: Heard,
+) -> dict[str, Tensor]:
+    """Run forward with tangents and back with cotangents; return Hv by parameter."""
+    with forward_ad.dual_level(), torch.enable_grad():
+        duals = {
+            name: forward_ad.make_dual(
+                twin.parameters[name].detach().requires_grad_(), tangent
+            )
+            for name, tangent in direction.items()
+        }
+        with _overheard(twin.body, heard):
+            output = twin(duals, part.args, part.kwargs)
+            value = loss(output, part.target)
+        # With a graph, for its own sake unused: backward kernels without a forward
+        # derivative (SiLU's) are then made of plain operations, which have one.
+        slopes = torch.autograd.grad(
+            part.weight * value,
+            list(duals.values()),
+            create_graph=True,
+            allow_unused=True,
+        )
+        return {
+            name: _tangent(slope, direction[name])
+            for name, slope in zip(duals, slopes, strict=True)
+        }
+
+
+def _tangent(slope: Tensor | None, like: Tensor) -> Tensor:
+    found = None if slope is None else forward_ad.unpack_dual(slope).tangent
+    return torch.zeros_like(like) if found is None else found.detach().clone()
+
+
+@contextmanager
+def _overheard(model: nn.Module, heard: Heard) -> Iterator[None]:
+    """Report each operation of the block once its cotangent is known."""
+    stack: list[str] = []
+    with ExitStack() as exits:
+        for name, module in model.named_modules():
+            for handle in _listening(module, name, stack):
+                exits.callback(handle.remove)
+        exits.enter_context(_Nodes(stack, heard))
+        yield
+
+
+def _listening(module: nn.Module, name: str, stack: list[str]) -> tuple[Any, Any]:
+    def enter(*_: Any) -> None:
+        stack.append(name)
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    return (
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, always_call=True),
+    )
+
+
+class _Nodes(TorchFunctionMode):
+    def __init__(self, stack: list[str], heard: Heard) -> None:
+        super().__init__()
+        self.stack, self.heard = stack, heard
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **(kwargs or {}))
+        if func is F.mse_loss:
+            return self._squared_error(*args, **(kwargs or {}))
+        return self.result(func, args, kwargs or {})
+
+    def result(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: str = "",
+    ) -> Any:
+        """Return what the operation returns, listening at it if it can bend."""
+        name = getattr(func, "__name__", "").strip("_")
+        call = None if name in LINEAR else _moved(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self._listen(call, kind or KINDS.get(name, name), result)
+        return result
+
+    def _listen(self, call: Call, kind: str, result: Any) -> None:
+        several = isinstance(result, tuple | list)
+        for index, part in enumerate(result if several else [result]):
+            if isinstance(part, Tensor) and part.requires_grad:
+                which = index if several else None
+                part.register_hook(self._hook(call, kind, which))
+
+    def _hook(self, call: Call, kind: str, output: int | None) -> Callable[..., None]:
+        site = self.stack[-1] if self.stack else ""
+        node = Node(site=site, kind=kind, call=replace(call, output=output))
+
+        def hook(cotangent: Tensor) -> None:
+            # Dual numbers flow back as well; a node needs the plain gradient.
+            self.heard(node, forward_ad.unpack_dual(cotangent).primal.detach())
+
+        return hook
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Return fused attention opened up: three nodes instead of one."""
+        if enable_gqa:
+            copies = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
+        c = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        t = self.result(torch.matmul, (c * query, key.mT), {}, "scores")
+        t = _masked(t, attn_mask, is_causal=is_causal)
+        a = self.result(torch.softmax, (t, -1), {}, "softmax")
+        a = F.dropout(a, dropout_p) if dropout_p else a
+        mixed: Tensor = self.result(torch.matmul, (a, value), {}, "mix")
+        return mixed
+
+    def _squared_error(
+        self,
+        input: Tensor,
+        target: Tensor,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss in plain operations: torch's kernel has no dual backward."""
+        off = self.result(torch.square, (input - target,), {}, "loss")
+        off = off if weight is None else off * weight
+        if reduction == "none":
+            return off
+        total: Tensor = off.sum()
+        parts = off.numel() if weight is None else weight.expand_as(off).sum()
+        return total if reduction == "sum" else total / parts
+
+
+def _is_product(func: Callable[..., Any], place: int) -> bool:
+    """Say whether the operation is linear in the one tensor that moves."""
+    name = func.__name__.strip("_")
+    quotient = name in {"div", "truediv", "true_divide"}
+    return name in PRODUCTS or (quotient and place == 0)
+
+
+def _masked(t: Tensor, attn_mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    if is_causal:
+        seen = torch.ones(t.shape[-2:], dtype=torch.bool, device=t.device).tril()
+        t = t.masked_fill(~seen, -math.inf)
+    if attn_mask is None:
+        return t
+    if attn_mask.dtype == torch.bool:
+        return t.masked_fill(~attn_mask, -math.inf)
+    return t + attn_mask
+
+
+def _moved(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
+    """Return the call on plain copies of what it read, if any of that moves."""
+    tensors = [x for x in leaves([args, kwargs]) if isinstance(x, Tensor)]
+    duals = [forward_ad.unpack_dual(x) for x in tensors]
+    moving = tuple(i for i, dual in enumerate(duals) if dual.tangent is not None)
+    if not moving or (len(moving) == 1 and _is_product(func, moving[0])):
+        return None
+    in_place = func.__name__.endswith("_") and not func.__name__.startswith("_")
+    plain = [dual.primal.detach() for dual in duals]
+    plain = [x.clone() for x in plain] if in_place else plain
+    given = refilled([args, kwargs], iter(plain))
+    return Call(
+        func=func,
+        args=tuple(given[0]),
+        kwargs=given[1],
+        moving=moving,
+        tangents=tuple(duals[i].tangent.detach() for i in moving),
+    )
