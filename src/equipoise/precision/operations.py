@@ -7,13 +7,12 @@ Fused attention is opened up: scores, probabilities and their product with the v
 are three stored tensors.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from equipoise.anatomy.written_out import WrittenOut
 
 MOVES = frozenset(
     """
@@ -47,32 +46,9 @@ def opened_attention(store: Store, *args: Any, **kwargs: Any) -> Tensor:
 
     Same arguments as ``torch.nn.functional.scaled_dot_product_attention``.
     """
-    return _attention(store, *args, **kwargs)
-
-
-def _attention(
-    store: Store,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if enable_gqa:
-        copies = query.shape[-3] // key.shape[-3]
-        key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
-    c = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = store("score", (query @ key.mT) * c)
-    if is_causal:
-        Q, K = scores.shape[-2:]
-        seen = torch.ones(Q, K, dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    rows = store("prob", scores.softmax(-1))
-    return store("mix", F.dropout(rows, dropout_p) @ value)
+    attention = WrittenOut(
+        scores=lambda q, k: store("score", q @ k),
+        weigh=lambda z: store("prob", z.softmax(-1)),
+        mix=lambda a, v: store("mix", a @ v),
+    )
+    return attention(*args, **kwargs)

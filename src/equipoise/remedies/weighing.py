@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.calls import HIDDEN
 from equipoise.anatomy.operations import SOFTMAXES
+from equipoise.anatomy.written_out import WrittenOut
 
 Weigh = Callable[[Tensor], Tensor]
 LOGARITHMS = {F.log_softmax, torch.log_softmax, Tensor.log_softmax}
@@ -31,6 +32,7 @@ class Weighing(TorchFunctionMode):
         super().__init__()
         self.weigh = weigh
         self.heard = 0
+        self.attention = WrittenOut(weigh=self.softmax)
 
     def __torch_function__(
         self,
@@ -56,33 +58,6 @@ class Weighing(TorchFunctionMode):
         dtype = next((x for x in more if isinstance(x, torch.dtype)), None)
         z = input.to(options.get("dtype") or dtype or input.dtype)
         return self.weigh(z.masked_fill(z <= HIDDEN, -math.inf))
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Return what the fused function would, with other weights."""
-        if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        z_BHQK = (query * scale) @ key.mT
-        if is_causal:
-            Q, K = z_BHQK.shape[-2:]
-            attn_mask = torch.ones(Q, K, dtype=torch.bool, device=z_BHQK.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            z_BHQK = z_BHQK.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            z_BHQK = z_BHQK + attn_mask
-        return F.dropout(self.softmax(z_BHQK), dropout_p) @ value
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """Run torch's own Python function, with our softmax and attention in it.

@@ -4,7 +4,6 @@ Parameters carry tangents (forward-mode differentiation), so each operation read
 moves and how; a hook on its result hears the ordinary cotangent on the way back.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.twin import Twin
+from equipoise.anatomy.written_out import WrittenOut
 from equipoise.sharpness import objective
 from equipoise.sharpness.attribution_call import Call, leaves, refilled
 
@@ -170,28 +170,14 @@ class _Nodes(TorchFunctionMode):
 
         return hook
 
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return fused attention opened up: three nodes instead of one."""
-        if enable_gqa:
-            copies = query.shape[-3] // key.shape[-3]
-            key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
-        c = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        t = self.result(torch.matmul, (c * query, key.mT), {}, "scores")
-        t = _masked(t, attn_mask, is_causal=is_causal)
-        a = self.result(torch.softmax, (t, -1), {}, "softmax")
-        a = F.dropout(a, dropout_p) if dropout_p else a
-        mixed: Tensor = self.result(torch.matmul, (a, value), {}, "mix")
-        return mixed
+        attention = WrittenOut(
+            scores=lambda q, k: self.result(torch.matmul, (q, k), {}, "scores"),
+            weigh=lambda z: self.result(torch.softmax, (z, -1), {}, "softmax"),
+            mix=lambda a, v: self.result(torch.matmul, (a, v), {}, "mix"),
+        )
+        return attention(*args, **kwargs)
 
     def _squared_error(
         self,
@@ -217,17 +203,6 @@ def _is_product(func: Callable[..., Any], place: int) -> bool:
     name = func.__name__.strip("_")
     quotient = name in {"div", "truediv", "true_divide"}
     return name in PRODUCTS or (quotient and place == 0)
-
-
-def _masked(t: Tensor, attn_mask: Tensor | None, *, is_causal: bool) -> Tensor:
-    if is_causal:
-        seen = torch.ones(t.shape[-2:], dtype=torch.bool, device=t.device).tril()
-        t = t.masked_fill(~seen, -math.inf)
-    if attn_mask is None:
-        return t
-    if attn_mask.dtype == torch.bool:
-        return t.masked_fill(~attn_mask, -math.inf)
-    return t + attn_mask
 
 
 def _moved(
