@@ -281,3 +281,11 @@ def test_autograd_through_vmap_agrees_for_softmax() -> None:
     truth = vmap(jacrev(lambda row: row.softmax(-1)))(z)
     dense = NORMALISERS["softmax"]().jacobian(rows(z)).dense()
     torch.testing.assert_close(dense, truth, rtol=0, atol=1e-15)
+
+
+@every
+def test_nan_makes_its_own_row_nan_and_no_other(name: str) -> None:
+    scores = torch.tensor([[math.nan, 0.0, 1.0], [0.0, 1.0, 2.0], [math.inf, 0.0, 1.0]])
+    found = attention_weights(NORMALISERS[name](), scores)
+    assert found[0, 0].isnan() and found[1].isfinite().all()
+    assert found[2].isnan().any() or name == "sigmoid"  # σ(∞) = 1

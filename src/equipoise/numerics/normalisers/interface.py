@@ -50,7 +50,7 @@ def rows(
     are computed in float32: thresholds found by bisection fail in bfloat16.
     """
     z = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    seen = z > -math.inf if mask is None else (z > -math.inf) & mask
+    seen = z != -math.inf if mask is None else (z != -math.inf) & mask  # NaN is seen
     z = (z if temperature == 1.0 else z / temperature).masked_fill(
         ~seen, lowest(z.dtype)
     )

@@ -118,10 +118,12 @@ def projected(z_xK: Tensor, alpha: float | Tensor) -> Tensor:
         else None
     )
     # Rows far below 0 lose their threshold to rounding; entmax ignores a common shift.
-    z_xK = z_xK - z_xK.amax(-1, keepdim=True).detach()
+    top_x1 = z_xK.amax(-1, keepdim=True).detach()
+    z_xK = z_xK - top_x1
     if exact is not None:
-        weights: Tensor = exact(z_xK, dim=-1)
-        return weights
+        broken_x1 = ~top_x1.isfinite()  # the library's sorting fails on NaN and +inf
+        weights: Tensor = exact(z_xK.masked_fill(broken_x1, 0.0), dim=-1)
+        return weights.masked_fill(broken_x1, math.nan)
     if isinstance(alpha, Tensor):
         alpha = alpha.clamp_min(LEAST_ALPHA).expand(z_xK.shape[:-1]).unsqueeze(-1)
     bisected: Tensor = entmax_bisect(z_xK, alpha=alpha, dim=-1, n_iter=_BISECTIONS)
