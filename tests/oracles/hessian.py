@@ -1,7 +1,7 @@
-"""Hessians by differencing gradients, eigenvalues by a dense decomposition.
+"""Hessian products by differencing gradients: nothing shared with double backward.
 
-Shares nothing with double backward: each column is a central difference, extrapolated
-once (Richardson), so float64 leaves about nine digits.
+Each is a central difference, extrapolated once (Richardson): about nine digits in
+float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,25 +13,26 @@ STEP = 1e-4
 
 
 def differenced(
-    gradient: Callable[[Tensor], Tensor], at_N: Tensor, *, step: float = STEP
+    gradient: Callable[[Tensor], Tensor], at_N: Tensor, along_DN: Tensor
 ) -> Tensor:
-    """Return the matrix of second derivatives from a function that gives the first."""
-    columns = []
-    for n in range(at_N.numel()):
-        e_N = torch.zeros_like(at_N)
-        e_N[n] = 1
+    """Return Hv for each direction, from a function that gives gradients."""
+    rows = []
+    for v_N in along_DN:
         coarse, fine = (
-            (gradient(at_N + h * e_N) - gradient(at_N - h * e_N)) / (2 * h)
-            for h in (2 * step, step)
+            (gradient(at_N + h * v_N) - gradient(at_N - h * v_N)) / (2 * h)
+            for h in (2 * STEP, STEP)
         )
-        columns.append((4 * fine - coarse) / 3)
-    return torch.stack(columns, 1)
+        rows.append((4 * fine - coarse) / 3)
+    return torch.stack(rows)
 
 
-def model_hessian(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], names: Sequence[str]
+def model_products(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    names: Sequence[str],
+    along_DN: Tensor,
 ) -> Tensor:
-    """Return the Hessian over some parameters of a model, writing to its weights."""
+    """Return Hv over some parameters of a model, by moving its weights and back."""
     chosen = [dict(model.named_parameters())[name] for name in names]
 
     def gradient(w_N: Tensor) -> Tensor:
@@ -45,6 +46,6 @@ def model_hessian(
         return torch.cat([g.reshape(-1) for g in found])
 
     at_N = torch.cat([p.detach().reshape(-1) for p in chosen]).clone()
-    found = differenced(gradient, at_N)
+    found = differenced(gradient, at_N, along_DN)
     gradient(at_N)
     return found

@@ -1,5 +1,6 @@
 """What an optimiser multiplies each gradient by, from its own state."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ def step_scale(
     if not held:
         raise InputError("the optimiser holds none of this model's parameters")
     least = min(allowed[id(parameters[name])] for name in held)
+    if math.isinf(least):
+        raise InputError("every step size of the optimiser is 0: nothing can overshoot")
     scales = {
         name: (least / allowed[id(parameters[name])])
         * _inverse(optimizer, kind, parameters[name], groups[id(parameters[name])])
@@ -76,7 +79,7 @@ def _allowed(optimizer: Optimizer, kind: str) -> Iterator[tuple[dict[str, Any], 
     for group in optimizer.param_groups:
         lr = float(group["lr"])
         if lr == 0:
-            yield group, float("inf")
+            yield group, math.inf
         elif kind == "adam":
             yield group, adam_threshold(lr=lr, beta1=float(group["betas"][0]))
         else:
