@@ -49,13 +49,8 @@ def readings(step: int) -> list[Reading]:
         over_layers("projection.G", grown, grown),
         over_layers("residual.B", grown, grown),
         over_layers("residual.token_cosine", step / 20),
+        over_layers("backward.norm_factor", math.e, math.e ** (1 + step)),
         heads,
-        Reading(
-            step=step,
-            quantity="update.norm",
-            sites=("blocks.0.attention.q_proj.weight", "blocks.0.feedforward.up_proj"),
-            values=((3.0,), (4.0,)),
-        ),
     ]
 
 
@@ -65,14 +60,17 @@ def test_known_numbers(tmp_path: Path) -> None:
         {
             "gradient_first_to_last": 2.0,
             "gradient_least_to_last": 0.005,
+            "gradient_least_to_last_start": 0.005,
             "gradient_spread": 200.0,
-            "update_attention": 3.0,
-            "update_feedforward": 4.0,
             "growth_G": 2.0,
             "growth_B2": 4.0,
             "theta_p5": 0.7,
             "theta_p5_start": 0.7,
             "theta_least": 0.5,
+            "norm_factor": (math.e + math.e**11) / 2,
+            "norm_factor_start": math.e,
+            "ln_norm_factors": 12.0,
+            "ln_norm_factors_start": 2.0,
             "token_cosine": 0.5,
             "token_cosine_start": 0.0,
             "S": math.e,

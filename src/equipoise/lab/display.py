@@ -9,8 +9,8 @@ from rich.table import Table
 
 from equipoise.lab import training
 from equipoise.lab.experiment import Experiment, Task
+from equipoise.lab.labels import NAMES
 from equipoise.lab.local import Watcher
-from equipoise.lab.measures import NAMES
 from equipoise.lab.results import Row
 
 

@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.lab import launch
+from equipoise.lab.curves import curve_measures
 from equipoise.lab.data import Batches, open_data
 from equipoise.lab.experiment import Arm, Task
+from equipoise.lab.judges import Trained, judged
 from equipoise.lab.measures import measures
 from equipoise.lab.models import GPT, GPTConfig, Normaliser, ViT
 from equipoise.lab.trainer import Listener, Trainer
@@ -46,6 +48,12 @@ def execute(
     start = time.process_time()
     result = trainer.run()
     found = _judged(result, trainer.model, data.validation)
+    for name in arm.judges:
+        held = data.validation or data.train
+        trained = Trained(
+            model=trainer.model, optimizer=trainer.optimizer, batch=held.take()
+        )
+        found |= judged(name, trained)
     found["cpu_seconds"] = time.process_time() - start
     _leave(folder, task, found, result)
     return outcome(folder)
@@ -77,9 +85,10 @@ def outcome(folder: Path) -> dict[str, float]:
 
     What the run file holds is read anew, so a measure thought of later costs no run.
     """
-    judged: dict[str, float] = json.loads((folder / RESULT).read_text())["measures"]
+    record = json.loads((folder / RESULT).read_text())
+    found: dict[str, float] = record["measures"] | curve_measures(record)
     run = folder / "run.eqp"
-    return judged | measures(run) if run.is_file() else judged
+    return found | measures(run) if run.is_file() else found
 
 
 def _judged(
@@ -126,6 +135,7 @@ def _leave(
         "measures": dict(found),
         "losses": result.losses,
         "gradient_norms": result.gradient_norms,
+        "parts": dict(result.parts),
     }
     draft = folder / f".{RESULT}"
     draft.write_text(json.dumps(record))

@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.lab.data import DataOptions
 from equipoise.lab.models import GPTConfig, ViTConfig
-from equipoise.lab.options import from_mapping, require
+from equipoise.lab.options import from_mapping, keyed, later, require
 from equipoise.lab.training import TrainOptions
 
 SEEDS = (42, 123, 456)  # Emadi's
@@ -25,6 +25,8 @@ class Arm:
     data: DataOptions = field(default_factory=DataOptions)
     normaliser: str = ""
     """Of attention rows, by name; softmax unless given."""
+    judges: tuple[str, ...] = later(())
+    """What else to ask of the trained model, by name; see ``lab.judges``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class Task:
     @property
     def key(self) -> str:
         """Return eight digits of everything that decides the outcome."""
-        line = json.dumps(self.to_mapping(), sort_keys=True)
+        given = {"kind": self._kind, **keyed(self.arm), "seed": self.seed}
+        line = json.dumps(given, sort_keys=True)
         return hashlib.sha256(line.encode()).hexdigest()[:8]
 
     @property
@@ -45,8 +48,11 @@ class Task:
         return Path(self.arm.name) / f"seed-{self.seed}-{self.key}"
 
     def to_mapping(self) -> dict[str, Any]:
-        kind = "vit" if isinstance(self.arm.model, ViTConfig) else "gpt"
-        return {"kind": kind, **asdict(self.arm), "seed": self.seed}
+        return {"kind": self._kind, **asdict(self.arm), "seed": self.seed}
+
+    @property
+    def _kind(self) -> str:
+        return "vit" if isinstance(self.arm.model, ViTConfig) else "gpt"
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> "Task":

@@ -11,35 +11,6 @@ from equipoise.store import Run, open_run
 LAST = 5
 """Samples at the end of the run whose median is reported: one batch is noise."""
 
-NAMES = {
-    "validation": "held-out loss, nats",
-    "loss": "training loss, last tenth",
-    "accuracy": "held-out accuracy",
-    "spikes": "loss spikes",
-    "gradient_spikes": "gradient above 5 × clip",
-    "gradient_first_to_last": "gradient, first layer ÷ last",
-    "gradient_least_to_last": "gradient, weakest layer ÷ last",
-    "gradient_spread": "gradient, layers 2…N, largest ÷ smallest",
-    "theta_p5": "θ, 5th percentile",
-    "theta_p50": "θ, median",
-    "theta_p100": "θ, largest",
-    "S": "S, median over layers",
-    "S_cv": "S, spread over layers (CV)",
-    "S_residual": "S on the residual stream, median",
-    "S_residual_cv": "S on the residual stream, CV",
-    "S_residual_slope": "ln S over depth, slope",
-    "theta_least": "θ, 5th percentile, sharpest layer",
-    "norm_factor": "norm's factor on the gradient",
-    "branch_factor": "branch's factor on the gradient",
-    "token_cosine": "cosine between tokens",
-    "update_attention": "update norm, attention",
-    "update_feedforward": "update norm, feed-forward",
-    "update_embedding": "update norm, embeddings",
-    "growth_G": "Δ ln G from first to last",
-    "growth_B2": "Δ ln B̄² from first to last",
-}
-"""Measure → what a table calls it; one without a name keeps its own."""
-
 
 def measures(path: Path) -> dict[str, float]:
     """Return the run's end state: gradients over depth, θ, S and G.
@@ -49,9 +20,11 @@ def measures(path: Path) -> dict[str, float]:
     gradient_spread          largest over smallest of blocks 2 … N
     """
     run = open_run(path)
-    found = _gradients(run) | _updates(run) | _growth(run)
+    found = _gradients(run) | _growth(run)
     for name, quantity in MEDIANS.items():
         found |= _median(run, quantity, name)
+    for name in ("norm_factor", "branch_factor"):
+        found |= _logarithms(run, f"backward.{name}", f"ln_{name}s")
     found |= _spread(run, "sensitivity.S", "S")
     found |= _spread(run, "sensitivity.S_residual", "S_residual")
     lowest = per_layer(run, "attention.theta.p5")
@@ -66,6 +39,7 @@ MEDIANS = {
     "norm_factor": "backward.norm_factor",
     "branch_factor": "backward.branch_factor",
     "token_cosine": "residual.token_cosine",
+    "lipschitz": "attention.lipschitz",
 }
 """Measures that are a median over layers, with the same at the first sample."""
 
@@ -80,6 +54,29 @@ def per_layer(run: Run, quantity: str) -> dict[str, float]:
     }
 
 
+def first_values(run: Run, quantity: str) -> dict[str, float]:
+    """Return per site the first sample, heads averaged."""
+    return {
+        site: float(_by_step(values)[0])
+        for site, (_, values) in run.series(quantity).items()
+    }
+
+
+def _logarithms(run: Run, quantity: str, name: str) -> dict[str, float]:
+    """Return Σ ln over all sublayers, at the end and at the first sample."""
+    if quantity not in run.quantities:
+        return {}
+    ends, first = per_layer(run, quantity), first_values(run, quantity)
+    return {
+        name: sum(_ln(value) for value in ends.values()),
+        f"{name}_start": sum(_ln(value) for value in first.values()),
+    }
+
+
+def _ln(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
 def _by_step(values: np.ndarray) -> np.ndarray:
     return values if values.ndim == 1 else values.mean(1)
 
@@ -90,7 +87,10 @@ def _gradients(run: Run) -> dict[str, float]:
     if len(blocks) < 2:
         return {}
     rest = blocks[1:]
+    first = first_values(run, "gradient.norm")
+    start = [first[b] for b in run.info.details["blocks"] if b in first]
     return {
+        "gradient_least_to_last_start": ratio(min(start), start[-1]),
         "gradient_first_to_last": ratio(blocks[0], blocks[-1]),
         "gradient_least_to_last": ratio(min(blocks), blocks[-1]),
         "gradient_spread": ratio(max(rest), min(rest)),
@@ -108,10 +108,10 @@ def _median(run: Run, quantity: str, name: str) -> dict[str, float]:
     values = per_layer(run, quantity)
     if not values:
         return {}
-    first = [float(_by_step(v)[0]) for _, v in run.series(quantity).values()]
+    first = first_values(run, quantity)
     return {
         name: statistics.median(values.values()),
-        f"{name}_start": statistics.median(first),
+        f"{name}_start": statistics.median(first.values()),
     }
 
 
@@ -126,19 +126,6 @@ def _spread(run: Run, quantity: str, name: str) -> dict[str, float]:
         depth = np.linspace(0, 1, len(values))
         found[f"{name}_slope"] = float(np.polyfit(depth, np.log(values), 1)[0])
     return found
-
-
-def _updates(run: Run) -> dict[str, float]:
-    """Return the size of Adam's updates in attention, feed-forward and embeddings."""
-    if "update.norm" not in run.quantities:
-        return {}
-    norms = per_layer(run, "update.norm")
-    parts = {
-        "update_attention": [v for site, v in norms.items() if ".attention" in site],
-        "update_feedforward": [v for site, v in norms.items() if "feedforward" in site],
-        "update_embedding": [v for site, v in norms.items() if "embedding" in site],
-    }
-    return {name: math.hypot(*values) for name, values in parts.items() if values}
 
 
 def _growth(run: Run) -> dict[str, float]:

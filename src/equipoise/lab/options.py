@@ -1,7 +1,7 @@
 """Options are frozen dataclasses: read from JSON, checked key by key."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
@@ -39,6 +39,23 @@ def _revived(hint: Any, item: Any) -> Any:
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(item, Mapping):
         return from_mapping(hint, item)
     return tuple(item) if isinstance(item, list) else item
+
+
+def later(default: Any) -> Any:
+    """Return a field added when results exist: at its default it changes no key.
+
+    Finished runs stay finished. The default of such an option must never change.
+    """
+    return field(default=default, metadata={"later": True})
+
+
+def keyed(options: Any) -> dict[str, Any]:
+    """Return what a run's key is made of: every option but untouched later ones."""
+    return {
+        f.name: keyed(value) if is_dataclass(value) else value
+        for f in fields(options)
+        if (value := getattr(options, f.name)) != f.default or "later" not in f.metadata
+    }
 
 
 def require(holds: bool, message: str) -> None:

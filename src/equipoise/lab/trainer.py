@@ -15,6 +15,7 @@ from equipoise.lab import checkpoint, launch
 from equipoise.lab.data import Batches
 from equipoise.lab.data.order import share
 from equipoise.lab.models import MixtureOfExperts
+from equipoise.lab.parts import PartNorms
 from equipoise.lab.training import Precision, Progress, TrainOptions, TrainResult
 from equipoise.remedies.temperature import dials
 
@@ -59,6 +60,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=options.precision == "fp16"
         )
+        self.parts = PartNorms(self.model, every=options.parts_every)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._read: list[tuple[float, float]] = []
         self._unread: list[Tensor] = []
@@ -71,7 +73,7 @@ class Trainer:
         """Train to the last step and return the curves."""
         started = time.perf_counter() - self.seconds
         with self.watching() as watched:
-            while self.step < self.options.steps:
+            while self.step < self.options.steps and not self._hopeless():
                 self._before_step()
                 loss, norm = self.one_step()
                 if watched is not None:
@@ -86,7 +88,15 @@ class Trainer:
             clip=self.options.clip,
             seconds=self.seconds,
             tokens=self.tokens,
+            parts=self.parts.state() if self.options.parts_every else {},
         )
+
+    def _hopeless(self) -> bool:
+        """Say whether to give up; losses are read every ten steps, so then."""
+        limit, read = self.options.give_up, self._read[-10:]
+        if limit is None or self._unread or not read:
+            return False
+        return not sum(loss for loss, _ in read) / len(read) <= limit
 
     def one_step(self) -> tuple[Tensor, Tensor]:
         """Take one optimiser step; return the mean loss and the gradient norm."""
@@ -98,9 +108,11 @@ class Trainer:
                 torch.autograd.backward(self.scaler.scale((loss + extra) / parts))
             total += loss.detach() / parts
         self.scaler.unscale_(self.optimizer)
+        self.parts.gradients()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.parts.after()
         self.optimizer.zero_grad(set_to_none=True)
         return launch.averaged(total), whole(norm)
 
@@ -127,8 +139,15 @@ class Trainer:
             self.optimizer,
             run=run,
             every=self.options.every,
+            at=self.options.at,
+            preset=self.options.preset,
             info=self.info,
         ) as watched:
+            # Killed before its first checkpoint, a run file is ahead of the weights.
+            start = {"step": self.step, "next_due": self.step}
+            fresh = {**start, "interval": self.options.every}
+            watched.load_state_dict(self._watch_state or fresh)
+            self._watched = watched
             yield watched
 
     def _before_step(self) -> None:
@@ -137,6 +156,7 @@ class Trainer:
             group["lr"] = lr
         for dial in self.dials:
             dial.turn(self.options.temperature.at(self.step))
+        self.parts.before(self.step)
 
     def _after_step(self, loss: Tensor, norm: Tensor) -> None:
         self.step += 1
@@ -185,6 +205,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "scaler": self.scaler.state_dict(),
+            "parts": self.parts.state(),
             "watch": self._watched.state_dict() if self._watched else None,
         }
         checkpoint.save(
@@ -206,6 +227,7 @@ class Trainer:
         self._read = [(loss, norm) for loss, norm in state["curves"]]
         self._watch_state = state["watch"]
         self.scaler.load_state_dict(state["scaler"])
+        self.parts.restore(state["parts"])
         self.data.restore(mine["data"])
 
 

@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from equipoise.lab.launch import Parallel
 from equipoise.lab.options import one_of, require
@@ -40,6 +41,14 @@ class TrainOptions:
     watch: bool = True
     every: int = 10
     """Measure one step in this many."""
+    at: tuple[int, ...] = ()
+    """Steps to measure besides."""
+    preset: str = "default"
+    """What is watched: ``minimal``, ``default`` or ``deep``."""
+    parts_every: int = 0
+    """Norms of gradient and update per module, one step in this many; 0 is never."""
+    give_up: float | None = None
+    """End the run early once the mean of ten losses exceeds this or is not finite."""
     checkpoint_every: int = 0
     """0 keeps no checkpoint."""
 
@@ -48,7 +57,7 @@ class TrainOptions:
         one_of("parallel", self.parallel, ("ddp", "fsdp"))
         for name in ("batch", "accumulation", "every", "clip"):
             require(getattr(self, name) > 0, f"{name} must be positive")
-        for name in ("checkpoint_every", "weight_decay"):
+        for name in ("checkpoint_every", "weight_decay", "parts_every"):
             require(getattr(self, name) >= 0, f"{name} cannot be negative")
         self.schedule, self.temperature  # noqa: B018  (validates both on construction)
 
@@ -84,6 +93,8 @@ class TrainResult:
     clip: float
     seconds: float
     tokens: int
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """Norms per module, where they were asked for."""
 
     @property
     def loss(self) -> float:

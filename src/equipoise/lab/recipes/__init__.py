@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from equipoise.errors import InputError
 from equipoise.lab.experiment import Experiment
-from equipoise.lab.recipes import fragility, paper, questions, smoke
+from equipoise.lab.recipes import fragility, paper, questions, smoke, thresholds
 
 Recipe = Callable[[bool], Experiment]
 """quick → Experiment."""
@@ -13,12 +13,12 @@ Recipe = Callable[[bool], Experiment]
 RECIPES: dict[str, Recipe] = {
     "prepost": paper.prepost,
     "temperature": questions.temperature,
-    "exponents": questions.exponents,
+    "exponents": thresholds.exponents,
     "rmsnorm": questions.rmsnorm,
     "experts": questions.experts,
     "sharpening": questions.sharpening,
     "vanishing": questions.vanishing,
-    "rates": questions.rates,
+    "rates": thresholds.rates,
     "fragility": fragility.fragility,
     "smoke": smoke.smoke,
 }

@@ -9,7 +9,11 @@ from equipoise.lab.training import TrainOptions
 
 def prepost(quick: bool) -> Experiment:
     """Figs 1, 2, 4, 5, 6 and Table 1: one set of runs, read in several ways."""
-    train = TrainOptions(steps=150 if quick else 600, warmup=15 if quick else 60)
+    train = (
+        TrainOptions(steps=150, warmup=15)
+        if quick
+        else TrainOptions(steps=240, warmup=24, every=20)
+    )
     arms = tuple(
         Arm(name=name, model=replace(gpt_preset("demo"), residual=name), train=train)
         for name in ("pre", "post", "deepnorm")
