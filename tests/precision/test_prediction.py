@@ -3,6 +3,7 @@
 import math
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -136,5 +137,75 @@ def test_errors() -> None:
     model = nn.Linear(2, 2, bias=False)
     with pytest.raises(InputError, match="at least one probe"):
         predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), probes=0)
+    with pytest.raises(InputError, match="two rows"):
+        predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), rows=1)
     with pytest.raises(InputError, match="nothing to be relative to"):
         predicted(model, torch.zeros(1, 2), storage=Storage.named("bf16"))
+
+
+def test_some_rows_stand_for_all() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=32, depth=2, heads=4, context=256))
+    ids, storage = torch.randint(0, 256, (1, 256)), Storage.named("bf16")
+    every = predicted(model, ids, storage=storage, rows=None)
+    few = predicted(model, ids, storage=storage, rows=16)
+    assert every.sampling_error < few.sampling_error < 0.05
+    # The same probe: only the rows differ, and five standard errors hold them.
+    assert few.total == pytest.approx(every.total, rel=5 * few.sampling_error)
+
+
+def test_the_stated_error_is_the_scatter_over_draws() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(512, 64) * torch.rand(512, 1)
+    storage = Storage.named("bf16")
+    weighed = storage.rounded(x) - x
+    exact = (weighed.square().sum() / x.square().sum()).sqrt().item()
+
+    class Same(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 1.0
+
+    found = [predicted(Same(), x, storage=storage, rows=32, seed=s) for s in range(150)]
+    z = [(f.total / exact - 1) / f.sampling_error for f in found]
+    # Systematic rows of independent tokens: the scatter is what is stated, ± 20 %.
+    assert np.std(z) == pytest.approx(1.0, abs=0.2)
+    assert abs(np.mean(z)) < 0.4
+
+
+def test_heads_hold_what_is_made_inside_them() -> None:
+    model, ids = small_gpt()
+    found = predicted(model, ids, storage=Storage.named("bf16"))
+    site = "blocks.1.attention"
+    inside = sum(found.variance[site][kind] for kind in ("score", "prob", "mix"))
+    assert len(found.heads[site]) == 4
+    assert sum(found.heads[site]) == pytest.approx(inside, rel=1e-12)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_wide_head_is_probed_at_some_of_its_words(mixing: bool) -> None:
+    """6000 words: unbiased against every word probed; log-softmax mixes them all."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 6000)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(torch.tanh(self.inner(x)))
+            return y.log_softmax(-1) if mixing else y
+
+    torch.manual_seed(0)
+    model, x, storage = Words(), torch.randn(1, 12, 8), Storage.named("bf16")
+    inner = model.inner(x).detach().tanh()
+    weight = model.head.weight.detach()
+    mean = model.head(inner).detach().softmax(-1) @ weight  # log-softmax: W - 1pᵀW
+    gain = (weight - (mean[0][:, None] if mixing else 0.0)).square().sum(-2)
+    r2 = (storage.rounded(inner) - inner).square()[0]
+    y = model(x).detach()
+    exact = (r2 * gain).sum() / y.square().sum()
+    seen = [
+        predicted(model, x, storage=storage, seed=s).variance[""]["tanh"]
+        for s in range(40)
+    ]
+    assert np.mean(seen) == pytest.approx(exact.item(), rel=0.1)
