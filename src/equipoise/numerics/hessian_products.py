@@ -66,7 +66,7 @@ class HessianProduct:
             yield self._graph
             return
         for function in self.functions:
-            gradient = gradient_with_graph(function, self.at)
+            gradient = slope(function, self.at, differentiable=True)
             if self.keep and len(self.functions) == 1:
                 self._graph = gradient
             yield gradient
@@ -158,12 +158,18 @@ class _Linearised:
 
 
 @torch.enable_grad()
-def gradient_with_graph(function: Function, at: Sequence[Tensor]) -> list[Tensor]:
-    """Return ∂f/∂w of each parameter, itself differentiable."""
+def slope(
+    function: Function, at: Sequence[Tensor], *, differentiable: bool = False
+) -> list[Tensor]:
+    """Return ∂f/∂w of each parameter."""
+    at = at if differentiable else leaves(at)
     value = function(at)
     _depends(value)
-    found = torch.autograd.grad(value, at, create_graph=True, materialize_grads=True)
-    return list(found)
+    return list(
+        torch.autograd.grad(
+            value, at, create_graph=differentiable, materialize_grads=True
+        )
+    )
 
 
 def _depends(value: Tensor) -> None:

@@ -92,4 +92,10 @@ def preconditioned(operator: Operator, scale: StepScale) -> Operator:
     def again(names: Any) -> Operator:
         return preconditioned(operator.again(names), scale)
 
-    return Operator(names=operator.names, at=operator.at, matvec=matvec, again=again)
+    return Operator(
+        names=operator.names,
+        at=operator.at,
+        matvec=matvec,
+        again=again,
+        gradient=lambda: root_N * operator.gradient(),
+    )

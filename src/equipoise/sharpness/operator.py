@@ -14,16 +14,18 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from equipoise.anatomy.shards import is_sharded
 from equipoise.anatomy.twin import Twin
 from equipoise.errors import InputError
 from equipoise.numerics.hessian_products import (
     Composite,
     GaussNewtonProduct,
     HessianProduct,
+    flattened,
+    slope,
     unflattened,
 )
 from equipoise.probes.logits import output_logits
-from equipoise.anatomy.shards import is_sharded
 from equipoise.sharpness.objective import Call, Loss, calls, cast, mean_loss
 
 Kind = Literal["hessian", "gauss-newton"]
@@ -39,6 +41,8 @@ class Operator:
     matvec: Callable[[Tensor], Tensor]
     again: Callable[[Sequence[str]], "Operator"]
     """The same curvature over other parameters."""
+    gradient: Callable[[], Tensor]
+    """The gradient of the same loss, flat."""
 
     @property
     def width(self) -> int:
@@ -181,7 +185,16 @@ class _Source:
             at=at,
             matvec=partial(averaged, product) if self.group else product,
             again=self.over,
+            gradient=partial(self._gradient, tuple(names), at),
         )
+
+    def _gradient(self, names: tuple[str, ...], at: tuple[Tensor, ...]) -> Tensor:
+        total_N = sum(
+            flattened(slope(partial(self._value, names, call), at))
+            for call in self.calls
+        )
+        assert isinstance(total_N, Tensor)
+        return averaged(lambda g_N: g_N, total_N) if self.group else total_N
 
     def _product(
         self, names: tuple[str, ...], at: tuple[Tensor, ...]
