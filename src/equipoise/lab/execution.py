@@ -51,7 +51,11 @@ def execute(
     for name in arm.judges:
         held = data.validation or data.train
         trained = Trained(
-            model=trainer.model, optimizer=trainer.optimizer, batch=held.take()
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            batch=held.take(),
+            seen=data.train,
+            folder=folder,
         )
         found |= judged(name, trained)
     found["cpu_seconds"] = time.process_time() - start

@@ -5,6 +5,7 @@ Axes, in this file:  B batch · H head · Q query · N every weight in one vecto
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.registry import anatomy_of
 from equipoise.errors import InputError
-from equipoise.lab.data import Batch
+from equipoise.lab.data import Batch, Batches
 from equipoise.numerics.attention_rows import row_statistics
 from equipoise.numerics.extremes import extremes
 from equipoise.numerics.stopping import Search
@@ -30,6 +31,10 @@ class Trained:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batch: Batch
+    seen: Batches | None = None
+    """What it was trained on, from where training stopped."""
+    folder: Path | None = None
+    """Where a judge may leave a figure."""
 
 
 def sharpness(trained: Trained) -> dict[str, float]:
