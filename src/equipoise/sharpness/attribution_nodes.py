@@ -189,7 +189,7 @@ class _Nodes(TorchFunctionMode):
         weight: Tensor | None = None,
     ) -> Tensor:
         """Return the loss in plain operations: torch's kernel has no dual backward."""
-        off = self.result(torch.square, (input - target,), {}, "loss")
+        off: Tensor = self.result(torch.square, (input - target,), {}, "loss")
         off = off if weight is None else off * weight
         if reduction == "none":
             return off

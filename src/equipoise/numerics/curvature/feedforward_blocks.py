@@ -1,0 +1,141 @@
+"""Feed-forward nets: every block of the second derivative, unit by unit.
+
+Axes, in this file:  N token · D, C input width · M hidden unit · O output width.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.numerics.curvature.feedforward import FeedForward, Unit, unit_at
+
+
+class Gate(NamedTuple):
+    """Blocks of W_up; with itself it has none."""
+
+    in_up_MDC: Tensor
+    up_out_MDO: Tensor
+    x_up_NDCM: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardHessian:
+    """The blocks of ∇²⟨g, y⟩ that are not zero; M stands once: units do not meet."""
+
+    in_in_MDC: Tensor
+    in_out_MDO: Tensor
+    x_x_NDC: Tensor
+    x_in_NDCM: Tensor
+    x_out_NDMO: Tensor
+    gate: Gate | None = None
+    """What a gated net adds."""
+
+    def dense(self) -> Float[Tensor, "P P"]:
+        """Return the whole matrix over x, W_in, W_up (if gated) and W_out."""
+        N, D, _ = self.x_x_NDC.shape
+        M, _, out = self.in_out_MDO.shape
+        hidden = D * M
+        names = ["x", "in", *(["up"] if self.gate else []), "out"]
+        sizes = {"x": N * D, "in": hidden, "up": hidden, "out": M * out}
+        ends = torch.tensor([0] + [sizes[n] for n in names]).cumsum(0).tolist()
+        place = dict(zip(names, ends, strict=False))
+        whole = self.x_x_NDC.new_zeros(ends[-1], ends[-1])
+        for (a, b), block in self._flat().items():
+            rows, columns = block.shape
+            whole[place[a] : place[a] + rows, place[b] : place[b] + columns] = block
+            whole[place[b] : place[b] + columns, place[a] : place[a] + rows] = block.mT
+        return whole
+
+    def _flat(self) -> dict[tuple[str, str], Tensor]:
+        eye_MM = torch.eye(len(self.in_in_MDC)).to(self.in_in_MDC)
+        found = {
+            ("x", "x"): torch.block_diag(*self.x_x_NDC),
+            ("x", "in"): self.x_in_NDCM.flatten(2).flatten(0, 1),
+            ("x", "out"): self.x_out_NDMO.flatten(2).flatten(0, 1),
+            ("in", "in"): _spread(self.in_in_MDC, eye_MM, "MDC,ML->DMCL"),
+            ("in", "out"): _spread(self.in_out_MDO, eye_MM, "MDO,ML->DMLO"),
+        }
+        if self.gate is not None:
+            found |= {
+                ("x", "up"): self.gate.x_up_NDCM.flatten(2).flatten(0, 1),
+                ("in", "up"): _spread(self.gate.in_up_MDC, eye_MM, "MDC,ML->DMCL"),
+                ("up", "out"): _spread(self.gate.up_out_MDO, eye_MM, "MDO,ML->DMLO"),
+            }
+        return found
+
+
+def feedforward_hessian(
+    net: FeedForward, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
+) -> FeedForwardHessian:
+    """Return all blocks of ∇²⟨g, y⟩ in x and the weights.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> net = FeedForward(w_in_DM=one, w_out_MO=one, activation="silu")
+        >>> feedforward_hessian(net, torch.zeros(1, 1), one).x_x_NDC
+        tensor([[[0.5000]]])
+    """
+    unit = unit_at(net, x_ND, g_NO)
+    gate_DM, up_DM = net.w_in_DM, net.w_up_DM
+    bent_NDM = gate_DM * unit.uu_NM[:, None]
+    moved_NDM = gate_DM * unit.slope_NM[:, None]
+    plain = FeedForwardHessian(
+        in_in_MDC=torch.einsum("ND,NC,NM->MDC", x_ND, x_ND, unit.uu_NM),
+        in_out_MDO=torch.einsum("ND,NM,NO->MDO", x_ND, unit.slope_NM, g_NO),
+        x_x_NDC=bent_NDM @ gate_DM.mT,
+        x_in_NDCM=_input_block(x_ND, bent_NDM, unit.u_NM),
+        x_out_NDMO=moved_NDM[..., None] * g_NO[:, None, None],
+    )
+    return plain if up_DM is None else _gated(plain, unit, net, x_ND, g_NO, up_DM)
+
+
+def _gated(
+    plain: FeedForwardHessian,
+    unit: Unit,
+    net: FeedForward,
+    x_ND: Tensor,
+    g_NO: Tensor,
+    up_DM: Tensor,
+) -> FeedForwardHessian:
+    up_NDM = up_DM * unit.uv_NM[:, None]
+    gate_NDM = net.w_in_DM * unit.uv_NM[:, None]
+    mixed_NDC = up_NDM @ net.w_in_DM.mT
+    value_NDM = up_DM * unit.act.value[:, None]
+    direct_NDCM = x_ND[:, None, :, None] * up_NDM[:, :, None]
+    return replace(
+        plain,
+        x_x_NDC=plain.x_x_NDC + mixed_NDC + mixed_NDC.mT,
+        x_in_NDCM=plain.x_in_NDCM + direct_NDCM,
+        x_out_NDMO=plain.x_out_NDMO + value_NDM[..., None] * g_NO[:, None, None],
+        gate=Gate(
+            in_up_MDC=torch.einsum("ND,NC,NM->MDC", x_ND, x_ND, unit.uv_NM),
+            up_out_MDO=torch.einsum("ND,NM,NO->MDO", x_ND, unit.act.value, g_NO),
+            x_up_NDCM=_input_block(x_ND, gate_NDM, unit.v_NM),
+        ),
+    )
+
+
+def _input_block(x_ND: Tensor, bent_NDM: Tensor, slope_NM: Tensor) -> Tensor:
+    """Return bent_dm x_c + δ_dc slope_m for every token."""
+    eye_DC = torch.eye(x_ND.shape[1]).to(x_ND)
+    direct_NDCM = x_ND[:, None, :, None] * bent_NDM[:, :, None]
+    return direct_NDCM + eye_DC[..., None] * slope_NM[:, None, None]
+
+
+def _spread(block: Tensor, eye_MM: Tensor, how: str) -> Tensor:
+    return torch.einsum(how, block, eye_MM).flatten(2).flatten(0, 1)
+
+
+def feedforward_norms(
+    net: FeedForward, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
+) -> dict[str, float]:
+    """Return ‖H(W_in, W_in)‖₂ and ‖H(W_in, W_out)‖₂, exactly: the worst unit's."""
+    found = feedforward_hessian(net, x_ND, g_NO)
+    blocks = {"in_in": found.in_in_MDC, "in_out": found.in_out_MDO}
+    return {
+        name: float(torch.linalg.matrix_norm(block, ord=2).max())
+        for name, block in blocks.items()
+    }
