@@ -99,8 +99,19 @@ def positions(trained: Trained) -> dict[str, float]:
     return found
 
 
+def convergence(trained: Trained) -> dict[str, float]:
+    """Return how the mean loss moves with one more sample; see ``lab.convergence``."""
+    from equipoise.lab.convergence import convergence
+
+    return convergence(trained)
+
+
 Judge = Callable[[Trained], dict[str, float]]
-JUDGES: dict[str, Judge] = {"sharpness": sharpness, "positions": positions}
+JUDGES: dict[str, Judge] = {
+    "sharpness": sharpness,
+    "positions": positions,
+    "convergence": convergence,
+}
 
 
 def judged(name: str, trained: Trained) -> dict[str, float]:

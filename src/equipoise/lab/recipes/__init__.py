@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from equipoise.errors import InputError
 from equipoise.lab.experiment import Experiment
-from equipoise.lab.recipes import fragility, paper, questions, smoke, thresholds
+from equipoise.lab.recipes import (
+    convergence,
+    fragility,
+    paper,
+    questions,
+    smoke,
+    thresholds,
+)
 
 Recipe = Callable[[bool], Experiment]
 """quick → Experiment."""
@@ -20,8 +27,21 @@ RECIPES: dict[str, Recipe] = {
     "vanishing": questions.vanishing,
     "rates": thresholds.rates,
     "fragility": fragility.fragility,
+    "convergence": convergence.convergence,
     "smoke": smoke.smoke,
 }
+
+REPORTS = (
+    "prepost",
+    "temperature",
+    "vanishing",
+    "sharpening",
+    "rates",
+    "exponents",
+    "rmsnorm",
+    "experts",
+)
+"""What ``equipoise lab run all`` makes, in the order of what is asked first."""
 
 
 def recipe(name: str, *, quick: bool = False) -> Experiment:
