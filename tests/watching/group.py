@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
 from equipoise.watching import ranks
-from tests.watching.patients import Patient, batches, objective
+from tests.watching.patients import Digest, Patient, batches, objective
+from tests.watching.sharded import Llama, split_llama, split_patient
 
 STEPS = 5
 
@@ -50,71 +51,100 @@ def halves(batch: Tensor) -> tuple[Tensor, Tensor]:
     return twice[0::2], twice[1::2]
 
 
+def half(batch: Tensor) -> Tensor:
+    """What a data-parallel rank trains on."""
+    return halves(batch)[dist.get_rank()]
+
+
+def all_of_it(batch: Tensor) -> Tensor:
+    """What every tensor-parallel rank trains on."""
+    return torch.cat(halves(batch))
+
+
 def train(
-    wrap: Callable[[nn.Module], nn.Module],
+    model: nn.Module,
     *,
     run: Path | None,
+    mine: Callable[[Tensor], Tensor] = half,
     poison: tuple[int, int] | None = None,
-    dropout: float = 0.0,
+    clip: bool = True,
+    bits: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Return what this rank saw; ``poison`` is (rank, step) of an injected NaN."""
-    model = wrap(calm(dropout=dropout))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # SGD for the truth: Adam's signs would carry a rounding of 1e-8 to 1e-4.
+    kind: Any = torch.optim.AdamW if bits else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.01 if bits else 0.1, foreach=False)
     torch.manual_seed(dist.get_rank())
-    handle = None
+    handle, digest = None, Digest()
     if run is not None:
-        options = {"every": 2, "strict": True, **options}
+        options = {"every": 3 if bits else 2, "strict": True, **options}
         handle = equipoise.watch(model, optimizer, run=run, **options)
-    losses = []
-    for step, batch in enumerate(batches(STEPS)):
-        mine = halves(batch)[dist.get_rank()]
-        loss = objective(model, mine)
+    for step, batch in enumerate(batches(20 if bits else STEPS)):
+        loss = objective(model, mine(batch))
         if poison == (dist.get_rank(), step):
             loss = loss * float("nan")
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        digest.step(loss, model)
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        if step % 4 == 1:
+            digest.evaluation(model, batch)
+    digest.end(model, optimizer)
     if handle is not None:
         handle.close()
     together: Any = handle._account.ranks if handle else None
     return {
-        "losses": losses,
-        "weights": [_local(p).double().sum().item() for p in model.parameters()],
-        "rng": torch.get_rng_state().double().sum().item(),
+        "bits": digest.parts(),
         "findings": [f.to_json() for f in handle.findings] if handle else [],
         "collectives": getattr(together, "collectives", 0),
     }
-
-
-def _local(x: Any) -> Tensor:
-    return x.to_local() if hasattr(x, "to_local") else x  # type: ignore[no-any-return]
 
 
 def scenarios(folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     out: dict[str, Any] = {}
     for name, wrap in (("ddp", ddp), ("fsdp", fsdp)):
-        out[f"{name}.alone"] = train(wrap, run=None, dropout=0.2)
-        out[f"{name}.watched"] = train(
-            wrap, run=folder / f"{name}-dropout.eqp", dropout=0.2
-        )
-        out[f"{name}.truth"] = train(wrap, run=folder / f"{name}.eqp")
+        for kind, run in (("alone", None), ("watched", folder / f"{name}-bits.eqp")):
+            model = wrap(calm(dropout=0.2))
+            out[f"{name}.{kind}"] = train(model, run=run, bits=True)
+        out[f"{name}.truth"] = train(wrap(calm()), run=folder / f"{name}.eqp")
     for bad in (0, 1):
         run = folder / f"poison-{bad}.eqp"
-        out[f"poison.{bad}"] = train(ddp, run=run, poison=(bad, 1), every=2)
+        out[f"poison.{bad}"] = train(ddp(calm()), run=run, poison=(bad, 1), every=2)
+    out |= tensor_parallel(folder)
     out["small buffer"] = _with_small_buffer(folder)
-    out["budget"] = train(ddp, run=folder / "budget.eqp", every=1, budget=0.001)
+    out["budget"] = train(ddp(calm()), run=folder / "b.eqp", every=1, budget=0.001)
     out["apart"] = _apart(folder, rank)
+    return out
+
+
+def tensor_parallel(folder: Path) -> dict[str, Any]:
+    """Every rank sees the whole batch, and holds half of the heads."""
+    out: dict[str, Any] = {}
+    for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
+        # The same dropout everywhere, or the ranks would train different models.
+        model = split_patient(calm())
+        out[f"tp.{kind}"] = train(model, run=run, mine=all_of_it, clip=False, bits=True)
+    deep = {"mine": all_of_it, "preset": "deep"}
+    model = split_patient(calm())
+    out["tp.truth"] = train(model, run=folder / "tp.eqp", clip=False, **deep)
+    out["llama.truth"] = train(split_llama(Llama()), run=folder / "llama.eqp", **deep)
+    for bad in (0, 1):
+        run = folder / f"tp-poison-{bad}.eqp"
+        model = split_patient(calm())
+        out[f"tp.poison.{bad}"] = train(
+            model, run=run, poison=(bad, 1), mine=all_of_it, clip=False
+        )
     return out
 
 
 def _with_small_buffer(folder: Path) -> dict[str, Any]:
     size, ranks.LEAST_BYTES = ranks.LEAST_BYTES, 64
     try:
-        return train(ddp, run=folder / "small.eqp")
+        return train(ddp(calm()), run=folder / "small.eqp")
     finally:
         ranks.LEAST_BYTES = size
 
@@ -122,7 +152,7 @@ def _with_small_buffer(folder: Path) -> dict[str, Any]:
 def _apart(folder: Path, rank: int) -> dict[str, Any]:
     """Only the first rank watches: it must not wait for the other for ever."""
     ranks.ASSEMBLY_S = 0.5
-    found = train(ddp, run=folder / "apart.eqp" if rank == 0 else None)
+    found = train(ddp(calm()), run=folder / "apart.eqp" if rank == 0 else None)
     dist.barrier()
     return found
 

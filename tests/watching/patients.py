@@ -1,5 +1,6 @@
 """Small models to watch, and a training that remembers everything it did."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class PatientAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, T, _ = x.shape
         q, k, v = (
-            f(x).view(B, T, HEADS, -1).transpose(1, 2)
+            f(x).view(B, T, -1, WIDTH // HEADS).transpose(1, 2)
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         p = self.p if self.training else 0.0
@@ -177,6 +178,41 @@ def trained(
     ]
     memory.rng = torch.get_rng_state()
     return memory, handle
+
+
+class Digest:
+    """Every bit of a training, too many to keep: a fingerprint of each kind."""
+
+    def __init__(self) -> None:
+        kinds = ("losses", "gradients", "evaluations", "weights", "optimiser", "rng")
+        self._parts = {kind: hashlib.sha256() for kind in kinds}
+
+    def step(self, loss: Tensor, model: nn.Module) -> None:
+        self._add("losses", loss)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                self._add("gradients", parameter.grad)
+
+    def evaluation(self, model: nn.Module, batch: Tensor) -> None:
+        self._add("evaluations", evaluated(model, batch))
+
+    def end(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for value in model.state_dict().values():
+            self._add("weights", value)
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    self._add("optimiser", value)
+        self._add("rng", torch.get_rng_state())
+
+    def parts(self) -> dict[str, str]:
+        return {kind: part.hexdigest() for kind, part in self._parts.items()}
+
+    def _add(self, kind: str, x: Any) -> None:
+        x = x.to_local() if hasattr(x, "to_local") else x
+        # A clone: FSDP2 keeps count of who looks at a weight's storage.
+        raw = x.detach().clone().contiguous().flatten().view(torch.uint8)
+        self._parts[kind].update(raw.numpy().tobytes())
 
 
 @torch.no_grad()

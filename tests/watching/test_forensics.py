@@ -118,6 +118,32 @@ def test_checkpointed_blocks_are_not_run_again_to_look(tmp_path: Path) -> None:
     assert len(calls) == 1, "the checkpoint's own recomputation stops before it"
 
 
+class Doubled(torch.autograd.Function):
+    """Somebody's own function: what it saved goes by another name than torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2
+
+
+def test_a_function_of_the_users_own_is_looked_into(tmp_path: Path) -> None:
+    def broken(model: nn.Module) -> Any:
+        def spoil(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+            doubled: Tensor = Doubled.apply(out + float("nan"))
+            return doubled
+
+        return model.get_submodule("blocks.0.norm_2").register_forward_hook(spoil)
+
+    (found,) = watched(tmp_path, 3, broken)
+    assert (found.rule, found.step) == ("nonfinite.forward", 3)
+    assert "Doubled" in found.message and "blocks.0.norm_2" in found.message
+
+
 def test_it_rings_again_after_a_recovery(tmp_path: Path) -> None:
     model = Patient()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

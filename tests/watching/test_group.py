@@ -15,6 +15,7 @@ import equipoise
 from equipoise.probes.histogram import HISTOGRAM, width_at
 from tests.watching.group import STEPS, calm, halves
 from tests.watching.patients import batches, objective
+from tests.watching.sharded import Llama
 
 Results = tuple[Path, list[dict[str, Any]]]
 
@@ -58,12 +59,14 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> equipoise.Run:
     return equipoise.open_run(run)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
 def test_the_group_cannot_tell(group: Results, kind: str) -> None:
+    """Twenty steps: losses, gradients, evaluations, weights, optimiser and RNG."""
     for rank in group[1]:
-        alone, watched = rank[f"{kind}.alone"], rank[f"{kind}.watched"]
-        for what in ("losses", "weights", "rng"):
-            assert alone[what] == watched[what]
+        assert rank[f"{kind}.alone"]["bits"] == rank[f"{kind}.watched"]["bits"]
+        assert rank[f"{kind}.watched"]["collectives"] == 7
+    run = equipoise.open_run(group[0] / f"{kind}-bits.eqp")
+    assert list(run.series("loss")[""][0]) == list(range(20))
 
 
 NORMS = ["gradient.norm", "gradient.norm.total", "projection.G", "projection.norm.q"]
@@ -147,3 +150,77 @@ def test_a_rank_that_watches_alone_waits_for_nobody(group: Results) -> None:
     assert group[1][0]["apart"]["collectives"] == 0
     run = equipoise.open_run(group[0] / "apart.eqp")
     assert "gradient.norm" in run.quantities
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, equipoise.Run]:
+    """One process that holds every head."""
+    folder = tmp_path_factory.mktemp("whole")
+    runs = {}
+    for name, model in (("tp", calm()), ("llama", Llama())):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = folder / f"{name}.eqp"
+        with equipoise.watch(model, optimizer, run=run, every=2, preset="deep"):
+            for batch in batches(STEPS):
+                objective(model, torch.cat(halves(batch))).backward()
+                if name == "llama":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        runs[name] = equipoise.open_run(run)
+    return runs
+
+
+# Whole matrices, or all heads together: no rank has them, and gathering is no hook's.
+UNREAD = ("projection.norm", "projection.G", "sensitivity.", "baek_v1.kappa", "baek_v2")
+# Rounds to bf16: the last bit of a query decides which way, at a few hundred places.
+JUMPS = ("precision.rms_error",)
+
+
+@pytest.mark.parametrize("name", ["tp", "llama"])
+def test_tensor_parallel_readings_are_those_of_one_process(
+    group: Results, whole: dict[str, equipoise.Run], name: str
+) -> None:
+    run = equipoise.open_run(group[0] / f"{name}.eqp")
+    missing = set(whole[name].quantities) - set(run.quantities)
+    assert all(q.startswith(UNREAD) or q == "attention.lipschitz" for q in missing)
+    assert {"projection.qk", "projection.vo", "attention.lipschitz.heads"} <= {
+        *run.quantities
+    }
+    for quantity in run.quantities:
+        expected, found = whole[name].series(quantity), run.series(quantity)
+        assert expected.keys() == found.keys()
+        for site, (steps, values) in expected.items():
+            assert list(found[site][0]) == list(steps)
+            torch.testing.assert_close(
+                torch.tensor(found[site][1]),
+                torch.tensor(values),
+                rtol=5e-2 if quantity.startswith(JUMPS) else 1e-5,
+                atol=1e-7,
+                msg=lambda text, q=quantity: f"{q}: {text}",
+            )
+
+
+@pytest.mark.parametrize("name", ["tp", "llama"])
+def test_what_tensor_parallelism_hides_is_named(group: Results, name: str) -> None:
+    ranks = [rank[f"{name}.truth"] for rank in group[1]]
+    assert ranks[0]["findings"] == ranks[1]["findings"]
+    (found,) = [equipoise.Finding.from_json(line) for line in ranks[0]["findings"]]
+    assert (found.rule, found.severity) == ("watch.unread", "info")
+    assert "sharded over tensor-parallel ranks" in found.message
+    assert "projection.G" in found.message and found.evidence["sites"] == 2
+    assert all(rank["collectives"] == 3 for rank in ranks)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_nan_on_either_half_of_the_heads_is_one_finding(
+    group: Results, bad: int
+) -> None:
+    first, second = (rank[f"tp.poison.{bad}"]["findings"] for rank in group[1])
+    assert first == second
+    broken = [
+        f for f in map(equipoise.Finding.from_json, first) if f.rule != "watch.unread"
+    ]
+    assert [(f.step, f.rule, f.evidence["rank"]) for f in broken] == [
+        (1, "nonfinite.forward", bad)
+    ]

@@ -16,6 +16,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.fastpath import FastPaths
 from equipoise.anatomy.fused import sdpa_call
 from equipoise.anatomy.operations import SOFTMAXES, Function, foreign_kernel
+from equipoise.anatomy.shards import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
 from equipoise.anatomy.trail import Trail
 
@@ -26,6 +27,11 @@ ENTRY_POINTS = {
     F.scaled_dot_product_attention,
     F.multi_head_attention_forward,
 }
+
+
+SPLIT_ROWS = (
+    "its queries or keys are sharded along the sequence: no rank holds a whole row"
+)
 
 
 def _as_it_is(hook: Hook) -> Hook:
@@ -84,7 +90,7 @@ class Interceptor(TorchFunctionMode):
 
     def _look(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
         if func is F.scaled_dot_product_attention:
-            self._listener(sdpa_call(self._caller(), *args, **kwargs))
+            self._sdpa(args, kwargs)
         elif func is F.multi_head_attention_forward:
             self._listener(multihead.from_function(self._caller(), args, kwargs))
         elif func in SOFTMAXES:
@@ -94,6 +100,14 @@ class Interceptor(TorchFunctionMode):
         elif kernel := foreign_kernel(func):
             self._miss(self._caller(), f"{kernel} returns no scores")
 
+    def _sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if any(sharded_axes(x) - {0, 1} for x in tensors):
+            self._miss(self._caller(), SPLIT_ROWS)
+            return
+        here = {name: _here(x) for name, x in kwargs.items()}
+        self._listener(sdpa_call(self._caller(), *map(_here, args), **here))
+
     def _flex(self, given: dict[str, Any]) -> None:
         self._listener(flex.flex_call(self._caller(), given))
 
@@ -102,6 +116,10 @@ class Interceptor(TorchFunctionMode):
 
     def _miss(self, who: Caller, reason: str) -> None:
         self._anatomy.noticed.setdefault(who.name, reason)
+
+
+def _here(x: Any) -> Any:
+    return local_part(x) if isinstance(x, Tensor) else x
 
 
 def _softmax_given(

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from equipoise.anatomy.shards import local_part
+
 Placement = Literal["pre", "post", "sandwich", ""]
 
 
@@ -39,10 +41,13 @@ class Weight:
     """True where the module stores (in, out), as GPT-2's Conv1D does."""
     rows: slice | Interleaved | None = None
     """Which output rows belong to this projection; all of them by default."""
+    local: bool = False
+    """True for the part that tensor parallelism leaves on this rank."""
 
     def matrix(self) -> Tensor:
         """Return the (out, in) matrix as it is now; whole only where the module is."""
         weight = effective(self.module, self.attribute)
+        weight = local_part(weight) if self.local else weight
         weight = weight.mT if self.transposed else weight
         if self.rows is None:
             return weight
@@ -129,6 +134,8 @@ class Anatomy:
     """What was guessed rather than declared, in words for the user."""
     noticed: dict[str, str] = field(default_factory=dict)
     """Calls that were seen but could not be read, as they are met: name → reason."""
+    partly: dict[str, str] = field(default_factory=dict)
+    """Sites that are read but for something, as they are met: name → what, and why."""
 
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the site of a module, if it is one we expected."""

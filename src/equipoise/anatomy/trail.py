@@ -15,6 +15,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.mixing import Axes, mixing_axes
 from equipoise.anatomy.operations import RESHAPES, SLICES, Function
 from equipoise.anatomy.shapes import HEAD_COUNTS, count, four
+from equipoise.anatomy.shards import local_part
 
 OVERWRITTEN = "its scores were overwritten before its weights were used"
 OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
@@ -162,7 +163,7 @@ def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
     return AttentionCall(
         module=caller.module,
         kind="softmax",
-        scores_BHQK=four(scores, count(caller.module, HEAD_COUNTS)),
+        scores_BHQK=four(local_part(scores), count(caller.module, HEAD_COUNTS)),
         cross=caller.cross,
         extra_keys=extra,
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import listening
+from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -87,5 +88,5 @@ class BackwardFactors:
 
 
 def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(local_part(x), dtype=torch.float32)
     return norm

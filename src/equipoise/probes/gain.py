@@ -12,13 +12,18 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.parallel import held_here, is_whole
 from equipoise.anatomy.sites import Anatomy, Projections
 from equipoise.numerics.head_products import head_product_norms
 from equipoise.numerics.tracking import tracked_norm
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.shards import is_sharded
 
+SHARDED = (
+    "its weights are sharded over tensor-parallel ranks, and the norm of a part is no "
+    "part of the norm: projection.norm, projection.G, sensitivity, the papers' kappas "
+    "and attention.lipschitz are not read (what is read head by head is)"
+)
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]
 
@@ -43,6 +48,10 @@ class ProjectionGain:
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_of(self._anatomy, call)
         if projections is None:
+            return
+        if not is_whole(projections):
+            assert self._anatomy is not None
+            self._anatomy.partly.setdefault(site, SHARDED)
             return
         norms = []
         for letter in "qkvo":
@@ -73,7 +82,7 @@ class HeadProducts:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        projections = projections_of(self._anatomy, call)
+        projections = projections_here(self._anatomy, call)
         if projections is None:
             return
         pairs: tuple[tuple[Letter, Letter], ...] = (("q", "k"), ("v", "o"))
@@ -85,16 +94,15 @@ class HeadProducts:
 
 
 def projections_of(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:
-    """Return the caller's projections, if it has any and this rank holds them whole.
-
-    Under tensor parallelism a rank has its heads' rows only: the norm of a part is not
-    a part of the norm, so there is no reading rather than a wrong one.
-    """
+    """Return the caller's projections, if it has any; a rank may hold parts of them."""
     assert anatomy is not None
     found = anatomy.site(call.module) if call.module is not None else None
-    if found is None or found.projections is None:
-        return None
-    weights = (getattr(found.projections, letter) for letter in "qkvo")
-    held = [getattr(w.module, w.attribute, None) for w in weights]
-    whole = not any(isinstance(x, Tensor) and is_sharded(x) for x in held)
-    return found.projections if whole else None
+    return None if found is None else found.projections
+
+
+def projections_here(
+    anatomy: Anatomy | None, call: AttentionCall
+) -> Projections | None:
+    """Return the maps of the heads that are on this rank, if they are whole."""
+    found = projections_of(anatomy, call)
+    return None if found is None else held_here(found, call.shape[1])

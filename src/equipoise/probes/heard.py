@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import listening
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.shards import head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.emission import Emit
 
@@ -21,6 +22,8 @@ class Heard:
     """Sites whose forward was called."""
     attention: set[str] = field(default_factory=set)
     """Sites whose attention was read."""
+    first_heads: dict[str, int] = field(default_factory=dict)
+    """Of the sites whose first heads other ranks hold: which head is the first here."""
 
     def attach(self, anatomy: Anatomy) -> Iterator[RemovableHandle]:
         """Yield one hook per expected site, which notes that it ran."""
@@ -49,13 +52,15 @@ class AttentionTap:
     ) -> None:
         self._anatomy, self._listeners, self._emit = anatomy, listeners, emit
         self._calls: dict[str, int] = {}
-        self._heard_sites = heard.attention
+        self._heard_sites, self._first_heads = heard.attention, heard.first_heads
 
     def interceptor(self, guarded: Callable[..., Any]) -> Interceptor:
         return Interceptor(self._anatomy, self._heard, guarded=guarded)
 
     def _heard(self, call: AttentionCall) -> None:
         site = self._site(call)
+        if part := head_split(call.module).part:
+            self._first_heads[site] = part * call.shape[1]
         for listener in self._listeners:
             listener(site, call, self._emit)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import listening
+from equipoise.anatomy.shards import local_part
 from equipoise.probes.capture import Guarded
 
 Listen = Callable[[str, nn.Module, Tensor], None]
@@ -31,7 +32,8 @@ def _called(
 ) -> None:
     x = hidden_states(args, kwargs)
     if x is not None:
-        listen(site, module, x)
+        # A shard of the sequence: anything else of a DTensor would ask other ranks.
+        listen(site, module, local_part(x))
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

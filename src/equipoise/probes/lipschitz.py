@@ -18,7 +18,7 @@ from equipoise.numerics.lipschitz.heads import Heads
 from equipoise.numerics.lipschitz.local import local_paths
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.gain import projections_of
+from equipoise.probes.gain import projections_here
 
 # Attention whose queries and keys are what the projections gave: no rotation.
 UNTURNED = {
@@ -50,7 +50,7 @@ class LocalLipschitz:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        projections = projections_of(self._anatomy, call)
+        projections = projections_here(self._anatomy, call)
         if projections is None or call.q_BHQD is None or _normalises(call.module):
             return
         assert call.k_BGKD is not None and call.v_BGKD is not None
@@ -65,7 +65,8 @@ class LocalLipschitz:
         )
         turned = type(call.module).__name__ not in UNTURNED
         total_HQ = local_paths(attended, any_rotation=turned).total_HQ
-        emit(site, "attention.lipschitz", total_HQ.sum(0).amax(), how="max")
+        if not projections.q.local:  # the sum over heads needs all of them
+            emit(site, "attention.lipschitz", total_HQ.sum(0).amax(), how="max")
         emit(site, "attention.lipschitz.heads", total_HQ.amax(-1), how="max")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import listening
+from equipoise.anatomy.shards import is_sharded, local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
@@ -33,9 +34,12 @@ def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
     logits = output_logits(output)
     if logits is None:
         return
+    split, logits = is_sharded(logits), local_part(logits)
+    emit("", "output.logit_max", logits.detach().abs().amax(), how="max")
+    if split:  # part of the vocabulary, or of the tokens: no mean over ranks is right
+        return
     rms = torch.linalg.vector_norm(logits, dtype=torch.float32) / logits.numel() ** 0.5
     emit("", "output.logit_norm", rms, how="mean")
-    emit("", "output.logit_max", logits.detach().abs().amax(), how="max")
 
 
 def output_logits(output: Any) -> Tensor | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
 from equipoise.probes.capture import Guarded
@@ -55,5 +56,5 @@ def _largest_weight(module: nn.Module, like: Tensor) -> Tensor:
     weight = getattr(module, "weight", None)
     if weight is None:
         return torch.ones_like(like)
-    largest: Tensor = weight.detach().abs().amax().to(like.dtype)
+    largest: Tensor = local_part(weight.detach()).abs().amax().to(like.dtype)
     return largest

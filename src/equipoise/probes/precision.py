@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.shards import WHOLE, head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics import fragility_v1 as v1
 from equipoise.numerics import fragility_v2 as v2
@@ -55,6 +56,8 @@ class NumericalFragility:
             (q, k, v), eye, format=FORMATS["bf16"], scale=call.scale, visible_QK=visible
         )
         emit(site, "precision.rms_error.bf16", found.relative, how="mean")
+        if head_split(call.module) != WHOLE:  # the papers' are of all heads together
+            return
         rng = torch.Generator().manual_seed(0)
         s = (call.scale * (q @ k.mT)).masked_fill(~visible, -math.inf)
         emit(site, "baek_v1.kappa_softmax", v1.kappa_softmax(s, generator=rng))

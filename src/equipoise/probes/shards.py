@@ -1,32 +1,21 @@
-"""The part of a tensor that lives on this rank, without asking the others."""
+"""This rank's share of a norm that several ranks hold parts of."""
 
 from math import prod
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-
-def local_part(x: Tensor) -> Tensor:
-    """Return what this rank holds: all of a plain tensor, a shard of a DTensor.
-
-    Any other operation on a DTensor may communicate, which no hook may do.
-    """
-    return x.to_local() if isinstance(x, DTensor) else x
+from equipoise.anatomy.shards import local_part
 
 
 def copies(x: Tensor, ranks: int) -> int:
-    """Return how many of the ranks hold this very part."""
+    """Return how many of the ranks hold this very part, or this very summand."""
     if not isinstance(x, DTensor):
         return ranks
-    sizes = x.device_mesh.shape
-    split = (n for n, p in zip(sizes, x.placements, strict=True) if p.is_shard())
-    return max(1, ranks // prod(split))
-
-
-def is_sharded(x: Tensor) -> bool:
-    """Say whether this rank holds only a part of the tensor."""
-    return isinstance(x, DTensor) and any(isinstance(p, Shard) for p in x.placements)
+    sizes = zip(x.device_mesh.shape, x.placements, strict=True)
+    apart = (n for n, p in sizes if p.is_shard() or p.is_partial())
+    return max(1, ranks // prod(apart))
 
 
 def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:

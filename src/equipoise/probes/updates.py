@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.gradients import owned_parameters
-from equipoise.probes.shards import local_part, share
+from equipoise.probes.shards import share
 
 
 @dataclass(slots=True)

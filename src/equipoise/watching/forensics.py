@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.names import named
-from equipoise.probes.shards import local_part
+from equipoise.anatomy.shards import local_part
 
 Direction = Literal["forward", "backward", "update"]
 
@@ -157,6 +157,8 @@ def _saved(node: Any) -> Iterator[tuple[str, Tensor]]:
         # Activation checkpointing would run the forward again to answer.
         if any(part is None or part.unpack_hook is not None for part in parts):
             continue
-        saved = getattr(node, name.removeprefix("_raw"))
+        # A function written in Python names them without the underscore.
+        known = "saved_tensors" if name == "_raw_saved_tensors" else name[4:]
+        saved = getattr(node, known)
         for tensor in saved if isinstance(saved, list | tuple) else [saved]:
             yield name, tensor

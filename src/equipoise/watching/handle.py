@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
 from equipoise.probes.boundary import Boundary
 from equipoise.probes.capture import Probe
 from equipoise.probes.heard import Heard
-from equipoise.probes.shards import is_partial, local_part
+from equipoise.probes.shards import copies, is_partial
 from equipoise.records import Finding
 from equipoise.watching import announce
 from equipoise.watching.account import Account
@@ -175,8 +176,10 @@ class Watch:
         with self._meter.running():
             step = self._schedule.step
             name = NORM_PART if is_partial(norm) else NORM
+            held = copies(norm, self._account.ranks.count) if name == NORM_PART else 1
             norm = local_part(norm)
-            self._account.light.add(step, name, norm)
+            mine = norm if held == 1 else norm * held**-0.5
+            self._account.light.add(step, name, mine)
             self._guarded(self._alarm.norm)(step, norm, scaled=self._scaled)
 
     def after_scaler_update(self) -> None:

@@ -88,7 +88,7 @@ class Sampler:
             return {}
         self._probe_pass()
         self.close()
-        return self._collector.taken()
+        return self._collector.taken(self.heard.first_heads)
 
     def close(self) -> None:
         """Take everything off the model."""

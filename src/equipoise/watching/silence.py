@@ -21,6 +21,7 @@ class Silence:
     first: bool = True
     _strikes: int = 0
     _known: set[str] = field(default_factory=set)
+    _named: set[tuple[str, str]] = field(default_factory=set)
 
     def checked(self, step: int, heard: Heard, *, unseen: bool) -> list[Finding]:
         """Return findings of sites that fell silent.
@@ -36,7 +37,19 @@ class Silence:
             first, self.first = self.first, False
             if silent and first:
                 raise SilentSiteError(_complaint(self.anatomy, heard, silent))
-        return [f for site in silent if (f := self._once(step, site, LATER))]
+        later = [f for site in silent if (f := self._once(step, site, LATER))]
+        return [*later, *self._unread(step, heard)]
+
+    def _unread(self, step: int, heard: Heard) -> list[Finding]:
+        """Name, once, what was met and could not be read: one finding per reason."""
+        noticed = self.anatomy.noticed.items()
+        met = {site: why for site, why in noticed if site not in heard.attention}
+        reasons: dict[str, list[str]] = {}
+        for site, why in {**met, **self.anatomy.partly}.items():
+            if (site, why) not in self._named:
+                self._named.add((site, why))
+                reasons.setdefault(why, []).append(site)
+        return [_not_read(step, sites, why) for why, sites in reasons.items()]
 
     def _unseen(self, step: int) -> list[Finding]:
         """Complain at the second whole step unseen: the first may have begun early."""
@@ -61,6 +74,19 @@ class Silence:
             message=message.format(site=site),
             advice="its readings stop here; the other sites are unaffected",
         )
+
+
+def _not_read(step: int, sites: list[str], why: str) -> Finding:
+    more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+    return Finding(
+        step=step,
+        severity="info",
+        rule="watch.unread",
+        site=sites[0],
+        message=f"{sites[0] or 'the model'}{more}: {why}",
+        advice="everything else is read",
+        evidence={"sites": len(sites)},
+    )
 
 
 LATER = "{site} ran, but its attention was not seen"
