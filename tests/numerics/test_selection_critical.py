@@ -46,15 +46,31 @@ def test_nan_is_not_a_verdict() -> None:
     assert math.isnan(ks_p_value(math.nan, 5))
 
 
-def test_144_heads_see_little(rng: torch.Generator) -> None:
-    """E-5: D_crit = .192 at .01, and a shift of .3σ is seen in a third of the cases."""
-    assert ks_threshold(144, 0.01) == pytest.approx(0.192, abs=0.005)
-    assert ks_power(0.3, 144, generator=rng) == pytest.approx(0.31, abs=0.05)
-    assert ks_power(0.0, 144, generator=rng) <= 0.02
-    shift = detectable_shift(144, generator=rng, draws=500)
-    assert 0.4 < shift < 0.6
-    seen = ks_power(shift, 144, generator=rng)
-    assert seen == pytest.approx(0.8, abs=0.06)
+@pytest.mark.parametrize("size", [8, 40, 200])
+def test_power_is_what_scipy_finds_by_repeating(
+    size: int, rng: torch.Generator
+) -> None:
+    """200 repetitions of scipy's exact test: within 4 standard errors, .14."""
+    shift = 4 / size**0.5
+    seen = 0
+    for _ in range(200):
+        a, b = normal(size, rng=rng), shift + normal(size, rng=rng)
+        seen += stats.ks_2samp(a.numpy(), b.numpy(), method="exact").pvalue <= 0.01
+    assert ks_power(shift, size, generator=rng) == pytest.approx(seen / 200, abs=0.14)
+
+
+def test_the_threshold_is_the_first_step_rejected() -> None:
+    for size in (10, 100):
+        k = round(ks_threshold(size, 0.01) * size)
+        assert ks_p_value(k / size, size) <= 0.01 < ks_p_value((k - 1) / size, size)
+
+
+def test_the_detectable_shift_is_detected_four_times_in_five(
+    rng: torch.Generator,
+) -> None:
+    shift = detectable_shift(60, generator=rng)
+    assert ks_power(shift, 60, generator=rng) == pytest.approx(0.8, abs=0.06)
+    assert ks_power(0.0, 60, generator=rng) <= 0.02
 
 
 def test_too_few_heads_see_nothing(rng: torch.Generator) -> None:

@@ -69,15 +69,6 @@ def test_any_set_of_keys_obeys_the_bounds(rng: torch.Generator) -> None:
         assert published[n].item() >= true * (1 - 1e-7) - ATOL
 
 
-def test_identical_tokens_leave_no_slack() -> None:
-    """All x = u, flat weights: d̃ = L/4 − ½ at N = L/2, and both upper bounds touch."""
-    given_rows = weighted_tokens(torch.full((1, 64), 1 / 64), torch.ones(64, 1))
-    found = distance(given_rows, 32)
-    assert found.value.item() == pytest.approx(15.5)
-    assert found.upper.item() == pytest.approx(15.5)
-    assert published_bound(chosen(given_rows, 32)).item() == pytest.approx(15.5)
-
-
 def test_signed_weights_that_cancel_still_have_bounds() -> None:
     """Plain self-adjusted weights can sum to 0 over the set: then there is no s/ᾱ."""
     w = torch.tensor([[0.5, -0.5, 0.3, 0.1]]).double()

@@ -45,7 +45,9 @@ def theorem_1(w: Row, x: Row, inside: Collection[int]) -> float:
 
 
 def cosine_distance(a: Row, b: Row) -> float:
-    return float(1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b) + 1e-12))
+    """Return 1 − cos; 1 for a vector without a direction."""
+    size = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(1 - a @ b / size) if size > 0 else 1.0
 
 
 def separability(

@@ -92,13 +92,17 @@ def sphere_recall(
 
 
 def published_sphere_recall(
-    weights: Float[Tensor, "*x N"], radius: Tensor | float, *, gap: float
+    weights: Float[Tensor, "*x N"],
+    radius: Tensor | float,
+    *,
+    gap: float,
+    clamped: bool = False,
 ) -> RecallBounds:
     """Return Theorem 2 as rebuilt, for unit tokens at least ``gap`` = δ apart.
 
     1 − Σξ_i/(rN) ≤ E[N_s]/N ≤ Σexp(−(ξ_i−r)²/2)/N, with ξ_i² = Σα_j² + (1−δ²/2)
     Σ_{j≠k}α_jα_k over the others. The display was not found; the upper bound, so
-    rebuilt, is false: see ``equipoise.claims``.
+    rebuilt, is false, ``clamped`` to (ξ_i−r)₊ or not: see ``equipoise.claims``.
     """
     w_xN = weights.double()
     own_xN = _spread_of_others(w_xN)
@@ -107,7 +111,8 @@ def published_sphere_recall(
     xi_xN = (own_xN + cross_xN).clamp_min(0.0).sqrt()
     r_x1 = torch.as_tensor(radius, dtype=torch.float64, device=w_xN.device)[..., None]
     lower_x = 1 - (xi_xN / r_x1).mean(-1)
-    upper_x = (-(xi_xN - r_x1).square() / 2).exp().mean(-1)
+    above_xN = (xi_xN - r_x1).clamp_min(0.0) if clamped else xi_xN - r_x1
+    upper_x = (-above_xN.square() / 2).exp().mean(-1)
     return RecallBounds(lower_x, upper_x)
 
 

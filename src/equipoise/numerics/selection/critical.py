@@ -7,7 +7,9 @@ two-sample Kolmogorov–Smirnov test; the first size not told apart is the criti
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -70,10 +72,12 @@ def ks_p_value(statistic: float, size: int) -> float:
     return 2 * sum(signed) / whole
 
 
+@lru_cache
 def ks_threshold(size: int, level: float) -> float:
     """Return the least D that a test at this level rejects; 2 when none is."""
-    steps = (k / size for k in range(1, size + 1))
-    return next((d for d in steps if ks_p_value(d, size) <= level), 2.0)
+    steps = range(1, size + 1)
+    k = bisect_left(steps, -level, key=lambda k: -ks_p_value(k / size, size))
+    return steps[k] / size if k < size else 2.0
 
 
 def ks_power(
@@ -85,15 +89,8 @@ def ks_power(
     draws: int = 2000,
 ) -> float:
     """Return how often two normal samples a ``shift`` (in σ) apart are told apart."""
-    threshold = ks_threshold(size, level)
-    shape, kind = (draws, size), torch.float64
-    a = torch.randn(shape, generator=generator, dtype=kind).sort(-1).values
-    b = shift + torch.randn(shape, generator=generator, dtype=kind).sort(-1).values
-    both = torch.cat([a, b], -1)
-    gap = torch.searchsorted(a, both, right=True) - torch.searchsorted(
-        b, both, right=True
-    )
-    return float((gap.abs().amax(-1) >= threshold * size - 0.5).double().mean())
+    pairs = _pairs(size, draws, generator)
+    return _seen(pairs, shift, ks_threshold(size, level))
 
 
 def detectable_shift(
@@ -102,19 +99,35 @@ def detectable_shift(
     generator: torch.Generator,
     level: float = 0.01,
     power: float = 0.8,
-    draws: int = 2000,
+    draws: int = 500,
 ) -> float:
     """Return the shift (in σ of heads) the test sees with this power; inf if none."""
-    if ks_threshold(size, level) > 1:
+    threshold = ks_threshold(size, level)
+    if threshold > 1:
         return math.inf
+    pairs = _pairs(size, draws, generator)  # one set: power then grows with the shift
     low, high = 0.0, 16.0
-    state = generator.get_state()
-    for _ in range(9):
+    for _ in range(10):
         middle = (low + high) / 2
-        generator.set_state(state)  # the same draws: power then grows with the shift
-        seen = ks_power(middle, size, generator=generator, level=level, draws=draws)
-        low, high = (low, middle) if seen >= power else (middle, high)
+        seen = _seen(pairs, middle, threshold) >= power
+        low, high = (low, middle) if seen else (middle, high)
     return high
+
+
+def _pairs(size: int, draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return two independent normal samples per draw, each sorted."""
+    both = torch.randn(2, draws, size, generator=generator, dtype=torch.float64)
+    a, b = both.sort(-1).values
+    return a, b
+
+
+def _seen(pairs: tuple[Tensor, Tensor], shift: float, threshold: float) -> float:
+    """Return the share of pairs whose D reaches the threshold once one is shifted."""
+    a, b = pairs[0], pairs[1] + shift
+    both, size = torch.cat([a, b], -1), a.shape[-1]
+    gap = torch.searchsorted(a, both, right=True)
+    gap = gap - torch.searchsorted(b, both, right=True)
+    return float((gap.abs().amax(-1) >= threshold * size - 0.5).double().mean())
 
 
 def critical_top(

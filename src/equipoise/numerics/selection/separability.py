@@ -24,7 +24,6 @@ from equipoise.numerics.selection.rows import (
 )
 
 Metric = Literal["euclidean", "cosine"]
-_TINY = 1e-12  # as the follow-up guards a cosine
 # Differences of this many ulp of ‖s‖² are ties: rounding must not decide who is nearer.
 _TIE = 256
 
@@ -118,10 +117,14 @@ def _euclidean(picked: Chosen) -> Nearness:
 
 
 def _cosine(picked: Chosen) -> Nearness:
+    """The follow-up adds 1e-12 below; among equal tokens that would rank by weight.
+
+    Only a token without a direction needs care: its distance is 1.
+    """
     along_xQK = picked.given.w_xQK * picked.onto_xQK
     size_xQK = picked.given.y_square_xQK.sqrt() * picked.length_xQ[..., None]
-    ones_xQ = torch.ones_like(picked.mass_xQ)
-    return along_xQK / (size_xQK + _TINY), ones_xQ, lambda near: 1 - near
+    near_xQK = along_xQK / size_xQK.masked_fill(size_xQK == 0, torch.inf)
+    return near_xQK, torch.ones_like(picked.mass_xQ), lambda near: 1 - near
 
 
 _NEARNESS: dict[str, Callable[[Chosen], Nearness]] = {

@@ -1,0 +1,187 @@
+"""Mudarisov et al. (2025), §3.1: how far the chosen tokens' sum is from the rest."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from equipoise.claims.mudarisov_gradient import PAPER
+from equipoise.claims.verdict import Verdict
+from equipoise.numerics.selection import (
+    Chosen,
+    chosen,
+    critical_top,
+    distance,
+    distance_of,
+    ks_power,
+    ks_threshold,
+    published_bound,
+    ranked_at_random,
+    weighted_tokens,
+)
+
+
+def theorem_1() -> Verdict:
+    """The bound with a root, with its bracket, and with a set that is not the top N."""
+    rng = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(4000, 1, 12, generator=rng, dtype=torch.float64)
+    x = torch.randn(4000, 12, 4, generator=rng, dtype=torch.float64)
+    top = chosen(weighted_tokens(z.softmax(-1), x), 4)
+    loose = chosen(ranked_at_random(top.given, rng), 4)
+    true, anywhere = distance_of(top), distance_of(loose)
+    evidence = {
+        "violated with a root, of 4000": _count(true.value > _printed(top, power=0.5)),
+        "violated with the bracket": _count(true.value > _printed(top)),
+        "violated by random sets": _count(anywhere.value > _printed(loose)),
+        "the same, sum written out": _count(anywhere.value > published_bound(loose)),
+        "median bound/true": float((_printed(top) / true.value).median()),
+        "median bound/true, ours": float((true.upper / true.value).median()),
+        **_third_token(),
+    }
+    return Verdict(
+        paper=PAPER,
+        where="Theorem 1 (1)",
+        claim="d̃ ≤ (1−ᾱ)d₁ + max‖x_j‖·[ᾱ(L−N) − (1−ᾱ)].",
+        outcome="fails" if evidence["violated with the bracket"] else "corrected",
+        evidence=evidence,
+        instead="True for the N largest weights only; for any set the bracket is "
+        "Σ_{i∉I}|ᾱ − α_i|. The root over it in one printed review is a misreading. "
+        "Tighter: Σ_{i∉I} α_i‖x_i − c‖ + ‖c‖Σ_{i∉I}|ᾱ − α_i|, c = s/ᾱ.",
+    )
+
+
+def vanishing_distance() -> Verdict:
+    """N in proportion to L: d̃ grows, for identical and for random tokens."""
+    evidence = {}
+    for L in (16, 64, 256, 1024):
+        same = chosen(weighted_tokens(_flat(L), torch.ones(L, 1)), L // 2)
+        evidence[f"identical tokens, L = {L}"] = distance_of(same).value.item()
+        evidence[f"their bound, L = {L}"] = published_bound(same).item()
+        isotropic = weighted_tokens(_flat(L), _sphere(L, 256))
+        evidence[f"on a sphere, L = {L}"] = distance(isotropic, L // 2).value.item()
+    ends = weighted_tokens(_flat(1024), torch.ones(1024, 1))
+    for N in (64, 512, 960, 1023):
+        evidence[f"identical tokens, L = 1024, N = {N}"] = distance(
+            ends, N
+        ).value.item()
+    grows = evidence["on a sphere, L = 1024"] > evidence["on a sphere, L = 16"]
+    return Verdict(
+        paper=PAPER,
+        where="§3.1, after Theorem 1",
+        claim="Selecting a constant fraction of the context drives d̃ to 0.",
+        outcome="fails" if grows else "holds",
+        evidence=evidence,
+        instead="Only N → L at fixed L does. Identical tokens have d̃ = L/4 − ½ at "
+        "N = L/2, isotropic ones (1−c)√(cL) at N = cL. Report d̃/(L−N), and the lift "
+        "d̃/E[d̃] over random sets.",
+    )
+
+
+def corollary_2() -> Verdict:
+    """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says."""
+    L, N = 512, 5
+    evidence = {"claimed limit": 1.0}
+    kinds = {"orthonormal": torch.eye(L), "identical": torch.ones(L, 1)}
+    for name, x in kinds.items():
+        # Flat weights and exchangeable tokens: every set of N has the same d̃.
+        found = distance(weighted_tokens(_flat(L), x), N)
+        evidence[f"E[d̃], {name}"] = found.value.item()
+        evidence[f"main term, {name}"] = found.expected_lower.item()
+        evidence[f"our upper bound, {name}"] = found.expected_upper.item()
+    evidence["√(N+1)"] = math.sqrt(N + 1)
+    return Verdict(
+        paper=PAPER,
+        where="Corollary 2 (i), as rebuilt",
+        claim="At fixed N, E[d̃] → Σ‖α_i x_i‖ as L grows; ε is small for flat weights.",
+        outcome="fails" if evidence["E[d̃], orthonormal"] > 2 else "holds",
+        evidence=evidence,
+        instead="(n−N)/n·Σm_i ≤ E[d̃] ≤ (n−N)/n·Σ√(m_i² + V_i). The gap is a factor "
+        "√(N+1) exactly when weights are flat and tokens orthogonal.",
+    )
+
+
+def linear_expectation() -> Verdict:
+    """A head with a sink: chance stays below 6 for every L, the top 5 do not."""
+    evidence = {}
+    for L in (32, 128, 512, 1024):
+        w = torch.full((1, L), 0.4 / (L - 1), dtype=torch.float64)
+        w[0, 0] = 0.6
+        found = distance(weighted_tokens(w, _sphere(L, 64)), 5)
+        evidence[f"E[d̃] at most, L = {L}"] = found.expected_upper.item()
+        evidence[f"top 5, L = {L}"] = found.value.item()
+    bounded = all(v < 6 for k, v in evidence.items() if k.startswith("E"))
+    return Verdict(
+        paper=PAPER,
+        where="Figure 2a",
+        claim="The expectation over random sets grows linearly with L.",
+        outcome="fails" if bounded else "holds",
+        evidence=evidence,
+        instead="E[d̃] ≤ (1−N/L)(N+1)Σα‖x‖: bounded in L at fixed N. Only the top-N "
+        "distance grows linearly. Not reproducible from the stated definitions.",
+    )
+
+
+def critical_fraction() -> Verdict:
+    """One population of heads, more or fewer of them: the critical N moves."""
+    rng = torch.Generator().manual_seed(0)
+    sizes = list(range(10, 201, 10))
+    evidence = {
+        "D rejected at .01, 144 heads": ks_threshold(144, 0.01),
+        "power at a shift of .3σ, 144 heads": ks_power(0.3, 144, generator=rng),
+    }
+    shift_T1 = torch.tensor([3 * math.exp(-N / 40) for N in sizes])[:, None]
+    for heads in (36, 144, 576):
+        chance, noise = torch.randn(2, len(sizes), heads, generator=rng)
+        found = critical_top(shift_T1 + noise, chance, sizes, generator=rng)
+        evidence[f"critical N with {heads} heads"] = float(found.top or math.inf)
+        evidence[f"shift seen 4 times in 5, {heads} heads"] = found.detectable
+    moved = evidence["critical N with 36 heads"] < evidence["critical N with 576 heads"]
+    return Verdict(
+        paper=PAPER,
+        where="Figure 2c, Algorithm 3",
+        claim="Selection is indistinguishable from chance beyond N ≈ 0.06 L.",
+        outcome="fails" if moved else "holds",
+        evidence=evidence,
+        instead="Nothing derives the fraction. It is where a two-sample test of 144 "
+        "against 144 heads stops rejecting, and moves with the number of heads alone: "
+        "state the shift the test can see, and read the lift.",
+    )
+
+
+def _third_token() -> dict[str, float]:
+    """Return d̃ and the printed bound of the set that holds only the lightest token."""
+    w = torch.tensor([[[0.9, 0.09, 0.01]]], dtype=torch.float64)
+    given = weighted_tokens(w, torch.eye(3)[None])
+    lightest = chosen(replace(given, rank_xQK=2 - given.rank_xQK), 1)
+    return {
+        "d̃ of the lightest of three": distance_of(lightest).value.item(),
+        "its printed bound": _printed(lightest).item(),
+    }
+
+
+def _printed(picked: Chosen, *, power: float = 1.0) -> Tensor:
+    """Return the bound as printed for Σα = 1: one bracket, to the given power."""
+    x_NKD, inside_N1K = picked.given.x_xKD, picked.inside_xQK
+    pairs_NKK = inside_N1K.mT & picked.rest_xQK
+    widest_N1 = (torch.cdist(x_NKD, x_NKD) * pairs_NKK).amax((-1, -2))[:, None]
+    longest_N1 = (x_NKD.norm(dim=-1)[:, None] * inside_N1K).amax(-1)
+    mass_N1, left = picked.mass_xQ, x_NKD.shape[1] - picked.top
+    inner_N1 = mass_N1 * left - (1 - mass_N1)
+    spread_N1 = longest_N1 * inner_N1.sign() * inner_N1.abs() ** power
+    bound_N1: Tensor = (1 - mass_N1) * widest_N1 + spread_N1
+    return bound_N1
+
+
+def _count(broken: Tensor) -> float:
+    return float(broken.sum())
+
+
+def _flat(L: int) -> Tensor:
+    return torch.full((1, L), 1 / L, dtype=torch.float64)
+
+
+def _sphere(L: int, width: int) -> Tensor:
+    rng = torch.Generator().manual_seed(0)
+    x_LD = torch.randn(L, width, generator=rng, dtype=torch.float64)
+    return torch.nn.functional.normalize(x_LD, dim=-1)

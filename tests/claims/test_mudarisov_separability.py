@@ -1,0 +1,55 @@
+"""The verdicts on separability of Mudarisov et al., recomputed."""
+
+import pytest
+
+from equipoise.claims import mudarisov_separability as claims
+
+
+def test_dimension_decides_not_eighty_percent() -> None:
+    verdict = claims.eighty_percent()
+    found = verdict.evidence
+    assert verdict.outcome == "fails"
+    assert found["orthonormal, N = 64"] == found["orthonormal, N = 512"] == 1
+    assert found["sphere, d = 64, N = 4"] > 0.8 > found["sphere, d = 64, N = 16"]
+    assert found["sphere, d = 768, N = 16"] == 1
+    assert found["sphere, d = 768, N = 256"] < 0.4
+    assert found["sphere, d = 64, N = 256"] < 0.3
+
+
+def test_identical_tokens_have_perfect_recall() -> None:
+    verdict = claims.collapse_is_rewarded()
+    assert verdict.outcome == "fails"
+    for N in (4, 16, 64):
+        assert verdict.evidence[f"recall, N = {N}"] == 1
+        assert verdict.evidence[f"cosine recall, N = {N}"] == 0
+        assert verdict.evidence[f"random sets, N = {N}"] < 0.1
+
+
+def test_theorem_2_bounds_the_wrong_side() -> None:
+    verdict = claims.theorem_2()
+    found = verdict.evidence
+    assert verdict.outcome == "fails"
+    assert found["orthonormal, recall"] == 1 > found["orthonormal, bound"]
+    assert found["orthonormal, bound"] == pytest.approx(0.9985, abs=1e-4)
+    for d, bound in ((8, 0.889), (64, 0.947)):
+        recall = found[f"d = {d}, recall"]
+        assert found[f"d = {d}, clamped bound"] == pytest.approx(bound, abs=0.005)
+        assert recall > found[f"d = {d}, clamped bound"] + 0.05
+        assert found[f"d = {d}, ours from below"] <= recall
+        assert found[f"d = {d}, ours from above"] >= recall
+
+
+def test_a_closed_ball_always_holds_an_outsider() -> None:
+    verdict = claims.closed_ball()
+    assert verdict.outcome == "corrected"
+    assert list(verdict.evidence.values()) == [1, 0, 1, 1]
+
+
+def test_better_separation_can_cost_more() -> None:
+    verdict = claims.functional_relevance()
+    found = verdict.evidence
+    assert verdict.outcome == "fails"
+    assert found["recall, apart"] == 1 > 0.5 > found["recall, alike"]
+    apart = found["and weights renormalised, apart"]
+    assert apart > 10 * found["and weights renormalised, alike"]
+    assert found["identities off by, apart"] + found["identities off by, alike"] < 1e-14
