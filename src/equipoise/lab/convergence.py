@@ -76,11 +76,11 @@ def convergence(trained: Trained) -> dict[str, float]:
 
 
 def _samples(data: Batches) -> tuple[Tensor, Tensor]:
-    xs, ys, count = [], [], 0
-    while count < SAMPLES:
-        x, y = data.take()
-        xs, ys, count = [*xs, x], [*ys, y], count + len(y)
-    return torch.cat(xs)[:SAMPLES], torch.cat(ys)[:SAMPLES]
+    x, y = data.take()
+    while len(y) < SAMPLES:
+        more_x, more_y = data.take()
+        x, y = torch.cat([x, more_x]), torch.cat([y, more_y])
+    return x[:SAMPLES], y[:SAMPLES]
 
 
 def _losses(

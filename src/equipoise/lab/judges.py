@@ -106,11 +106,27 @@ def convergence(trained: Trained) -> dict[str, float]:
     return convergence(trained)
 
 
+def curvature(trained: Trained) -> dict[str, float]:
+    """Return the Hessian's norm group by group; see ``lab.curvature``."""
+    from equipoise.lab.curvature import curvature
+
+    return curvature(trained)
+
+
+def entries(trained: Trained) -> dict[str, float]:
+    """Return the size of the Hessian's entries, and leave a picture of them."""
+    from equipoise.lab.curvature import entries
+
+    return entries(trained)
+
+
 Judge = Callable[[Trained], dict[str, float]]
 JUDGES: dict[str, Judge] = {
     "sharpness": sharpness,
     "positions": positions,
     "convergence": convergence,
+    "curvature": curvature,
+    "entries": entries,
 }
 
 

@@ -7,6 +7,7 @@ from equipoise.errors import InputError
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.recipes import (
     convergence,
+    curvature,
     fragility,
     paper,
     questions,
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
     "rates": thresholds.rates,
     "fragility": fragility.fragility,
     "convergence": convergence.convergence,
+    "curvature": curvature.curvature,
     "smoke": smoke.smoke,
 }
 
