@@ -22,3 +22,26 @@ def infinity_to_one(matrix_KK: Tensor) -> float:
     K = matrix_KK.shape[0]
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=K))).double()
     return float((signs @ matrix_KK.double().T).abs().sum(-1).max())
+
+
+def _self_adjusted(z: Tensor) -> Tensor:
+    return z * z.softmax(-1)
+
+
+def _safe_self_adjusted(z: Tensor) -> Tensor:
+    low = z.amin(-1, keepdim=True).clamp_max(0)
+    high = z.amax(-1, keepdim=True).clamp_min(0)
+    return (z - low + 1) / (high - low + 1) * z.softmax(-1)
+
+
+def _softpick(z: Tensor) -> Tensor:
+    rise = torch.exp(z) - 1
+    return rise.clamp_min(0) / (rise.abs().sum(-1, keepdim=True) + 1e-6)
+
+
+# The published formulas as they stand, left to autograd, in float64.
+FORMULAS = {
+    "self-adjusted": _self_adjusted,
+    "self-adjusted-safe": _safe_self_adjusted,
+    "softpick": _softpick,
+}

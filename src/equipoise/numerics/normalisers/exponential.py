@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.numerics.normalisers.backward import Sink
 from equipoise.numerics.normalisers.interface import (
     Interval,
     Lipschitz,
@@ -21,7 +22,7 @@ from equipoise.numerics.normalisers.sensitivity import covariance_theta, sink_th
 
 
 def _softmax(z_xK: Tensor, given: Rows) -> Tensor:
-    return given.only_seen(z_xK.softmax(-1))
+    return given.lit(z_xK.softmax(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class SinkSoftmax:
     """e^z / (e^b + Σ e^z): a head may attend to nothing.
 
     b = 0 is softmax-plus-one (Miller 2023); a learned b per head is a learned sink.
-    J = diag(α) − α αᵀ with Σα < 1. The shift is max(z, b), not max z: e^(b − max z)
-    overflows when every score is very low.
+    J = diag(α) − α αᵀ with Σα < 1. No exponential of b or of z alone is taken: either
+    overflows where all scores are very low or very high.
     """
 
     b: float | Tensor = 0.0
@@ -89,14 +90,9 @@ class SinkSoftmax:
 
     def weights(self, given: Rows) -> Tensor:
         z = given.z_xK
-        b = torch.as_tensor(self.b, dtype=z.dtype, device=z.device)
-        b = (
-            b.expand(*z.shape[:-1], 1)
-            if b.ndim == 0
-            else b.expand(z.shape[:-1])[..., None]
-        )
-        both = torch.cat([z, b], -1).softmax(-1)
-        return given.only_seen(both[..., :-1])
+        b = torch.as_tensor(self.b, dtype=z.dtype, device=z.device).unsqueeze(-1)
+        weights: Tensor = Sink.apply(z, b)  # type: ignore[no-untyped-call]
+        return weights
 
     def jacobian(self, given: Rows) -> LowRank:
         w = self.weights(given)

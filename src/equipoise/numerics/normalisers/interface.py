@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from equipoise.numerics.normalisers.backward import Floored, Scaled, lowest
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -20,21 +22,45 @@ class Rows:
 
     z_xK: Float[Tensor, "*x K"]
     """Scores over τ, at least float32; hidden keys hold a finite, very low number."""
-    seen_xK: Bool[Tensor, "*x K"] | None
-    """Visible keys; None when every key is."""
-    n_x1: Float[Tensor, "*x 1"]
-    """How many keys each row sees."""
+    visible_x1: Float[Tensor, "*x 1"] | None = None
+    """How many keys each row sees, where the scores do not show it."""
+
+    @property
+    def hidden_xK(self) -> Bool[Tensor, "*x K"]:
+        return self.z_xK <= lowest(self.z_xK.dtype)
+
+    @property
+    def seen_xK(self) -> Bool[Tensor, "*x K"]:
+        """NaN is seen."""
+        return ~self.hidden_xK
+
+    @property
+    def n_x1(self) -> Float[Tensor, "*x 1"]:
+        """How many keys each row sees."""
+        if self.visible_x1 is not None:
+            return self.visible_x1
+        # Counted as a norm: torch sums booleans through 64-bit integers.
+        K = self.z_xK.shape[-1]
+        hidden_xK = self.hidden_xK.to(self.z_xK.dtype)
+        return K - hidden_xK.sum(-1, keepdim=True)
 
     def scaled(self, factor: Tensor) -> Tensor:
         """Return factor·z, hidden keys still hidden: a factor may well be 0."""
-        z = factor * self.z_xK
-        return (
-            z if self.seen_xK is None else z.masked_fill(~self.seen_xK, lowest(z.dtype))
-        )
+        z_xK: Tensor = Scaled.apply(self.z_xK, factor)  # type: ignore[no-untyped-call]
+        return z_xK
 
     def only_seen(self, w_xK: Tensor) -> Tensor:
         """Return the weights with exact zeros on hidden keys."""
-        return w_xK if self.seen_xK is None else w_xK.masked_fill(~self.seen_xK, 0.0)
+        return w_xK.masked_fill(self.hidden_xK, 0.0)
+
+    def lit(self, w_xK: Tensor) -> Tensor:
+        """Return weights whose hidden keys are 0 already, fully hidden rows too.
+
+        An exponential of a hidden key is 0 beside any visible one; only where all are
+        hidden do the weights need a second look, which most batches never take.
+        """
+        dark_x1 = self.z_xK.amax(-1, keepdim=True) <= lowest(self.z_xK.dtype)
+        return w_xK.masked_fill(dark_x1, 0.0) if bool(dark_x1.any()) else w_xK
 
 
 def rows(
@@ -47,20 +73,13 @@ def rows(
     """Return scores/τ with hidden keys (mask False, or -inf) set to a finite low.
 
     Finite, because -inf times a zero weight is NaN in the backward pass. 16-bit scores
-    are computed in float32: thresholds found by bisection fail in bfloat16.
+    are computed in float32: thresholds fail in bfloat16.
     """
     z = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    seen = z != -math.inf if mask is None else (z != -math.inf) & mask  # NaN is seen
-    z = (z if temperature == 1.0 else z / temperature).masked_fill(
-        ~seen, lowest(z.dtype)
-    )
-    n = seen.sum(-1, keepdim=True) if visible is None else visible.unsqueeze(-1)
-    return Rows(z, seen, n.to(z.dtype))
-
-
-def lowest(dtype: torch.dtype) -> float:
-    """Return a score whose exponential is 0, and whose sums do not overflow."""
-    return -math.sqrt(torch.finfo(dtype).max)
+    z = z if temperature == 1.0 else z / temperature
+    z = z if mask is None else z.masked_fill(~mask, -math.inf)
+    n = None if visible is None else visible.unsqueeze(-1).to(z.dtype)
+    return Rows(Floored.apply(z), n)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.numerics.normalisers.backward import (
+    Rectified,
+    SelfWeighted,
+    SpanWeighted,
+    risen,
+)
 from equipoise.numerics.normalisers.interface import Interval, Lipschitz, LowRank, Rows
 from equipoise.numerics.normalisers.sensitivity import low_rank_theta
 
@@ -21,9 +27,7 @@ class Sigmoid:
     sums_to_one: bool = False
 
     def weights(self, given: Rows) -> Tensor:
-        return given.only_seen(
-            torch.sigmoid(given.z_xK - given.n_x1.clamp_min(1).log())
-        )
+        return torch.sigmoid(given.z_xK - given.n_x1.clamp_min(1).log())
 
     def jacobian(self, given: Rows) -> LowRank:
         w = self.weights(given)
@@ -42,8 +46,7 @@ class Sigmoid:
 class Softpick:
     """relu(e^z − 1) / (Σ|e^z − 1| + ε): rectified softmax (arXiv 2504.20966).
 
-    The shift is max(z, 0): e^(−max z) overflows when every score is very low. The
-    Jacobian is unbounded as z → 0.
+    The Jacobian is unbounded as z → 0.
     """
 
     epsilon: float = 1e-6
@@ -51,31 +54,16 @@ class Softpick:
     sums_to_one: bool = False
 
     def weights(self, given: Rows) -> Tensor:
-        _, difference, total = self._parts(given)
-        return given.only_seen(difference.clamp_min(0)) / total
-
-    def _parts(self, given: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Return e^z, e^z − 1 and the denominator, all times e^(−shift)."""
-        shift = given.z_xK.amax(-1, keepdim=True).clamp_min(0).detach()
-        grown = torch.exp(given.z_xK - shift)
-        difference = (
-            torch.expm1(given.z_xK) if shift.numel() == 0 else grown - torch.exp(-shift)
-        )
-        # Near z = 0 the difference of two near-equal exponentials has no digits left.
-        difference = torch.where(
-            given.z_xK.abs() < 1,
-            torch.expm1(given.z_xK.clamp(-1, 1)) * torch.exp(-shift),
-            difference,
-        )
-        total = given.only_seen(difference.abs()).sum(-1, keepdim=True)
-        return grown, difference, total + self.epsilon * torch.exp(-shift)
+        weights: Tensor = Rectified.apply(given.z_xK, self.epsilon)  # type: ignore[no-untyped-call]
+        return weights
 
     def jacobian(self, given: Rows) -> LowRank:
-        grown, difference, total = self._parts(given)
-        w = given.only_seen(difference.clamp_min(0)) / total
-        slope = given.only_seen(grown) / total
-        right = slope * difference.sign()
-        return LowRank(slope * (difference > 0), w.unsqueeze(0), right.unsqueeze(0))
+        rise_xK, shift_x1 = risen(given.z_xK)
+        unit_x1 = torch.exp(-shift_x1)
+        total_x1 = rise_xK.abs().sum(-1, keepdim=True) + self.epsilon * unit_x1
+        slope = given.only_seen(rise_xK + unit_x1) / total_x1
+        w, right = rise_xK.clamp_min(0) / total_x1, slope * rise_xK.sign()
+        return LowRank(slope * (rise_xK > 0), w.unsqueeze(0), right.unsqueeze(0))
 
     def theta(self, given: Rows) -> Interval:
         return low_rank_theta(self.jacobian(given))
@@ -96,8 +84,8 @@ class SelfAdjusted:
     sums_to_one: bool = False
 
     def weights(self, given: Rows) -> Tensor:
-        z = given.only_seen(given.z_xK)
-        return z * given.only_seen(given.z_xK.softmax(-1))
+        weights: Tensor = SelfWeighted.apply(given.z_xK)  # type: ignore[no-untyped-call]
+        return given.lit(weights)
 
     def jacobian(self, given: Rows) -> LowRank:
         p, z = given.only_seen(given.z_xK.softmax(-1)), given.only_seen(given.z_xK)
@@ -126,8 +114,8 @@ class SafeSelfAdjusted:
     sums_to_one: bool = False
 
     def weights(self, given: Rows) -> Tensor:
-        a, _ = self._slopes(given)
-        return a * given.only_seen(given.z_xK.softmax(-1))
+        weights: Tensor = SpanWeighted.apply(given.z_xK, self.eta)  # type: ignore[no-untyped-call]
+        return given.lit(weights)
 
     def _slopes(self, given: Rows) -> tuple[Tensor, Tensor]:
         """Return the factor a, and R + η; hidden keys count as 0, as m and M do."""
