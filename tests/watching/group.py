@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import equipoise
 from equipoise.watching import ranks
 from tests.watching.patients import Digest, Patient, batches, objective
-from tests.watching.sharded import Llama, split_llama, split_patient
 
 STEPS = 5
 
@@ -123,6 +122,9 @@ def scenarios(folder: Path) -> dict[str, Any]:
 
 def tensor_parallel(folder: Path) -> dict[str, Any]:
     """Every rank sees the whole batch, and holds half of the heads."""
+    # Not above: transformers takes seconds to import, and others import this module.
+    from tests.watching.sharded import Llama, split_llama, split_patient
+
     out: dict[str, Any] = {}
     for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
         # The same dropout everywhere, or the ranks would train different models.

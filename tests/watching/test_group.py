@@ -1,7 +1,6 @@
 """Two ranks: the bits of the unwatched, the truth of one process, one verdict."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 import equipoise
 from equipoise.probes.histogram import HISTOGRAM, width_at
+from tests.watching.dying import free_port
 from tests.watching.group import STEPS, calm, halves
 from tests.watching.patients import batches, objective
 from tests.watching.sharded import Llama
@@ -23,9 +23,7 @@ Results = tuple[Path, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("group")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
     module = [sys.executable, "-m", "tests.watching.group"]
     ranks = [
         subprocess.Popen(

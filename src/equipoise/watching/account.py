@@ -68,6 +68,8 @@ class Account:
         """Write whatever is left and close the file."""
         message = Message(scalars=self.light.taken(), findings=self._waiting)
         last = self.ranks.farewell(message) if orderly else [message]
+        if orderly and len(last) < self.ranks.count:
+            message.findings.append(_lost(self.schedule.step, self.ranks))
         findings = self._flush(last or [message])
         self.ledger.close()
         return findings
@@ -114,6 +116,18 @@ def _thinned(step: int, interval: int, schedule: Schedule, whole: Message) -> Fi
         f"the budget is {schedule.budget:.1%}",
         advice="raise the budget, choose preset='minimal', or accept fewer samples",
         evidence={"interval": interval, "cost": whole.cost, "plain": whole.plain},
+    )
+
+
+def _lost(step: int, ranks: Ranks) -> Finding:
+    return Finding(
+        step=step,
+        severity="warn",
+        rule="watch.rank_lost",
+        message=f"only rank {ranks.rank} of {ranks.count} came to the end: the others "
+        "died, or left without closing; scalars since the last sample are this rank's",
+        advice="look at the other ranks' logs; every sample before this is complete",
+        evidence={"rank": ranks.rank},
     )
 
 

@@ -277,6 +277,7 @@ class Watch:
         """Something of ours is broken: be off, and let the training go on."""
         self.closed = True
         self._off.close()
+        self._account.failures(self._schedule.step - 1, self._boundary)
         self._boundary.guarded("farewell", self._finish)(False)
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,88 @@
+"""One of two ranks is killed: the other ends by itself, and the run is whole."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import equipoise
+from equipoise.store import RunWriter
+from equipoise.watching import start
+from equipoise.watching.message import Message
+from equipoise.watching.ranks import FAREWELL_S, Alone
+from tests.watching.dying import free_port
+from tests.watching.patients import Patient, batches, hooks_on, objective
+
+ROOT = Path(__file__).parents[2]
+STEPS = 4
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_survivor_is_left_in_peace(victim: int, tmp_path: Path) -> None:
+    run, port = tmp_path / "a.eqp", free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.watching.dying", str(rank), port, str(run)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for process in ranks:
+        assert process.stdout is not None
+        committed = [process.stdout.readline() for _ in range(STEPS)]
+        assert committed == [f"{step}\n" for step in range(STEPS)]
+    ranks[victim].kill()
+    killed = time.monotonic()
+    survivor = ranks[1 - victim]
+    _, errors = survivor.communicate(timeout=120)
+    # The user's own collective fails at once; what we add is one bounded farewell.
+    assert time.monotonic() - killed < FAREWELL_S + 30
+    ranks[victim].communicate()
+    assert survivor.returncode == 1, "the training's own exception ends it"
+    assert "RuntimeError" in errors or "DistBackendError" in errors
+    file = equipoise.open_run(run)
+    for quantity, site in (("loss", ""), ("attention.theta.p50", "blocks.0.attention")):
+        steps = file.series(quantity)[site][0].tolist()
+        assert steps[:STEPS] == list(range(STEPS))
+    RunWriter(run, file.info).close()  # nobody holds the file any more
+    # The first rank writes: if it was killed, its file ends where it died.
+    assert [f.rule for f in file.findings] == ["watch.rank_lost"] * victim
+
+
+class Deserted(Alone):
+    """The first of two ranks, whose other dies in the third exchange."""
+
+    count = 2
+
+    def __init__(self) -> None:
+        self.exchanges = 0
+
+    def exchanged(self, message: Message) -> list[Message]:
+        self.exchanges += 1
+        if self.exchanges > 2:
+            raise RuntimeError("connection closed by peer")
+        return [message, message]
+
+
+def test_a_rank_that_dies_in_our_exchange_ends_the_watching_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "assembled", Deserted)
+    run, model = tmp_path / "a.eqp", Patient(depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = equipoise.watch(model, optimizer, run=run, every=1)
+    for batch in batches(6):
+        objective(model, batch).backward()
+        optimizer.step()
+    assert handle.closed and hooks_on(model) == 0
+    file = equipoise.open_run(run)
+    assert list(file.series("gradient.norm")["head"][0]) == [0, 1]
+    (found,) = file.findings
+    assert (found.rule, found.step) == ("probe.failed", 2)
+    assert "connection closed by peer" in found.message
