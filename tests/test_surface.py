@@ -25,7 +25,17 @@ def test_names() -> None:
 
 
 def test_commands() -> None:
-    expected = ["demo", "lab", "plan", "precision", "replay", "report", "run", "runs"]
+    expected = [
+        "curvature",
+        "demo",
+        "lab",
+        "plan",
+        "precision",
+        "replay",
+        "report",
+        "run",
+        "runs",
+    ]
     assert sorted(COMMANDS) == expected
 
 

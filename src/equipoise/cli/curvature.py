@@ -1,0 +1,98 @@
+"""``equipoise curvature MODEL``: how sharp a loss is, and because of which part."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from equipoise.errors import InputError
+from equipoise.lab.data import embedded
+from equipoise.precision.loading import FORMS, loaded, loaded_batch
+from equipoise.sharpness.page import print_study, write_study
+from equipoise.sharpness.study import study
+
+SHAPE = (4, 32)
+"""Sequences and tokens of the batch that is made when none is given."""
+
+
+def command(
+    model: Annotated[str, typer.Argument(help=f"The model: {FORMS}.")],
+    *,
+    batch: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs and targets: .pt, .safetensors or .json, name → tensor."
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Step size to judge; SGD unless --optimizer.")
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(help="state_dict() of an Adam over model.parameters(), a .pt."),
+    ] = None,
+    eigenvalues: Annotated[int, typer.Option(help="Largest ones to find.")] = 5,
+    probes: Annotated[int, typer.Option(help="Random vectors.")] = 4,
+    every_block: Annotated[
+        bool, typer.Option(help="Also the sharpness of each sublayer alone (slow).")
+    ] = False,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Samples at a time, to bound memory.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Sublayers to show.")] = 40,
+    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+) -> None:
+    """Say which sublayer makes a loss sharp, and whether a step size is too large."""
+    found, own_batch = loaded(model)
+    given: Any = loaded_batch(batch) if batch is not None else own_batch
+    if given is None:
+        given = _made(found, model)
+    result = study(
+        found,
+        given,
+        optimizer=_optimizer(found, lr, momentum, optimizer),
+        count=eigenvalues,
+        probes=probes,
+        every_block=every_block,
+        micro_batch=micro_batch,
+    )
+    print_study(result, rows=rows)
+    if html is not None:
+        typer.echo(f"wrote {write_study(result, html)}")
+
+
+def _made(model: nn.Module, spec: str) -> torch.Tensor:
+    """Return text of the embedded corpus as tokens, for a model that reads tokens."""
+    words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not words:
+        raise InputError(f"{spec} came without a batch: give one with --batch")
+    B, T = SHAPE
+    bytes_ = torch.from_numpy(embedded().tokens[: B * T].astype("int64"))
+    return bytes_.view(B, T) % max(words)
+
+
+def _optimizer(
+    model: nn.Module, lr: float | None, momentum: float, state: Path | None
+) -> Optimizer | None:
+    if state is None:
+        if lr is None:
+            return None
+        return SGD(model.parameters(), lr=lr, momentum=momentum)
+    if not state.is_file():
+        raise InputError(f"{state}: no such file")
+    adam = AdamW([p for p in model.parameters() if p.requires_grad])
+    saved = torch.load(state, weights_only=True)
+    try:
+        adam.load_state_dict(saved)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{state} is not the state of one group of this model's parameters "
+            f"({error}); in Python, equipoise.sharpness.edge_of_stability takes any"
+        ) from error
+    for group in adam.param_groups:
+        group["lr"] = group["lr"] if lr is None else lr
+    return adam
