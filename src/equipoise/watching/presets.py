@@ -17,6 +17,7 @@ from equipoise.probes.magnitudes import Magnitudes
 from equipoise.probes.normalisers import NormScales
 from equipoise.probes.precision import NumericalFragility
 from equipoise.probes.router import RouterLoad
+from equipoise.probes.selection import HeadSelection
 from equipoise.probes.stream import StreamShape
 from equipoise.probes.updates import AdamUpdates
 
@@ -41,6 +42,7 @@ DEEP: tuple[Maker, ...] = (
     *DEFAULT,
     lambda ranks: HeadProducts(),
     lambda ranks: LocalLipschitz(),
+    lambda ranks: HeadSelection(),
     lambda ranks: NumericalFragility(),
 )
 

@@ -57,7 +57,7 @@ def distance(given: WeightedTokens, top: int) -> Distance:
 def distance_of(picked: Chosen) -> Distance:
     """Return the same of a set already chosen, by weight or otherwise."""
     given, top = picked.given, picked.top
-    rest_xQK = picked.rest_xQK
+    rest_xQK = picked.rest_xQK.to(given.w_xQK.dtype)  # once: products read it thrice
     value_xQ = (picked.distance_xQK * rest_xQK).sum(-1)
     upper_xQ, lower_xQ = _bounds(picked, rest_xQK)
     least_xQ, most_xQ = expected_distance(given, top)
@@ -84,8 +84,9 @@ def _bounds(picked: Chosen, rest_xQK: Tensor) -> tuple[Tensor, Tensor]:
     apart_xQK = (mass_xQ[..., None] - w_xQK).abs() * (s_xQ[..., None] / by_xQ.abs())
     alone_xQK = s_xQ[..., None].expand_as(apart_xQK)
     apart_xQK = torch.where(mass_xQ[..., None] != 0, apart_xQK, alone_xQK)
-    upper_xQ = ((w_xQK.abs() * off_xQK + apart_xQK) * rest_xQK).sum(-1)
-    spread_xQ = (w_xQK.abs() * given.square_x1K.sqrt() * rest_xQK).sum(-1)
+    weigh_xQK = w_xQK.abs() * rest_xQK
+    upper_xQ = (weigh_xQK * off_xQK + apart_xQK * rest_xQK).sum(-1)
+    spread_xQ = (weigh_xQK * given.square_x1K.sqrt()).sum(-1)
     far_xQ = (given.visible_xQ - picked.top) * s_xQ
     return upper_xQ, (far_xQ - spread_xQ).clamp_min(0.0)
 
@@ -109,11 +110,11 @@ def expected_distance(given: WeightedTokens, top: int) -> tuple[Tensor, Tensor]:
     spread_xQK = (others_xQK - centre_xQK).clamp_min(0.0) * _per_pair(n_xQ1, top)
     mean_xQK = mean_xQK.clamp_min(0.0)
     left_xQ = 1 - top / n_xQ1[..., 0]
-    seen_xQK = given.seen_xQK
+    seen_xQK = given.seen_xQK.to(mean_xQK.dtype)
     lower_xQ = left_xQ * (mean_xQK.sqrt() * seen_xQK).sum(-1)
     upper_xQ = left_xQ * ((mean_xQK + spread_xQK).sqrt() * seen_xQK).sum(-1)
-    crude_xQ = left_xQ * (top + 1) * own_xQK.sqrt().sum(-1)
-    upper_xQ = torch.minimum(upper_xQ, crude_xQ)
+    lengths_xQ = (given.w_xQK.abs() * given.square_x1K.sqrt()).sum(-1)
+    upper_xQ = torch.minimum(upper_xQ, left_xQ * (top + 1) * lengths_xQ)
     return given.reading(lower_xQ, top), given.reading(upper_xQ, top)
 
 

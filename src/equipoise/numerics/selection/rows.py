@@ -32,6 +32,8 @@ class WeightedTokens:
     seen_xQK: Bool[Tensor, "*x Q K"]
     rank_xQK: Int[Tensor, "*x Q K"]
     """0 for the key chosen first; hidden keys come last."""
+    visible_xQ: Float[Tensor, "*x Q"]
+    """How many keys each query sees."""
     broken_xQ: Bool[Tensor, "*x Q"]
     square_x1K: Float[Tensor, "*x 1 K"]
     """‖x_i‖²."""
@@ -41,18 +43,13 @@ class WeightedTokens:
     """⟨Y, y_i⟩."""
 
     @property
-    def visible_xQ(self) -> Float[Tensor, "*x Q"]:
-        """How many keys each query sees."""
-        return self.seen_xQK.sum(-1).to(self.w_xQK.dtype)
-
-    @property
     def y_square_xQK(self) -> Float[Tensor, "*x Q K"]:
         """‖y_i‖²."""
         return self.w_xQK.square() * self.square_x1K
 
     def counted(self, top: int) -> Bool[Tensor, "*x Q"]:
         """Return rows with something left to tell apart: more than ``top`` keys."""
-        return self.seen_xQK.sum(-1) > top
+        return self.visible_xQ > top
 
     def reading(self, value_xQ: Tensor, top: int) -> Tensor:
         """Return the values with NaN in broken rows and in rows not counted."""
@@ -132,6 +129,7 @@ def weighted_tokens(
         x_xKD=x_xKD,
         seen_xQK=seen_xQK,
         rank_xQK=_ranks(w_xQK.masked_fill(~seen_xQK, -torch.inf)),
+        visible_xQ=seen_xQK.sum(-1).to(w_xQK.dtype),
         broken_xQ=broken_xQ,
         square_x1K=x_xKD.square().sum(-1)[..., None, :],
         output_xQD=output_xQD,

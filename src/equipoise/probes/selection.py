@@ -1,0 +1,103 @@
+"""Does each head still select? A few queries of every call, against chance.
+
+Axes, in this file:  B batch · H head · G key-value head · Q query · K key · T token ·
+D width · q sampled queries.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics.selection import (
+    AtSizes,
+    Wanted,
+    concentration,
+    selection_of_weights,
+)
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSelection:
+    """Emit per head the range of logits, evenness, lift and recall, with its control.
+
+    Means over evenly spaced queries of every sequence, the last query among them. Rows
+    of padding and rows that see no more keys than are chosen are left out.
+    """
+
+    name: str = "selection"
+    at_most: int = 8
+    """Queries to look at per call."""
+    most: int = 16
+    """Tokens chosen: this many, or an eighth of the context where that is less."""
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        yield from ()
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        at = _spread(call.shape[2], self.at_most)
+        z_BHqK = _scores(call, at)
+        real_BHq = call.counted_BQ()[:, None, at]
+        seen = concentration(z_BHqK)
+        several = real_BHq & (seen.visible > 1)
+        emit(site, "selection.rho", _mean(seen.rho, several), how="mean")
+        emit(site, "selection.evenness", _mean(seen.evenness, several), how="mean")
+        if call.v_BGKD is not None:
+            found = _against_chance(call.v_BGKD, z_BHqK, self.most)
+            for name, value_BHq in _named(found):
+                emit(site, f"selection.{name}", _mean(value_BHq, real_BHq), how="mean")
+
+
+def _spread(queries: int, at_most: int) -> list[int]:
+    """Return evenly spaced positions, the last included: it sees the most keys."""
+    step = -(-queries // at_most)
+    return list(range(queries - 1, -1, -step))[::-1]
+
+
+def _scores(call: AttentionCall, at: list[int]) -> Tensor:
+    """Return the sampled queries' scores side by side, keys beyond the last hidden."""
+    rows = [call.scores(slice(i, i + 1)) for i in at]
+    K = max(z_BH1k.shape[-1] for z_BH1k in rows)
+    rows = [pad(z, (0, K - z.shape[-1]), value=float("-inf")) for z in rows]
+    return torch.cat(rows, dim=2)
+
+
+def _against_chance(v_BGKD: Tensor, z_BHqK: Tensor, most: int) -> AtSizes:
+    """Return the readings of the heaviest tokens.
+
+    Columns without a value (learned sinks) take their share of the mass and are no
+    token.
+    """
+    T = min(z_BHqK.shape[-1], v_BGKD.shape[2])
+    hidden_BHqK = z_BHqK == float("-inf")
+    dark_BHq1 = hidden_BHqK.all(-1, keepdim=True)
+    w_BHqK = z_BHqK.masked_fill(dark_BHq1, 0.0).softmax(-1)
+    wanted = Wanted(tops=(max(1, min(most, T // 8)),), random=2)
+    seen_BHqT = ~hidden_BHqK[..., :T]
+    v_BGTD = v_BGKD.detach()[:, :, :T]
+    return selection_of_weights(w_BHqK[..., :T], v_BGTD, wanted=wanted, mask=seen_BHqT)
+
+
+def _named(found: AtSizes) -> Iterator[tuple[str, Tensor]]:
+    assert found.distance is not None and found.euclidean is not None
+    assert found.cosine is not None and found.random_euclidean is not None
+    yield "lift", found.distance.lift_lower[..., 0]
+    yield "recall", found.euclidean.recall[..., 0]
+    yield "recall.cosine", found.cosine.recall[..., 0]
+    yield "recall.random", found.random_euclidean.recall[..., 0]
+
+
+def _mean(value_BHq: Tensor, counted_BHq: Tensor) -> Tensor:
+    """Return the mean over batch and queries per head; NaN where nothing counted."""
+    value_BHq = value_BHq.masked_fill(~counted_BHq, float("nan"))
+    mean_H: Tensor = value_BHq.transpose(0, 1).flatten(1).nanmean(1)
+    return mean_H
