@@ -152,3 +152,27 @@ def test_squares_and_the_jacobian_bracket(dtype: torch.dtype) -> None:
     assert (dense <= upper * (1 + 1e-5)).all() and (
         upper <= 2 * dense * (1 + 1e-5)
     ).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_causal_limit_reads_as_a_mask_does(dtype: torch.dtype, first: int) -> None:
+    rng = torch.Generator().manual_seed(first)
+    z = torch.randn(2, 3, 20, 24, generator=rng, dtype=dtype)
+    future = torch.ones(20, 24).triu(first + 1).bool()
+    masked = row_statistics(z.masked_fill(future, -INF))
+    limited = row_statistics(z.masked_fill(future, NAN), causal_from=first)
+    for name in RowStatistics.__slots__:
+        assert torch.equal(getattr(masked, name), getattr(limited, name)), name
+    alone = row_statistics(z[0, 0, 0], causal_from=first)
+    assert alone.visible == first + 1 and alone.entropy == limited.entropy[0, 0, 0]
+
+
+def test_a_causal_limit_holds_for_rows_that_are_searched() -> None:
+    """Nearly equal keys under two peaks: no quick step closes these."""
+    z = 0.05 * torch.randn(64, 150, generator=torch.Generator().manual_seed(0))
+    future = torch.ones(64, 150).triu(40).bool()
+    limited = row_statistics(z.masked_fill(future, 9.0), causal_from=39)
+    masked = row_statistics(z.masked_fill(future, -INF))
+    assert torch.equal(limited.theta_lower, masked.theta_lower)
+    assert_reads(limited, reference(z.masked_fill(future, -INF)), atol=2e-6)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Scores held at once: 16 MiB of float32. Attention is never whole in memory.
-BLOCK_ELEMENTS = 1 << 22
+# Scores held at once: 8 MiB of float32. Attention is never whole in memory.
+BLOCK_ELEMENTS = 1 << 21
 # At or below this score a key is hidden. Models hide with -inf, the lowest number of a
 # dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
 HIDDEN = -9e3
@@ -63,20 +63,35 @@ class AttentionCall:
         Under a causal mask the keys stop at the block's last query: what lies beyond
         is hidden from every row of the block.
         """
-        B, H, Q, K = self.shape
-        step = max(1, BLOCK_ELEMENTS // max(1, B * H * K))
-        for start in range(0, Q, step):
-            queries = slice(start, min(start + step, Q))
+        for queries in self._steps():
             yield queries, self.scores(queries)
 
-    def scores(self, queries: slice) -> Tensor:
+    def causal_blocks(self) -> Iterator[tuple[int | None, Tensor]]:
+        """Yield (first query or None, scores_BHqK): a causal mask is left to you.
+
+        With a first query, row i of the block sees the keys up to that query + i only;
+        what lies beyond was not hidden, which saves a visit to all scores.
+        """
+        for queries in self._steps():
+            scores = self.scores(queries, hide_future=False)
+            yield queries.start if self.causal else None, scores
+
+    def _steps(self) -> Iterator[slice]:
+        """Yield queries in parts of one size, as many as one block holds."""
+        B, H, Q, K = self.shape
+        most = max(1, BLOCK_ELEMENTS // max(1, B * H * K))
+        step = -(-Q // max(1, -(-Q // most)))
+        for start in range(0, Q, step):
+            yield slice(start, min(start + step, Q))
+
+    def scores(self, queries: slice, *, hide_future: bool = True) -> Tensor:
         """Return scores_BHqK of some queries, hidden keys at -inf, at least float32."""
         keys = slice(0, queries.stop if self.causal else self.shape[3])
         scores = self._raw(queries, keys)
         ours = self.scores_BHQK is None
         if self.mask is not None:
             scores, ours = _masked(scores, _window(self.mask, queries, keys)), True
-        if self.causal:
+        if self.causal and hide_future:
             after = _after(queries, scores)
             fill = scores.masked_fill_ if ours else scores.masked_fill
             scores = fill(after, float("-inf"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.errors import InputError
@@ -24,6 +25,9 @@ from equipoise.numerics.balance_ladder import DEPTH
 # |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
 _ENOUGH = 2.0**-11
 _OPTIONS = (_ENOUGH, float("inf"), DEPTH)
+_COLUMNS = attention_rows_cpu.COLUMNS
+Rows = NDArray[np.floating]
+Limits = NDArray[np.int64]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -60,7 +64,9 @@ class RowStatistics:
         return self.visible >= 2
 
 
-def row_statistics(scores: Float[Tensor, "*x K"]) -> RowStatistics:
+def row_statistics(
+    scores: Float[Tensor, "*x K"], *, causal_from: int | None = None
+) -> RowStatistics:
     """Return θ, max logit, entropy, sink mass and visible keys of every row of scores.
 
     θ = 4 max_S p(S) p(Sᶜ),  H = log Z - Σ p (z - z_max),  p = softmax(z), where scores
@@ -70,6 +76,8 @@ def row_statistics(scores: Float[Tensor, "*x K"]) -> RowStatistics:
     Args:
         scores: A block of scores, for instance (B, H, q, K). float16, bfloat16 (read
             in float32), float32 or float64.
+        causal_from: If given, row i of the axis before the last sees keys 0 …
+            ``causal_from`` + i; what lies beyond need not be masked, and is not read.
 
     Returns:
         θ's interval is at most 1e-6 wide on the CPU, except for rows too hard to close;
@@ -88,33 +96,61 @@ def row_statistics(scores: Float[Tensor, "*x K"]) -> RowStatistics:
             f"scores must be a float tensor with at least one key on the last axis, "
             f"not {scores.dtype} of shape {tuple(scores.shape)}"
         )
-    z_NK = scores.detach().reshape(-1, scores.shape[-1])
-    if z_NK.dtype != torch.float64:
-        z_NK = z_NK.float()
-    quick = COMPILED and z_NK.device.type == "cpu" and z_NK.dtype == torch.float32
-    out_NC = _on_cpu(z_NK) if quick else _in_torch(z_NK)
-    out_xC = out_NC.view(*scores.shape[:-1], attention_rows_cpu.COLUMNS)
-    *columns, visible = out_xC.unbind(-1)
+    z_xK = scores.detach()
+    if z_xK.dtype != torch.float64:
+        z_xK = z_xK.float()
+    if COMPILED and z_xK.device.type == "cpu" and z_xK.dtype == torch.float32:
+        sees = _limits(z_xK, causal_from)
+        out_CN = _on_cpu(z_xK.reshape(-1, z_xK.shape[-1]), sees)
+    else:
+        z_xK = z_xK if causal_from is None else _hidden(z_xK, causal_from)
+        out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1])).T
+    *columns, visible = out_CN.reshape(_COLUMNS, *scores.shape[:-1]).unbind(0)
     names = [field.name for field in fields(RowStatistics)][:-1]
-    read = {n: c.to(z_NK.dtype) for n, c in zip(names, columns, strict=True)}
+    read = dict(zip(names, columns, strict=True))
     return RowStatistics(**read, visible=visible.int())
 
 
-def _on_cpu(z_NK: Tensor) -> Tensor:
+def _limits(z_xK: Tensor, causal_from: int | None) -> tuple[int, int]:
+    """Return how many keys the first row sees, and how many rows until it is so again.
+
+    Every row sees one key more than the row before; a period of one row means that all
+    see the same.
+    """
+    if causal_from is None:
+        return z_xK.shape[-1], 1
+    return causal_from + 1, z_xK.shape[-2] if z_xK.ndim > 1 else 1
+
+
+def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
+    first, period = _limits(z_xK, causal_from)
+    future = torch.ones(period, z_xK.shape[-1], dtype=torch.bool, device=z_xK.device)
+    future = future.triu(first) if z_xK.ndim > 1 else future.triu(first)[0]
+    return z_xK.masked_fill(future, -torch.inf)
+
+
+def _on_cpu(z_NK: Tensor, sees: tuple[int, int]) -> Tensor:
     z = z_NK.contiguous().numpy()
-    out_NC = np.empty((len(z), attention_rows_cpu.COLUMNS))
+    out_CN = np.empty((_COLUMNS, len(z)), np.float32)
 
     def work(start: int, stop: int) -> None:
-        rows, out = z[start:stop], out_NC[start:stop]
-        attention_rows_cpu.statistics(rows, out, _OPTIONS)
-        left = np.flatnonzero(out[:, 0] == OPEN)
+        limit_N = sees[0] + np.arange(start, stop) % sees[1]
+        rows, out = z[start:stop], out_CN[:, start:stop]
+        attention_rows_cpu.statistics(rows, limit_N, out, _ENOUGH)
+        left = np.flatnonzero(out[0] == OPEN)
         if left.size:
-            open_rows = rows[left].astype(np.float64)
-            p = np.exp(open_rows - out[left, attention_rows_cpu.MAX_LOGIT, None])
-            out[left, :2] = balance_cpu.intervals(p, None, _OPTIONS)
+            out[:2, left] = _searched(rows[left], limit_N[left])
 
     over_rows(work, *z.shape)
-    return torch.from_numpy(out_NC)
+    return torch.from_numpy(out_CN)
+
+
+def _searched(z_NK: Rows, limit_N: Limits) -> Rows:
+    """Return θ's bounds, two rows of them, where the first pass left θ open."""
+    future = np.arange(z_NK.shape[1]) >= limit_N[:, None]
+    z = np.where(future, -np.inf, z_NK.astype(np.float64))
+    p = np.exp(z - z.max(-1, keepdims=True))
+    return balance_cpu.intervals(p, None, _OPTIONS).T
 
 
 def _in_torch(z_NK: Tensor) -> Tensor:

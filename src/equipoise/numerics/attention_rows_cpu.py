@@ -1,8 +1,8 @@
 """All statistics of a row of scores in one visit, compiled.
 
-Axes, in this file:  N row · K key · b block of 32 keys · C column of the result.
+Axes, in this file:  N row · K key · C column of the result.
 A row of scores is read once from memory; its exponentials live in a scratch row that
-stays in the first-level cache, and θ is found there by the fill of ``balance_fill``.
+stays in the first-level cache, and θ is found there by ``balance_window``.
 """
 
 import math
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.balance_compile import compiled
-from equipoise.numerics.balance_fill import WIDTH, Options, Scratch, first_steps_row
-from equipoise.numerics.balance_sorted import Side
+from equipoise.numerics.balance_few import lists
+from equipoise.numerics.balance_window import WINDOW, Scratch, interval
 
 Scores = NDArray[np.float32]
-Statistics = NDArray[np.float64]
+Statistics = NDArray[np.float32]
 # Columns of the result.
 LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP, SCORES, MASSES, VISIBLE = range(9)
 COLUMNS = 9
 
-_NOTHING = np.float32(-np.inf)
+_NOTHING, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 # -inf and +inf as ordered integers; what lies beyond is NaN.
 _LEAST, _INFINITY = -0x7F800001, 0x7F800000
 # exp(r) = Σ rⁱ/i! for |r| ≤ ½ ln 2: the first term left out is below 6e-9.
@@ -75,45 +75,52 @@ def _extremes(z_K: Scores) -> tuple[np.int32, np.int32, int]:
 def _moments(
     z_K: Scores, top: np.float32, e_K: Scores
 ) -> tuple[float, float, float, float]:
-    """Return Σe, Σ e·(z - top), Σz² over visible keys and Σe²."""
-    mass, first, scores, masses = 0.0, 0.0, 0.0, 0.0
+    """Return Σe below 1, Σ e·(z - top), Σz² over visible keys and Σe²."""
+    below, first, scores, masses = 0.0, 0.0, 0.0, 0.0
     for k in range(z_K.size):
-        mass += e_K[k]
+        below += e_K[k] if e_K[k] < _ONE else _ZERO
         first += e_K[k] * max(z_K[k] - top, _FLOOR)
         scores += z_K[k] * z_K[k] if z_K[k] > _NOTHING else 0.0
         masses += e_K[k] * e_K[k]
-    return mass, first, scores, masses
+    return below, first, scores, masses
+
+
+@compiled(reorder=True)
+def _counts(e_K: Scores) -> tuple[int, int]:
+    """Return how many keys have the largest mass, which is 1, and how many have any."""
+    tops, some = 0, 0
+    for k in range(e_K.size):
+        tops += e_K[k] == _ONE
+        some += e_K[k] > _ZERO
+    return tops, some
 
 
 @compiled()
 def _row(
-    z_K: Scores,
-    scratch: tuple[Scores, Side, Scratch],
-    options: Options,
-    out: Statistics,
+    z_K: Scores, scratch: tuple[Scores, Scratch], enough: float, out: Statistics
 ) -> None:
     low, high, seen = _extremes(z_K)
-    out[:] = 0.0
     out[VISIBLE] = seen
     if low < _LEAST or high >= _INFINITY:
         out[:VISIBLE] = np.nan
         out[MAX_LOGIT] = np.inf if low >= _LEAST and high == _INFINITY else np.nan
         return
     if seen == 0:
+        out[:VISIBLE] = 0.0
         out[MAX_LOGIT] = -np.inf
         return
     stop = z_K.size
     while z_K[stop - 1] == _NOTHING:
         stop -= 1
-    blocks = -(-stop // WIDTH)
-    e_K, side_K, (sum_b, bits_b, top_b) = scratch
-    e_K, z_K = e_K[:stop], z_K[:stop]
+    e_K, z_K = scratch[0][:stop], z_K[:stop]
     flipped = np.int32(high ^ ((high >> np.int32(31)) & np.int32(0x7FFFFFFF)))
     top = flipped.view(np.float32)
     exponentials(z_K, top, e_K)
-    mass, first, scores, masses = _moments(z_K, top, e_K)
-    fill = (sum_b[:blocks], bits_b[:blocks], top_b[:blocks])
-    out[LOWER], out[UPPER] = first_steps_row(e_K, side_K[:stop], fill, options)
+    below, first, scores, masses = _moments(z_K, top, e_K)
+    tops, some = _counts(e_K)
+    mass = below + tops
+    sums = (below, tops, some)
+    out[LOWER], out[UPPER] = interval(e_K, sums, enough, scratch[1])
     out[MAX_LOGIT] = top
     out[ENTROPY] = max(math.log(mass) - first / mass, 0.0)
     out[SINK] = e_K[0] / mass
@@ -123,12 +130,17 @@ def _row(
 
 
 @compiled()
-def statistics(z_NK: NDArray[np.float32], out_NC: Statistics, options: Options) -> None:
-    """Write the statistics of every row of scores; masked keys are -inf."""
+def statistics(
+    z_NK: NDArray[np.float32],
+    limit_N: NDArray[np.int64],
+    out_CN: Statistics,
+    enough: float,
+) -> None:
+    """Write the statistics of every row of scores; masked keys are -inf.
+
+    Row i sees no key from ``limit_N[i]`` on, whatever its score.
+    """
     K = z_NK.shape[1]
-    blocks = -(-K // WIDTH)
-    bits_b = np.empty(blocks, np.uint32)
-    fill = (np.empty(blocks), bits_b, bits_b.view(np.float32))
-    scratch = (np.empty(K, np.float32), np.empty(K, np.uint8), fill)
+    scratch = (np.empty(K, np.float32), (np.empty(max(K, WINDOW)), lists()))
     for i in range(z_NK.shape[0]):
-        _row(z_NK[i], scratch, options, out_NC[i])
+        _row(z_NK[i, : min(K, limit_N[i])], scratch, enough, out_CN[:, i])

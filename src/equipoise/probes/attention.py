@@ -41,7 +41,10 @@ class AttentionRows:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        rows = [row_statistics(scores) for _, scores in call.blocks()]
+        rows = [
+            row_statistics(scores, causal_from=first)
+            for first, scores in call.causal_blocks()
+        ]
         visible_HN = _by_head([r.visible for r in rows])
         real_BQ = call.counted_BQ()
         real_HN = real_BQ.flatten().expand(visible_HN.shape)
