@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from equipoise.claims.emadi_theta import sorted_prefix
+from equipoise.lab.evidence import Evidence, rounded, surroundings
+from equipoise.lab.experiment import SEEDS
+from equipoise.lab.statistics import Runs
 from equipoise.numerics.balance import balance
 
 TEMPERATURES = (0.1, 1.0, 10.0)
 LENGTHS = (4, 8, 12)
 DRAWS = 200
+MEASURES = ("norm", "theta_error", "heuristic_error", "heuristic_wrong")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,27 @@ def figure3(seed: int = 42) -> list[Point]:
         K: torch.randn(DRAWS, K, generator=rng, dtype=torch.float64) for K in LENGTHS
     }
     return [_point(z_NK, tau) for z_NK in scores.values() for tau in TEMPERATURES]
+
+
+def theorem_evidence() -> Evidence:
+    """Return the figure over Emadi's three seeds, as the lab keeps its results."""
+    runs: dict[str, Runs] = {}
+    for seed in SEEDS:
+        for point in figure3(seed):
+            arm = f"{point.keys} keys, τ = {point.tau:g}"
+            runs.setdefault(arm, {})[seed] = rounded(
+                {name: getattr(point, name) for name in MEASURES}
+            )
+    return Evidence(
+        name="theorem",
+        question="Is ‖J‖ from ∞ to 1 of a softmax row exactly θ/τ?",
+        measures=MEASURES,
+        seeds=SEEDS,
+        arms={arm: {} for arm in runs},
+        baselines={},
+        runs=runs,
+        about={**surroundings(), "command": "equipoise lab theorem"},
+    )
 
 
 def _point(z_NK: Tensor, tau: float) -> Point:

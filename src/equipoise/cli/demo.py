@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 
 from equipoise.errors import EquipoiseError
-from equipoise.lab.conclusions import conclusion
-from equipoise.lab.display import bars, table
+from equipoise.lab.display import bars, tables
+from equipoise.lab.evidence import gather
 from equipoise.lab.experiment import Experiment
+from equipoise.lab.findings import finding
+from equipoise.lab.findings.finding import Finding, measured
 from equipoise.lab.pages import write_page
 from equipoise.lab.recipes import recipe
-from equipoise.lab.results import results
+from equipoise.lab.results import rows
 from equipoise.lab.runner import run_experiment
 from equipoise.store import runs_directory
 
@@ -39,11 +41,13 @@ def command(
         failures = run_experiment(experiment, root, watcher=watcher)
     if failures:
         raise EquipoiseError(f"the demo stopped: {failures[0].reason}")
-    rows = results(experiment, root)
-    said = conclusion(experiment, rows)
-    console.print(table(experiment, rows))
+    evidence = gather(experiment, root)
+    found, said = rows(evidence), finding(evidence).verdict
+    shown = Finding(verdict=said, grids=[measured(evidence, found)])
+    for one in tables(experiment.question, shown):
+        console.print(one)
     console.print(said, highlight=False)
-    page = write_page(experiment, root, rows, verdict=said)
+    page = write_page(experiment, root, found, verdict=said)
     console.print(f"Open {page} in a browser; its runs are beside it.", soft_wrap=True)
 
 
@@ -66,4 +70,6 @@ def demo(steps: int) -> Experiment:
         "theta_p100",
         "S",
     )
-    return replace(full, name="demo", arms=arms, seeds=(42,), measures=measures)
+    return replace(
+        full, name="demo", arms=arms, seeds=(42,), measures=measures, curves=()
+    )

@@ -5,26 +5,29 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from equipoise.claims.emadi_figure3 import figure3
+from equipoise.claims.emadi_figure3 import theorem_evidence
 from equipoise.errors import EquipoiseError
-from equipoise.lab.conclusions import conclusion
-from equipoise.lab.display import bars, table
+from equipoise.lab import publishing
+from equipoise.lab.display import bars, tables
+from equipoise.lab.evidence import Evidence, gather
 from equipoise.lab.experiment import Experiment
+from equipoise.lab.findings import finding
 from equipoise.lab.options import one_of
 from equipoise.lab.pages import write_page
-from equipoise.lab.published import comparison
-from equipoise.lab.recipes import RECIPES, recipe
-from equipoise.lab.results import results
+from equipoise.lab.recipes import RECIPES, REPORTS, recipe
+from equipoise.lab.results import rows
 from equipoise.lab.runner import Where, lab_directory, run_experiment, standing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Name = Annotated[str, typer.Argument(help="An experiment; `equipoise lab list`.")]
+ALL = "all"
 Quick = Annotated[bool, typer.Option("--quick", help="The version of minutes.")]
 Out = Annotated[
     Path | None, typer.Option(help="Where runs go; $EQUIPOISE_LAB or ./lab by default.")
+]
+Publish = Annotated[
+    Path | None, typer.Option(help="Keep page, figures and raw numbers here as well.")
 ]
 
 
@@ -40,7 +43,7 @@ def list_experiments() -> None:
 
 @app.command()
 def run(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="An experiment, or `all` reports.")],
     *,
     quick: Quick = False,
     on: Annotated[str, typer.Option(help="local or ray.")] = "local",
@@ -48,12 +51,31 @@ def run(
         int | None, typer.Option(min=1, help="Processes at a time; one per core.")
     ] = None,
     out: Out = None,
+    publish: Publish = None,
 ) -> None:
     """Make every run that is not finished, then report."""
-    experiment, console = recipe(name, quick=quick), Console()
     one_of("--on", on, ("local", "ray"))
     where: Where = "ray" if on == "ray" else "local"
-    root = _root(experiment, out)
+    failed = 0
+    for one in _named(name):
+        experiment = recipe(one, quick=quick)
+        failed += _run(experiment, out, where=where, workers=workers)
+        _report(experiment, out, publish)
+    if name == ALL:
+        theorem(publish=publish)
+    if failed:
+        raise EquipoiseError(f"{failed} runs failed")
+
+
+def _named(name: str) -> tuple[str, ...]:
+    return REPORTS if name == ALL else (name,)
+
+
+def _run(
+    experiment: Experiment, out: Path | None, *, where: Where, workers: int | None
+) -> int:
+    """Make the runs that are left; return how many failed."""
+    console, root = Console(), _root(experiment, out)
     left = standing(experiment, root).left
     with bars(len(left), console=console) as watcher:
         failures = run_experiment(
@@ -62,9 +84,7 @@ def run(
     for failure in failures:
         task = failure.task
         console.print(f"[red]{task.arm.name} {task.seed}: {failure.reason}")
-    _report(experiment, root, console)
-    if failures:
-        raise EquipoiseError(f"{len(failures)} of {len(left)} runs failed")
+    return len(failures)
 
 
 @app.command()
@@ -83,38 +103,44 @@ def status(
 
 
 @app.command()
-def report(name: Name, *, quick: Quick = False, out: Out = None) -> None:
-    """Show the table and the finding, and write the page."""
-    experiment = recipe(name, quick=quick)
-    _report(experiment, _root(experiment, out), Console())
+def report(
+    name: Annotated[str, typer.Argument(help="An experiment, or `all` reports.")],
+    *,
+    quick: Quick = False,
+    out: Out = None,
+    publish: Publish = None,
+) -> None:
+    """Show tables and the finding, and write the page."""
+    for one in _named(name):
+        _report(recipe(one, quick=quick), out, publish)
 
 
 @app.command()
-def theorem() -> None:
+def theorem(*, publish: Publish = None) -> None:
     """Emadi's Fig. 3: brute force, exact θ and the paper's heuristic side by side."""
-    shown = Table("keys", "τ", "‖J‖, mean", "θ/τ, worst", "heuristic, worst", "wrong")
-    for point in figure3():
-        shown.add_row(
-            str(point.keys),
-            f"{point.tau:g}",
-            f"{point.norm:.4g}",
-            f"{point.theta_error:.1e}",
-            f"{point.heuristic_error:.1e}",
-            f"{point.heuristic_wrong:.0%}",
-        )
-    Console().print(shown)
+    _shown(theorem_evidence(), publish)
 
 
 def _root(experiment: Experiment, out: Path | None) -> Path:
     return (out or lab_directory()) / experiment.name
 
 
-def _report(experiment: Experiment, root: Path, console: Console) -> None:
-    rows = results(experiment, root)
-    said = conclusion(experiment, rows)
-    console.print(table(experiment, rows))
-    if experiment.name.startswith("prepost"):
-        console.print(comparison(rows))
-    console.print(said, highlight=False)
-    page = write_page(experiment, root, rows, verdict=said)
-    console.print(f"page: {page}", soft_wrap=True)
+def _report(experiment: Experiment, out: Path | None, to: Path | None) -> None:
+    root = _root(experiment, out)
+    evidence = gather(experiment, root)
+    _shown(evidence, to)
+    said = finding(evidence).verdict
+    page = write_page(experiment, root, rows(evidence), verdict=said)
+    Console().print(f"page: {page}", soft_wrap=True)
+
+
+def _shown(evidence: Evidence, to: Path | None) -> None:
+    """Print what the evidence says and, if asked, keep it as a page."""
+    console, found = Console(), finding(evidence)
+    for shown in tables(evidence.question, found):
+        console.print(shown)
+    console.print(found.verdict, highlight=False)
+    if to is not None:
+        place = publishing.publish(evidence, to / evidence.name)
+        publishing.index(to)
+        console.print(f"published: {place}", soft_wrap=True)

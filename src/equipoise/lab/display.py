@@ -1,6 +1,6 @@
 """Experiments on the terminal: bars while they run, a table when they are done."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -8,10 +8,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from equipoise.lab import training
-from equipoise.lab.experiment import Experiment, Task
-from equipoise.lab.labels import NAMES
+from equipoise.lab.experiment import Task
+from equipoise.lab.findings import Finding
 from equipoise.lab.local import Watcher
-from equipoise.lab.results import Row
 
 
 @contextmanager
@@ -47,26 +46,12 @@ def _said(news: training.Progress) -> str:
     return f"{line}  [bold red]{news.warning}" if news.warning else line
 
 
-def table(experiment: Experiment, rows: Sequence[Row]) -> Table:
-    """Return a line per measure and a column per arm; the last line compares pairs."""
-    shown = Table(
-        "",
-        *(f"{row.arm} ({len(row.seeds)})" for row in rows),
-        title=experiment.question,
-        caption="mean ± sd over (seeds); paired difference with 95 % interval",
-    )
-    for name, cells in lines(experiment, rows):
-        shown.add_row(name, *cells)
+def tables(question: str, found: Finding) -> list[Table]:
+    """Return every table of a finding; the first carries the question."""
+    shown = []
+    for place, grid in enumerate(found.grids):
+        one = Table(*grid.head, title=None if place else question, caption=grid.title)
+        for cells in grid.cells:
+            one.add_row(*cells)
+        shown.append(one)
     return shown
-
-
-def lines(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """Return the table's lines as text: what is measured, and a cell per arm."""
-    found = [
-        (NAMES.get(name, name), [str(row.values.get(name, "–")) for row in rows])
-        for name in experiment.measures
-    ]
-    first = experiment.measures[0]
-    pairs = [str(row.against_first or "–") for row in rows]
-    name = f"{NAMES.get(first, first)}: minus {experiment.arms[0].name}"
-    return [*found, (name, pairs)]

@@ -72,6 +72,10 @@ class Experiment:
     seeds: tuple[int, ...] = SEEDS
     measures: tuple[str, ...] = ("validation", "loss", "spikes")
     """Columns of the table; the first is the one compared in pairs."""
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    """Arm → the arm it is compared with; the first arm unless named."""
+    curves: tuple[str, ...] = ()
+    """What to keep for figures; see ``lab.series``."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]

@@ -1,7 +1,7 @@
 """Laws read off a sweep: how a threshold moves with depth, what ranks with what."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,26 +39,6 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
         else math.nan
     )
     return PowerLaw(exponent=round(slope, 12), error=error)
-
-
-def largest_that_trains(
-    loss_by_setting: Mapping[float, float], *, within: float = 0.5
-) -> float | None:
-    """Return the largest setting whose loss is within ``within`` nats of the best.
-
-    Settings above one that failed do not count: beyond the edge, luck is not stability.
-    A setting whose loss is not finite failed.
-    """
-    finite = [v for v in loss_by_setting.values() if math.isfinite(v)]
-    if not finite:
-        return None
-    limit, found = min(finite) + within, None
-    for setting in sorted(loss_by_setting):
-        if loss_by_setting[setting] <= limit:
-            found = setting
-        elif found is not None:
-            break
-    return found
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:

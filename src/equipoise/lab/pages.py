@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.lab.display import lines
 from equipoise.lab.experiment import Experiment
+from equipoise.lab.labels import NAMES
 from equipoise.lab.results import Row
 from equipoise.report.html import rendered
 from equipoise.report.views import view
@@ -33,3 +33,14 @@ def write_page(
     place = root / "report.html"
     place.write_text(page, encoding="utf-8")
     return place
+
+
+def lines(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Return the page's table: what is measured, and a cell per arm."""
+    found = [
+        (NAMES.get(name, name), [str(row.values.get(name, "–")) for row in rows])
+        for name in experiment.measures
+    ]
+    first = experiment.measures[0]
+    pairs = [str(row.against_first or "–") for row in rows]
+    return [*found, (f"{NAMES.get(first, first)}: minus the baseline", pairs)]

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from equipoise.lab.results import Row
 
 Means = dict[str, dict[str, float]]
@@ -103,11 +101,3 @@ def beside(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
 def _line(pattern: Pattern, pre: float, post: float) -> tuple[str, str, str, str]:
     verdict = "holds" if pattern.holds(pre, post) else "does not hold here"
     return pattern.where, pattern.says, f"{pre:.4g} and {post:.4g}", verdict
-
-
-def comparison(rows: Sequence[Row]) -> Table:
-    """Return the paper's table beside ours."""
-    shown = Table("", "Emadi 2026, 774M", "ours, pre and post", "pattern")
-    for line in beside(rows):
-        shown.add_row(*line)
-    return shown

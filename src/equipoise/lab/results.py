@@ -1,13 +1,12 @@
-"""What an experiment found: one row per arm, pairs against the first arm."""
+"""What an experiment found: one row per arm, each paired with its baseline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.errors import InputError
-from equipoise.lab.execution import is_finished, outcome
+from equipoise.lab.evidence import Evidence, gather
 from equipoise.lab.experiment import Experiment
-from equipoise.lab.statistics import Paired, Summary, paired, summary
+from equipoise.lab.statistics import Paired, Runs, Summary, paired, summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,40 +16,32 @@ class Row:
     arm: str
     values: Mapping[str, Summary]
     against_first: Paired | None
-    """Of the experiment's first measure, over the seeds both arms finished."""
+    """Of the experiment's first measure, over the seeds both arms finished; the other
+    arm is the experiment's first, or the baseline it names."""
     seeds: tuple[int, ...]
 
 
 def results(experiment: Experiment, root: Path) -> list[Row]:
     """Return a row per arm with at least one finished run."""
-    found = _by_arm(experiment, root)
-    if not any(found.values()):
-        raise InputError(
-            f"{experiment.name} has no finished run in {root}; "
-            f"run it first: equipoise lab run {experiment.name}"
-        )
-    first = found[experiment.arms[0].name]
+    return rows(gather(experiment, root))
+
+
+def rows(evidence: Evidence) -> list[Row]:
+    """Return the evidence arm by arm."""
+    first = next(iter(evidence.arms))
     return [
         Row(
             arm=arm,
-            values=_summaries(runs, experiment.measures),
-            against_first=_against(runs, first, experiment.measures[0]),
+            values=_summaries(runs, evidence.measures),
+            against_first=against(
+                runs,
+                evidence.runs.get(evidence.baselines.get(arm, first), {}),
+                evidence.measures[0],
+            ),
             seeds=tuple(runs),
         )
-        for arm, runs in found.items()
-        if runs
+        for arm, runs in evidence.runs.items()
     ]
-
-
-Runs = dict[int, dict[str, float]]
-
-
-def _by_arm(experiment: Experiment, root: Path) -> dict[str, Runs]:
-    found: dict[str, Runs] = {arm.name: {} for arm in experiment.arms}
-    for task in experiment.tasks:
-        if is_finished(root / task.folder):
-            found[task.arm.name][task.seed] = outcome(root / task.folder)
-    return found
 
 
 def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
@@ -60,15 +51,16 @@ def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
     return {name: summary(values) for name, values in columns.items() if values}
 
 
-def _against(runs: Runs, first: Runs, measure: str) -> Paired | None:
+def against(runs: Runs, baseline: Runs, measure: str) -> Paired | None:
+    """Return the paired difference over shared seeds; None for an arm and itself."""
     shared = [
         seed
         for seed in runs
-        if measure in runs[seed] and measure in first.get(seed, {})
+        if measure in runs[seed] and measure in baseline.get(seed, {})
     ]
-    if runs is first or not shared:
+    if runs is baseline or not shared:
         return None
     return paired(
         [runs[seed][measure] for seed in shared],
-        [first[seed][measure] for seed in shared],
+        [baseline[seed][measure] for seed in shared],
     )

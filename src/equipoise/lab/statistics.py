@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from equipoise.errors import InputError
 
+Runs = dict[int, dict[str, float]]
+"""Seed → measure → value."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:

@@ -22,6 +22,14 @@ def prepost(quick: bool) -> Experiment:
         name="prepost",
         question="Does the place of the norm decide whether a deep model trains?",
         arms=arms,
+        curves=(
+            "loss",
+            "gradient.norm",
+            "projection.G",
+            "attention.theta.p5",
+            "attention.theta.p50",
+            "sensitivity.S_residual",
+        ),
         measures=(
             "validation",
             "loss",

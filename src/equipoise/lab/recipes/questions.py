@@ -38,6 +38,10 @@ def temperature(quick: bool) -> Experiment:
         name="temperature",
         question="Does temperature warm-up replace learning-rate warm-up?",
         arms=arms,
+        baselines={
+            arm.name: f"{arm.model.residual}-none-{arm.train.lr:g}" for arm in arms
+        },
+        curves=("loss", "gradient/qk"),
         measures=(
             "validation",
             "loss",
@@ -72,6 +76,8 @@ def rmsnorm(quick: bool) -> Experiment:
         name="rmsnorm",
         question="Does RMSNorm vanish, carry and train as LayerNorm does?",
         arms=arms,
+        baselines={a.name: f"{a.model.residual}-layernorm" for a in arms},
+        curves=("loss", "gradient.norm"),
         measures=(
             "validation",
             "loss",
@@ -99,6 +105,8 @@ def experts(quick: bool) -> Experiment:
         name="experts",
         question="Does a mixture of experts change who trains?",
         arms=arms,
+        baselines={a.name: f"{a.model.residual}-dense" for a in arms},
+        curves=("loss", "gradient.norm"),
         measures=("validation", "loss", "spikes", *GRADIENTS, "S_residual", "theta_p5"),
     )
 
@@ -121,6 +129,7 @@ def sharpening(quick: bool) -> Experiment:
         name="sharpening",
         question="Does θ stay at 1 as training goes on, and where not?",
         arms=arms,
+        curves=("attention.theta.p5", "attention.entropy", "queries/theta"),
         measures=(
             "theta_p5",
             "theta_p5_start",
@@ -149,6 +158,13 @@ def vanishing(quick: bool) -> Experiment:
         name="vanishing",
         question="What does the post-LN gradient vanish from?",
         arms=arms,
+        curves=(
+            "gradient.norm",
+            "backward.norm_factor",
+            "backward.branch_factor",
+            "residual.token_cosine",
+            "gradient/qk",
+        ),
         measures=(
             "gradient_least_to_last",
             "gradient_least_to_last_start",

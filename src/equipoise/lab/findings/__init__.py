@@ -1,0 +1,31 @@
+"""What each experiment says, by its name; one without a finder gets its table."""
+
+from equipoise.lab.evidence import Evidence
+from equipoise.lab.findings.depth import sharpening, vanishing
+from equipoise.lab.findings.exponents import exponents
+from equipoise.lab.findings.finding import Finder, Finding, Grid, plain
+from equipoise.lab.findings.prepost import prepost
+from equipoise.lab.findings.rates import rates
+from equipoise.lab.findings.theorem import theorem
+from equipoise.lab.findings.variants import variants
+from equipoise.lab.findings.warmup import temperature
+
+__all__ = ["FINDERS", "Finding", "Grid", "finding"]
+
+FINDERS: dict[str, Finder] = {
+    "prepost": prepost,
+    "demo": prepost,
+    "temperature": temperature,
+    "exponents": exponents,
+    "rmsnorm": variants,
+    "experts": variants,
+    "sharpening": sharpening,
+    "vanishing": vanishing,
+    "rates": rates,
+    "theorem": theorem,
+}
+
+
+def finding(evidence: Evidence) -> Finding:
+    """Return what the evidence says."""
+    return FINDERS.get(evidence.name.removesuffix("-quick"), plain)(evidence)

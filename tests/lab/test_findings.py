@@ -1,0 +1,273 @@
+"""A finding says what the numbers say, whichever way they fall."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from equipoise.errors import InputError
+from equipoise.lab.evidence import Evidence, varied
+from equipoise.lab.experiment import Experiment
+from equipoise.lab.findings import FINDERS, finding
+from equipoise.lab.findings.edges import edge, interval
+from equipoise.lab.findings.rates import edges, left_out, score
+from equipoise.lab.fits import power_law, rank_correlation
+from equipoise.lab.published import EMADI, beside
+from equipoise.lab.recipes import recipe
+from equipoise.lab.results import rows
+
+Answers = Mapping[str, float]
+Run = Callable[[Any, int], Answers]
+"""(arm, seed) → what it measured."""
+
+
+def evidence(experiment: Experiment, run: Run, **changes: Any) -> Evidence:
+    """Return an experiment's evidence with every run's numbers made up."""
+    given: dict[str, Any] = {
+        "name": experiment.name,
+        "question": experiment.question,
+        "measures": experiment.measures,
+        "seeds": experiment.seeds,
+        "arms": varied(experiment.arms),
+        "baselines": experiment.baselines,
+        "runs": {
+            arm.name: {seed: dict(run(arm, seed)) for seed in experiment.seeds}
+            for arm in experiment.arms
+        },
+    }
+    return Evidence(**given | changes)
+
+
+def prepost(**by_arm: Answers) -> Evidence:
+    runs = {arm: {1: dict(found)} for arm, found in by_arm.items()}
+    full = recipe("prepost", quick=True)
+    return evidence(full, lambda arm, seed: {}, runs=runs, seeds=(1,))
+
+
+def test_the_prepost_sentence() -> None:
+    found = prepost(
+        pre={"validation": 2.5, "gradient_spread": 6.0},
+        post={"validation": 3.0, "gradient_least_to_last": 1e-6},
+    )
+    said = finding(found).verdict
+    assert "1.0e-06" in said and "factor of 6" in said
+    assert "pre-LN ends 0.50 nats per token below post-LN" in said
+    assert "1 of 1 published patterns hold" in said
+
+
+def test_a_pattern_that_does_not_appear_is_not_claimed() -> None:
+    pre = {"validation": 2.5}
+    healthy = {"validation": 2.0, "gradient_least_to_last": 0.5}
+    said = finding(prepost(pre=pre, post=healthy)).verdict
+    assert "do not learn" not in said and "post-LN ends 0.50" in said
+    assert "0 of 1 published patterns" in said
+    assert "not both finished" in finding(prepost(pre=pre)).verdict
+    assert "not recorded" in finding(prepost(pre={}, post={})).verdict
+
+
+def test_the_papers_numbers_stand_beside_ours() -> None:
+    like = {"validation": 1.0, "S_residual": 1e5, "S_residual_cv": 0.9, "spikes": 0.0}
+    unlike = {"validation": 2.0, "S_residual": 1e3, "S_residual_cv": 0.4, "spikes": 1.0}
+    lines = beside(rows(prepost(pre=like, post=unlike)))
+    assert len(lines) == 4 and {line[3] for line in lines} == {"holds"}
+    lines = beside(rows(prepost(pre=unlike, post=like)))
+    assert {line[3] for line in lines} == {"does not hold here"}
+    every = {pattern.measure: 1.0 for pattern in EMADI}
+    assert len(beside(rows(prepost(pre=every, post=every)))) == len(EMADI)
+    assert beside(rows(prepost(pre=like))) == []
+
+
+def test_without_a_finder_pairs_are_listed() -> None:
+    smoke = recipe("smoke")
+    noise = {1: 0.0, 2: 0.1, 3: -0.1}
+    found = evidence(
+        smoke,
+        lambda arm, seed: {
+            "validation": (2.0 if arm.name == "pre" else 3.0) + noise[seed]
+        },
+    )
+    assert finding(found).verdict.startswith("post minus pre: +1")
+    lonely = evidence(smoke, lambda arm, seed: {}, runs={"pre": {1: {}}})
+    assert finding(lonely).verdict == "nothing to compare yet."
+
+
+def test_exponents_are_fitted_to_the_edge_of_training() -> None:
+    """Losses that leave the best at gain 4·(6/N)^½ have exponent -½."""
+    experiment = recipe("exponents")
+
+    def run(arm: Any, seed: int) -> Answers:
+        reach = 7.0 * (6 / arm.model.depth) ** 0.5
+        past = max(0.0, math.log(arm.model.gain / reach))
+        return {"validation": 2.0 + past * 10, "first_gradient": 1.0 + seed / 1e6}
+
+    found = finding(evidence(experiment, run))
+    fits = found.grids[0].cells
+    assert [cells[0] for cells in fits] == ["standard", "shared", "linear"]
+    for cells in fits:
+        assert float(cells[3].split()[0]) == pytest.approx(-0.5, abs=0.08)
+        assert cells[4] == "–"  # the gradient never exploded: nothing to fit
+    assert "linear (m = 2)" in found.verdict
+    assert "standard (m = 4) -0.5" in found.verdict and "outside" in found.verdict
+    flat = evidence(experiment, lambda arm, seed: {"validation": 2.0})
+    assert "too few depths have an edge" in finding(flat).verdict
+
+
+def rate_run(early: Callable[[float], float]) -> Run:
+    limits = {"pre": 0.03, "post": 0.004, "gain-2": 0.02, "deep": 0.01, "qk-norm": 0.1}
+
+    def run(arm: Any, seed: int) -> Answers:
+        shape = arm.name.rsplit("-", 1)[0]
+        limit = limits.get(shape, 0.05) * (1 + seed / 1e5)
+        past = max(0.0, math.log(arm.train.lr / limit))
+        decayed = max(0.0, math.log(arm.train.weight_decay / (1000 * limit)))
+        return {"validation": 2.0 + past + decayed, "sharpness": early(limit)}
+
+    return run
+
+
+def test_a_number_that_is_the_limit_is_recognised() -> None:
+    found = evidence(recipe("rates"), rate_run(lambda limit: 38 / limit))
+    sharp = score(found, "lr", "sharpness", 1)
+    assert sharp.shapes == 8
+    assert all(rank < -0.9 for rank in sharp.rank)
+    assert all(1 <= factor < 1.5 for factor in sharp.factor)
+    said = finding(found).verdict
+    assert "largest learning rate can be told" in said
+    assert "preconditioned sharpness" in said
+    lines = finding(found).grids[1].cells
+    (absolute, _) = [cells for cells in lines if "nothing fitted" in cells[0]]
+    assert float(absolute[2].split()[0]) < 1.5
+
+
+def test_a_number_that_says_nothing_is_not_praised() -> None:
+    found = evidence(recipe("rates"), rate_run(lambda limit: limit))
+    assert "largest learning rate cannot be told" in finding(found).verdict
+    bare = evidence(recipe("rates", quick=True), lambda arm, seed: {"validation": 2.0})
+    assert edges(bare, "lr", 42) == {}
+    assert "too few shapes have an edge" in finding(bare).verdict
+
+
+def warm_run(gains: Mapping[str, float]) -> Run:
+    def run(arm: Any, seed: int) -> Answers:
+        _, warmup, _ = arm.name.split("-", 2)
+        parts = {
+            f"early_{kind}_{group}": 0.25 if (warmup, group) == ("tau", "qk") else 1.0
+            for kind in ("gradient", "update")
+            for group in ("qk", "vo", "feedforward", "embedding")
+        }
+        loss = 3.0 - gains[warmup] + (seed % 7) / 1e4 * (1 + gains[warmup])
+        return {"validation": loss, "spikes": 0.0, "steps_to_target": math.inf, **parts}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("gains", "answer"),
+    [
+        ({"none": 0.0, "lr": 0.2, "tau": 0.0, "both": 0.2}, "does not replace"),
+        ({"none": 0.0, "lr": 0.1, "tau": 0.3, "both": 0.3}, "is not worse than"),
+    ],
+)
+def test_warmups_are_compared_setting_by_setting(
+    gains: Mapping[str, float], answer: str
+) -> None:
+    found = finding(evidence(recipe("temperature"), warm_run(gains)))
+    assert f"Temperature warm-up {answer} learning-rate warm-up" in found.verdict
+    assert "the learning rate in 6" in found.verdict
+    assert "qk 0.25 and 0.25, vo 1.00 and 1.00" in found.verdict
+    losses, sensitivity, speed, norms = found.grids
+    assert len(losses.cells) == len(speed.cells) == 6
+    assert len(sensitivity.cells) == 8 and len(norms.cells) == 8
+
+
+def test_vanishing_names_what_the_gradient_was_lost_in() -> None:
+    names = ("ln_norm_factors", "ln_branch_factors", "gradient_least_to_last")
+    start = dict.fromkeys((f"{n}_start" for n in names), 1.0)
+    end = {names[0]: 1.0, names[1]: -9.0, names[2]: 1e-6}
+    rest = {"token_cosine_start": 0.1, "token_cosine": 1.0}
+    rest |= {"first_qk_start": 1.0, "first_qk": 0.0}
+    experiment = recipe("vanishing")
+    found = evidence(experiment, lambda arm, seed: {**start, **end, **rest})
+    said = finding(found).verdict
+    assert "At init the gradient does not vanish" in said
+    assert "At the end the gradient vanishes" in said
+    assert "larger share is in the branches" in said and "e^-inf" in said
+    only = evidence(experiment, lambda arm, seed: {}, runs={"pre": {42: {}}})
+    assert finding(only).verdict == "post is not finished yet."
+
+
+def test_sharpening_says_whether_theta_left_one() -> None:
+    experiment = recipe("sharpening")
+
+    def run(arm: Any, seed: int) -> Answers:
+        theta = 0.999 if arm.train.lr < 2e-3 else 0.5
+        return {"theta_p5_start": 1.0, "theta_p5": theta, "sharp_rows": 0.25}
+
+    said = finding(evidence(experiment, run)).verdict
+    assert "lr 0.001: the 5th percentile of θ stays at 1" in said
+    assert "lr 0.004: the 5th percentile of θ leaves 1" in said and "25.0%" in said
+
+
+def test_variants_are_compared_within_their_residual_form() -> None:
+    def run(arm: Any, seed: int) -> Answers:
+        worse = arm.name == "post-rmsnorm"
+        least = 1e-5 if arm.model.residual == "post" else 0.5
+        return {
+            "validation": 2.0 + worse + seed / 1e5,
+            "gradient_least_to_last": least,
+        }
+
+    found = evidence(recipe("rmsnorm"), run)
+    said = finding(found).verdict
+    assert "pre-rmsnorm ends no differently than pre-layernorm" in said
+    assert "post-rmsnorm ends higher than post-layernorm (+1.000 nats" in said
+    assert "gradients vanish (weakest ÷ last 1e-05)" in said
+    assert "minus its baseline" in finding(found).grids[0].cells[-1][0]
+    better = evidence(
+        recipe("experts"),
+        lambda arm, seed: {"validation": 2.0 - arm.model.experts + seed / 1e5},
+    )
+    assert "ends lower" in finding(better).verdict
+    assert "were not recorded" in finding(better).verdict
+
+
+def test_every_finder_survives_json() -> None:
+    found = evidence(recipe("rates", quick=True), rate_run(lambda limit: 1 / limit))
+    again = Evidence.from_json(found.to_json())
+    assert finding(again) == finding(found)
+    assert set(FINDERS) >= {"prepost", "theorem"}
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({1.0: 2.0, 2.0: 2.0, 8.0: 3.0}, 4.0),  # half-way, in logarithms
+        ({1.0: 2.0, 4.0: 9.0, 16.0: 2.0}, 4.0 ** (0.5 / 7)),  # luck beyond the edge
+        ({1.0: 9.0, 2.0: 2.0, 8.0: math.nan}, 4.0),  # too small fails too
+        ({1.0: math.nan}, math.nan),
+        ({1.0: 2.0, 2.0: 2.1}, math.inf),
+    ],
+)
+def test_the_edge(losses: dict[float, float], expected: float) -> None:
+    assert edge(losses, within=0.5) == pytest.approx(expected, nan_ok=True)
+
+
+def test_intervals_of_what_is_known() -> None:
+    assert interval([math.inf, 2.0]) == "+2" and interval([math.nan]) == "–"
+    assert math.isnan(left_out({"a": 1.0}, None))
+
+
+def test_power_laws() -> None:
+    law = power_law([1, 2, 4, 8], [3.0, 1.6, 0.7, 0.4])
+    assert law.exponent == pytest.approx(-0.99, abs=0.05) and 0 < law.error < 0.1
+    assert math.isnan(power_law([1, 2], [1, 2]).error)
+    for x, y in (([1, 1], [1, 2]), ([1, 2], [0, 1]), ([1], [1])):
+        with pytest.raises(InputError, match="two positive points"):
+            power_law(x, y)
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
+    assert math.isnan(rank_correlation([1, 2], [1, 2]))
+    assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]))
