@@ -18,7 +18,8 @@ from equipoise.lab.data import Batches, open_data
 from equipoise.lab.experiment import Arm, Task
 from equipoise.lab.judges import Trained, judged
 from equipoise.lab.measures import measures
-from equipoise.lab.models import GPT, GPTConfig, Normaliser, ViT
+from equipoise.lab.models import GPT, GPTConfig, ViT
+from equipoise.lab.rivals import seat
 from equipoise.lab.trainer import Listener, Trainer
 from equipoise.lab.training import TrainResult
 
@@ -66,18 +67,10 @@ def execute(
 def build(arm: Arm, seed: int) -> GPT | ViT:
     """Return the arm's model with the seed's weights."""
     torch.manual_seed(seed)
-    rows = _normaliser(arm.normaliser)
-    if isinstance(arm.model, GPTConfig):
-        return GPT(arm.model, normaliser=rows)
-    return ViT(arm.model, normaliser=rows)
-
-
-def _normaliser(name: str) -> Normaliser | None:
-    if not name:
-        return None
-    from equipoise.lab.rivals import normaliser
-
-    return normaliser(name)
+    model = GPT(arm.model) if isinstance(arm.model, GPTConfig) else ViT(arm.model)
+    if arm.normaliser:
+        seat(model, arm.normaliser)
+    return model
 
 
 def is_finished(folder: Path) -> bool:

@@ -120,6 +120,21 @@ def entries(trained: Trained) -> dict[str, float]:
     return entries(trained)
 
 
+def selection(trained: Trained) -> dict[str, float]:
+    """Return loss, θ and selectivity at longer contexts; see ``lab.selection``."""
+    from equipoise.lab.selection import selection
+
+    return selection(trained)
+
+
+def kept(trained: Trained) -> dict[str, float]:
+    """Leave the weights beside the result; measure nothing."""
+    from equipoise.lab.kept import keep
+
+    keep(trained)
+    return {}
+
+
 Judge = Callable[[Trained], dict[str, float]]
 JUDGES: dict[str, Judge] = {
     "sharpness": sharpness,
@@ -127,6 +142,8 @@ JUDGES: dict[str, Judge] = {
     "convergence": convergence,
     "curvature": curvature,
     "entries": entries,
+    "selection": selection,
+    "kept": kept,
 }
 
 

@@ -1,20 +1,30 @@
-"""Normalisers an arm may name in place of softmax."""
+"""Normalisers an arm may name in place of softmax, fixed or learnt."""
 
-from functools import partial
+from torch import nn
 
-from equipoise.errors import InputError
-from equipoise.lab.models import Normaliser
-from equipoise.numerics.normalisers import NORMALISERS, attention_weights
+from equipoise.numerics.normalisers import NORMALISERS, Normaliser
+from equipoise.numerics.normalisers.exponential import Softmax
+from equipoise.remedies.normaliser import SEAT, NormaliserSwap
+from equipoise.remedies.weigher import LEARNABLE, Weigher
+
+LEARNT = "-learnt"
+RIVALS = (*NORMALISERS, *(f"{name}{LEARNT}" for name in LEARNABLE))
+"""Every name; ``sink-learnt`` has one sink per head that training moves."""
 
 
-def normaliser(name: str) -> Normaliser:
-    """Return the named rival, with its default parameters, as a map of masked scores.
+def seat(model: nn.Module, name: str) -> None:
+    """Let every attention of the model weigh with the named rival.
 
-    >>> import torch
-    >>> normaliser("sparsemax")(torch.tensor([2.0, 0.0, -torch.inf]))
-    tensor([1., 0., 0.])
+    >>> from equipoise.lab.models import GPT, GPTConfig
+    >>> model = GPT(GPTConfig(depth=1))
+    >>> seat(model, "sink-learnt"); model.blocks[0].attention.normaliser
+    Weigher(sink, heads=4)
     """
-    if name not in NORMALISERS:
-        known = ", ".join(sorted(NORMALISERS))
-        raise InputError(f"no normaliser {name!r}; there are {known}")
-    return partial(attention_weights, NORMALISERS[name]())
+    learn = name.endswith(LEARNT)
+    NormaliserSwap(to=name.removesuffix(LEARNT), learn=learn).apply(model)
+
+
+def seated(attention: nn.Module) -> Normaliser:
+    """Return what an attention module of the lab weighs with."""
+    weigher = getattr(attention, SEAT)
+    return weigher.normaliser if isinstance(weigher, Weigher) else Softmax()

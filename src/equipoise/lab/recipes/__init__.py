@@ -11,6 +11,7 @@ from equipoise.lab.recipes import (
     fragility,
     paper,
     questions,
+    selection,
     smoke,
     thresholds,
 )
@@ -30,6 +31,7 @@ RECIPES: dict[str, Recipe] = {
     "fragility": fragility.fragility,
     "convergence": convergence.convergence,
     "curvature": curvature.curvature,
+    "selection": selection.selection,
     "smoke": smoke.smoke,
 }
 
