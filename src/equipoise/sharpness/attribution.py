@@ -21,12 +21,10 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.twin import Twin
 from equipoise.errors import InputError
-from equipoise.sharpness.attribution_nodes import Node, differentiated
+from equipoise.sharpness.attribution_nodes import Node
+from equipoise.sharpness.attribution_pass import Direction, differentiated
 from equipoise.sharpness.attribution_rules import rule_of
 from equipoise.sharpness.objective import Loss, calls, cast, mean_loss
-
-Direction = Mapping[str, Tensor]
-"""Parameter name → tangent. A parameter that is absent does not move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

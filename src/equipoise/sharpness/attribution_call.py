@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Call:
         given = self.tensors
         for index, tensor in zip(self.moving, tensors, strict=True):
             given[index] = tensor
+        if writes(self.func):
+            given = [tensor.clone() for tensor in given]
         args, kwargs = refilled([self.args, self.kwargs], iter(given))
         result = self.func(*args, **kwargs)
         chosen: Tensor = result if self.output is None else result[self.output]
@@ -57,6 +60,16 @@ class Call:
 
 Products = tuple[Tensor, ...]
 """∇²⟨λ, φ⟩·ż, one tensor for each moving input."""
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Say whether a function changes what it reads.
+
+    >>> writes(Tensor.mul_), writes(Tensor.__imul__), writes(Tensor.__mul__)
+    (True, True, False)
+    """
+    name = func.__name__
+    return name.startswith("__i") or (name.endswith("_") and not name.startswith("_"))
 
 
 def leaves(value: Any) -> list[Any]:
@@ -82,7 +95,8 @@ def refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def twice_differentiated(call: Call, cotangent: Tensor) -> Products:
     """Return ∇²⟨λ, φ⟩·ż by differentiating the operation alone, twice."""
-    with torch.enable_grad():
+    # Fused attention kernels have no second derivative.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         at = [call.tensors[i].detach().requires_grad_() for i in call.moving]
         inner = (call.value(at) * cotangent).sum()
         slopes = torch.autograd.grad(inner, at, create_graph=True, allow_unused=True)

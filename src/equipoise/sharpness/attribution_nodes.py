@@ -1,10 +1,10 @@
-"""Follow one forward pass of a model, and hear every operation that bends.
+"""Follow a forward pass whose parameters move, and meet every operation that bends.
 
-Parameters carry tangents (forward-mode differentiation), so each operation reads what
-moves and how; a hook on its result hears the ordinary cotangent on the way back.
+Parameters carry tangents (forward-mode differentiation), so that each operation reads
+what moves and how.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +15,13 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy.twin import Twin
 from equipoise.anatomy.written_out import WrittenOut
-from equipoise.sharpness import objective
-from equipoise.sharpness.attribution_call import Call, leaves, refilled
+from equipoise.sharpness.attribution_call import (
+    Call,
+    leaves,
+    refilled,
+    writes,
+)
 
 # Linear in everything they read, or flat almost everywhere: no second derivative.
 # Not a matter of truth but of cost: an absent name is differentiated, and found zero.
@@ -52,58 +55,23 @@ class Node:
     site: str
     kind: str
     call: Call
+    place: int
+    """How many came before it in the pass."""
 
 
-Heard = Callable[[Node, Tensor], None]
-"""Takes a node and the cotangent at its result."""
-
-
-def differentiated(
-    twin: Twin,
-    part: objective.Call,
-    direction: Mapping[str, Tensor],
-    loss: objective.Loss,
-    heard: Heard,
-) -> dict[str, Tensor]:
-    """Run forward with tangents and back with cotangents; return Hv by parameter."""
-    with forward_ad.dual_level(), torch.enable_grad():
-        duals = {
-            name: forward_ad.make_dual(
-                twin.parameters[name].detach().requires_grad_(), tangent
-            )
-            for name, tangent in direction.items()
-        }
-        with _overheard(twin.body, heard):
-            output = twin(duals, part.args, part.kwargs)
-            value = loss(output, part.target)
-        # With a graph, for its own sake unused: backward kernels without a forward
-        # derivative (SiLU's) are then made of plain operations, which have one.
-        slopes = torch.autograd.grad(
-            part.weight * value,
-            list(duals.values()),
-            create_graph=True,
-            allow_unused=True,
-        )
-        return {
-            name: _tangent(slope, direction[name])
-            for name, slope in zip(duals, slopes, strict=True)
-        }
-
-
-def _tangent(slope: Tensor | None, like: Tensor) -> Tensor:
-    found = None if slope is None else forward_ad.unpack_dual(slope).tangent
-    return torch.zeros_like(like) if found is None else found.detach().clone()
+Met = Callable[[Node, Tensor], None]
+"""Takes a node and its result, on the way forward."""
 
 
 @contextmanager
-def _overheard(model: nn.Module, heard: Heard) -> Iterator[None]:
-    """Report each operation of the block once its cotangent is known."""
+def overheard(model: nn.Module, met: Met) -> Iterator[None]:
+    """Report each operation of the block that reads something moving and can bend."""
     stack: list[str] = []
     with ExitStack() as exits:
         for name, module in model.named_modules():
             for handle in _listening(module, name, stack):
                 exits.callback(handle.remove)
-        exits.enter_context(_Nodes(stack, heard))
+        exits.enter_context(_Nodes(stack, met))
         yield
 
 
@@ -121,9 +89,9 @@ def _listening(module: nn.Module, name: str, stack: list[str]) -> tuple[Any, Any
 
 
 class _Nodes(TorchFunctionMode):
-    def __init__(self, stack: list[str], heard: Heard) -> None:
+    def __init__(self, stack: list[str], met: Met) -> None:
         super().__init__()
-        self.stack, self.heard = stack, heard
+        self.stack, self.met, self.count = stack, met, 0
 
     def __torch_function__(
         self,
@@ -150,25 +118,17 @@ class _Nodes(TorchFunctionMode):
         call = None if name in LINEAR else _moved(func, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
-            self._listen(call, kind or KINDS.get(name, name), result)
+            self._meet(call, kind or KINDS.get(name, name), result)
         return result
 
-    def _listen(self, call: Call, kind: str, result: Any) -> None:
+    def _meet(self, call: Call, kind: str, result: Any) -> None:
         several = isinstance(result, tuple | list)
         for index, part in enumerate(result if several else [result]):
-            if isinstance(part, Tensor) and part.requires_grad:
-                which = index if several else None
-                part.register_hook(self._hook(call, kind, which))
-
-    def _hook(self, call: Call, kind: str, output: int | None) -> Callable[..., None]:
-        site = self.stack[-1] if self.stack else ""
-        node = Node(site=site, kind=kind, call=replace(call, output=output))
-
-        def hook(cotangent: Tensor) -> None:
-            # Dual numbers flow back as well; a node needs the plain gradient.
-            self.heard(node, forward_ad.unpack_dual(cotangent).primal.detach())
-
-        return hook
+            if isinstance(part, Tensor) and part.is_floating_point():
+                call = replace(call, output=index if several else None)
+                site = self.stack[-1] if self.stack else ""
+                place, self.count = self.count, self.count + 1
+                self.met(Node(site=site, kind=kind, call=call, place=place), part)
 
     def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return fused attention opened up: three nodes instead of one."""
@@ -214,14 +174,15 @@ def _moved(
     moving = tuple(i for i, dual in enumerate(duals) if dual.tangent is not None)
     if not moving or (len(moving) == 1 and _is_product(func, moving[0])):
         return None
-    in_place = func.__name__.endswith("_") and not func.__name__.startswith("_")
     plain = [dual.primal.detach() for dual in duals]
-    plain = [x.clone() for x in plain] if in_place else plain
+    tangents = [duals[i].tangent.detach() for i in moving]
+    if writes(func):
+        plain, tangents = ([x.clone() for x in xs] for xs in (plain, tangents))
     given = refilled([args, kwargs], iter(plain))
     return Call(
         func=func,
         args=tuple(given[0]),
         kwargs=given[1],
         moving=moving,
-        tangents=tuple(duals[i].tangent.detach() for i in moving),
+        tangents=tuple(tangents),
     )

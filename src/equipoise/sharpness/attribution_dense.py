@@ -1,0 +1,101 @@
+"""The Hessian of a small network as whole matrices, one for each operation.
+
+Axes, in this file:  N all parameters, flat, in the order of ``named_parameters`` ·
+Z all numbers that one operation reads and that move.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.anatomy.twin import Twin
+from equipoise.errors import InputError
+from equipoise.sharpness.attribution_nodes import Node
+from equipoise.sharpness.attribution_pass import differentiated, moved
+from equipoise.sharpness.attribution_rules import rule_of
+from equipoise.sharpness.objective import Call, Loss, calls, cast, mean_loss
+
+LARGEST = 4096
+
+
+def node_hessians(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[tuple[str, str], Tensor]:
+    """Return Jᵀ∇²⟨λ, φ⟩J by (site, kind): matrices N × N whose sum is the Hessian.
+
+    One pass forward and back per parameter: for networks that fit on a page.
+
+    Example:
+        >>> model, x = nn.Linear(2, 1, bias=False), torch.eye(2)
+        >>> node_hessians(model, (x, torch.zeros(2, 1)))["", "loss"]
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    twin = Twin(model, dtype=dtype)
+    at = {name: twin.parameters[name] for name in twin.trainable}
+    count = sum(p.numel() for p in at.values())
+    if count > LARGEST:
+        raise InputError(
+            f"{count} parameters: matrices are for at most {LARGEST}; use attributed"
+        )
+    whole: dict[tuple[str, str], Tensor] = {}
+    wide = next(iter(at.values())).dtype
+    for part in cast(calls(model, batch), wide):
+        for name, matrix in _of_call(twin, part, at, loss or mean_loss).items():
+            whole[name] = whole[name] + matrix if name in whole else matrix
+    return whole
+
+
+def _of_call(
+    twin: Twin, part: Call, at: dict[str, Tensor], loss: Loss
+) -> dict[tuple[str, str], Tensor]:
+    cotangents = _cotangents(twin, part, at, loss)
+    jacobian: dict[int, list[Tensor]] = defaultdict(list)
+    products: dict[int, list[Tensor]] = defaultdict(list)
+    for direction in _basis(at):
+        nodes = moved(twin, part, direction, loss)
+        for index, cotangent in cotangents.items():
+            call = nodes[index].call
+            jacobian[index].append(_flat(call.tangents))
+            products[index].append(_flat(rule_of(call)(call, cotangent)))
+    found: dict[tuple[str, str], Tensor] = {}
+    for index, j_NZ in jacobian.items():
+        name = nodes[index].site, nodes[index].kind
+        h_NN = torch.stack(j_NZ) @ torch.stack(products[index]).mT
+        found[name] = found[name] + h_NN if name in found else h_NN
+    return found
+
+
+def _cotangents(
+    twin: Twin, part: Call, at: dict[str, Tensor], loss: Loss
+) -> dict[int, Tensor]:
+    """Return the cotangent of each node, by its place in the forward pass."""
+    still = {name: torch.zeros_like(p) for name, p in at.items()}
+    heard: dict[int, Tensor] = {}
+
+    def keep(node: Node, cotangent: Tensor) -> None:
+        heard[node.place] = cotangent
+
+    differentiated(twin, part, still, loss, keep)
+    return dict(sorted(heard.items()))
+
+
+def _basis(at: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield each unit vector; the others are zero and move all the same."""
+    zeros = {name: torch.zeros_like(p) for name, p in at.items()}
+    for name, zero in zeros.items():
+        for index in range(zero.numel()):
+            one = torch.zeros_like(zero)
+            one.view(-1)[index] = 1
+            yield {**zeros, name: one}
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
