@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from equipoise.anatomy.names import unwrapped
 from equipoise.errors import InputError
+from equipoise.probes.held_batch import batch_length, cut
 from equipoise.probes.logits import output_logits
 
 Loss = Callable[[Any, Any], Tensor]
@@ -44,7 +45,7 @@ def calls(
     args, kwargs, target = _understood(unwrapped(model), batch)
     pieces = [
         _cut(args, kwargs, target, piece)
-        for piece in _slices(_length((args, kwargs)), micro_batch)
+        for piece in _slices(batch_length((args, kwargs)), micro_batch)
     ]
     sizes = [_counted(k, t) for _, k, t in pieces]
     total = sum(sizes)
@@ -128,21 +129,6 @@ def _next_tokens(tokens: Tensor) -> Tensor | None:
     return torch.cat([tokens[..., 1:], end], -1)
 
 
-def _length(inputs: Any) -> int:
-    tensors = _tensors(inputs)
-    return len(tensors[0]) if tensors and tensors[0].ndim else 1
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, Mapping):
-        return [t for item in x.values() for t in _tensors(item)]
-    if isinstance(x, tuple | list):
-        return [t for item in x for t in _tensors(item)]
-    return []
-
-
 def _slices(length: int, micro_batch: int | None) -> list[slice | None]:
     if micro_batch is None or micro_batch >= length:
         return [None]
@@ -157,18 +143,9 @@ def _cut(
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     if piece is None:
         return args, kwargs, target
-    length = _length((args, kwargs))
-
-    def cut(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return x[piece] if x.ndim and len(x) == length else x
-        if isinstance(x, Mapping):
-            return {key: cut(item) for key, item in x.items()}
-        if isinstance(x, tuple | list):
-            return tuple(cut(item) for item in x)
-        return x
-
-    return cut(args), cut(kwargs), cut(target)
+    length = batch_length((args, kwargs))
+    a, k, t = cut((args, kwargs, target), piece, length=length)
+    return a, k, t
 
 
 def _counted(kwargs: Mapping[str, Any], target: Any) -> int:
@@ -183,7 +160,7 @@ def _counted(kwargs: Mapping[str, Any], target: Any) -> int:
         return (
             int((labels[..., 1:] != IGNORED).sum()) if labels.ndim > 1 else len(labels)
         )
-    return _length(kwargs)
+    return batch_length(kwargs)
 
 
 def cast(calls: Sequence[Call], dtype: torch.dtype) -> tuple[Call, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.capture import Probe
+from equipoise.probes.curvature import Sharpness
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
 from equipoise.probes.lipschitz import LocalLipschitz
@@ -44,6 +45,7 @@ DEEP: tuple[Maker, ...] = (
     lambda ranks: LocalLipschitz(),
     lambda ranks: HeadSelection(),
     lambda ranks: NumericalFragility(),
+    lambda ranks: Sharpness(),
 )
 
 PRESETS: dict[str, tuple[Maker, ...]] = {

@@ -1,0 +1,161 @@
+"""How sharp the loss is where training stands, against what its step size allows.
+
+Axes, in this file:  N every trainable parameter, flat.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import listening
+from equipoise.anatomy.shards import is_sharded
+from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.twin import Twin
+from equipoise.errors import InputError
+from equipoise.numerics.estimate import Estimate
+from equipoise.numerics.hessian_products import HessianProduct
+from equipoise.numerics.restarted import top_eigenvalues
+from equipoise.numerics.stopping import Search
+from equipoise.probes.capture import Guarded
+from equipoise.probes.emission import Emit
+from equipoise.probes.held_batch import CrossEntropy, HeldBatch, held, recovered
+from equipoise.probes.logits import output_logits
+from equipoise.probes.step_scale import StepScale, step_scale
+
+LARGEST = 200_000_000
+
+
+@dataclass(slots=True)
+class Sharpness:
+    """Emit λ_max of the held batch's Hessian in the optimiser's own coordinates.
+
+    The first sampled batch is held for the whole run, so that readings compare. The
+    model is differentiated as a twin, in evaluation mode: its random state, gradients
+    and buffers are not touched. With several ranks each reads its own batch.
+    """
+
+    name: str = "curvature"
+    every: int = 10
+    """Read at one in so many sampled steps."""
+    samples: int = 8
+    """Of the held batch."""
+    search: Search = Search(tolerance=0.05, at_most=16)
+    memory: int = 8
+    """Vectors of the size of the model."""
+    largest: int = LARGEST
+    """Models with more parameters are not read."""
+    _count: int = -1
+    _due: bool = False
+    _batch: HeldBatch | None = None
+    _start: Tensor | None = None
+    _anatomy: Anatomy | None = None
+    _call: tuple[Any, Any] = field(default=((), {}))
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy, self._count = anatomy, self._count + 1
+        self._due = self._count % self.every == 0
+        if self._batch is None and self._readable(anatomy.model):
+            listen = guarded(partial(self._forward, guarded))
+            yield listening.after(anatomy.model, listen, with_kwargs=True)
+
+    def _readable(self, model: nn.Module) -> bool:
+        weights = list(model.parameters())
+        small = sum(p.numel() for p in weights) <= self.largest
+        return small and not any(is_sharded(p) for p in weights)
+
+    def _forward(
+        self, guarded: Guarded, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        if isinstance(getattr(output, "loss", None), Tensor):
+            self._hold(args, kwargs, None)
+            return
+        z = output_logits(output)
+        if z is not None and z.requires_grad and z.ndim >= 2:
+            z.register_hook(guarded(partial(self._backward, args, kwargs, z.detach())))
+
+    def _backward(self, args: Any, kwargs: Any, z: Tensor, g: Tensor) -> None:
+        """Tensor hooks die with the graph: there is nothing to take off later."""
+        entropy = recovered(z, g) if self._batch is None else None
+        if entropy is not None:
+            self._hold(args, kwargs, entropy)
+
+    def _hold(self, args: Any, kwargs: Any, entropy: CrossEntropy | None) -> None:
+        self._batch = held(args, kwargs, entropy, at_most=self.samples)
+
+    def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
+        """Read the curvature at the weights that the step has just made."""
+        if self._batch is None or self._anatomy is None or not self._due:
+            return
+        self._due = False
+        twin = Twin(self._anatomy.model)
+        names = twin.trainable
+        scale = _scale(optimizer, twin)
+        found = self._sharpest(twin, names, scale)
+        kind = "" if scale is None or scale.kind == "sgd" else "preconditioned_"
+        _emit(emit, f"curvature.{kind}sharpness", found.value)
+        _emit(emit, "curvature.error", found.error)
+        if scale is not None:
+            _emit(emit, "curvature.edge_ratio", found.value / scale.threshold)
+
+    def _sharpest(
+        self, twin: Twin, names: list[str], scale: StepScale | None
+    ) -> Estimate:
+        at = [twin.parameters[name] for name in names]
+        product = HessianProduct([partial(self._value, twin, names)], at)
+        root_N = _root(at, names, scale)
+
+        def matvec(v_N: Tensor) -> Tensor:
+            return root_N * product(root_N * v_N)
+
+        (found,) = top_eigenvalues(
+            matvec, self._begin(at), search=self.search, memory=self.memory
+        )
+        self._start = None if found.vector is None else found.vector.clone()
+        return found
+
+    def _begin(self, at: list[Tensor]) -> Tensor:
+        """Return the last answer with a little noise: it must be able to turn."""
+        width = sum(p.numel() for p in at)
+        rng = torch.Generator().manual_seed(self._count)
+        noise_N = torch.randn(width, generator=rng).to(at[0])
+        if self._start is None or len(self._start) != width:
+            return noise_N
+        turned_N: Tensor = self._start + 0.1 * noise_N / noise_N.norm()
+        return turned_N
+
+    def _value(self, twin: Twin, names: list[str], values: Any) -> Tensor:
+        assert self._batch is not None
+        chosen = dict(zip(names, values, strict=True))
+        output = twin(chosen, self._batch.args, self._batch.kwargs)
+        return self._batch.loss(output)
+
+
+def _scale(optimizer: Optimizer, twin: Twin) -> StepScale | None:
+    """Return D, or None for an optimiser whose edge is not known: plain sharpness."""
+    try:
+        return step_scale(optimizer, dict(twin.body.named_parameters()))
+    except InputError:
+        return None
+
+
+def _root(at: list[Tensor], names: list[str], scale: StepScale | None) -> Tensor:
+    if scale is None:
+        return torch.ones((), dtype=at[0].dtype, device=at[0].device)
+    return torch.cat(
+        [
+            scale.by_name[name].to(p).sqrt().expand_as(p).reshape(-1)
+            for name, p in zip(names, at, strict=True)
+        ]
+    )
+
+
+def _emit(emit: Emit, quantity: str, value: float) -> None:
+    emit("", quantity, torch.tensor(value, dtype=torch.float64), how="mean")
