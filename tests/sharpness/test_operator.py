@@ -197,6 +197,20 @@ def test_compiled_and_wrapped_models() -> None:
     assert torch.equal(plain(v_N), hessian(model, batch)(v_N))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_models(reentrant: bool) -> None:
+    """Forgotten activations are remembered: twice, and for several products."""
+    from tests.watching.patients import Patient
+
+    torch.manual_seed(0)
+    plain = Patient().double()
+    forgetful = Patient(reentrant=reentrant).double()
+    forgetful.load_state_dict(plain.state_dict())
+    a, b = hessian(plain, subjects.pair()), hessian(forgetful, subjects.pair())
+    for v_N in torch.randn(2, a.width).double():
+        assert torch.allclose(a(v_N), b(v_N), atol=1e-14)
+
+
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()

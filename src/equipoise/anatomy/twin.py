@@ -9,11 +9,12 @@ attention kernels, which cannot be differentiated twice, make way for the plain 
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,10 +51,43 @@ class Twin:
             )
 
 
+class _Remembered:
+    """Stands for reentrant checkpointing: runs the function and forgets nothing."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _beside(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Stand for the other kind, which acts before and after the function."""
+    yield
+
+
+CHECKPOINTING = {
+    "CheckpointFunction": _Remembered,
+    "_checkpoint_without_reentrant_generator": _beside,
+}
+"""No gradient of a gradient survives activation checkpointing of either kind."""
+
+
+@contextmanager
+def _remembering() -> Iterator[None]:
+    originals = {name: getattr(checkpointing, name) for name in CHECKPOINTING}
+    try:
+        for name, plain in CHECKPOINTING.items():
+            setattr(checkpointing, name, plain)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(checkpointing, name, original)
+
+
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Attention in plain operations, no autocast, nothing compiled."""
+    """Attention in plain operations, no autocast, nothing compiled or forgotten."""
     with (
+        _remembering(),
         sdpa_kernel(SDPBackend.MATH),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
