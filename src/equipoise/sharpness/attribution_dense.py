@@ -81,7 +81,7 @@ def _cotangents(
     heard: dict[int, Tensor] = {}
 
     def keep(node: Node, cotangent: Tensor) -> None:
-        heard[node.place] = cotangent
+        heard[node.index] = cotangent
 
     differentiated(twin, part, still, loss, keep)
     return dict(sorted(heard.items()))

@@ -4,10 +4,11 @@ Parameters carry tangents (forward-mode differentiation), so that each operation
 what moves and how.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,15 @@ class Node:
     site: str
     kind: str
     call: Call
-    place: int
+    index: int
     """How many came before it in the pass."""
+
+
+class Place(NamedTuple):
+    """A module at work."""
+
+    site: str
+    role: str
 
 
 Met = Callable[[Node, Tensor], None]
@@ -66,18 +74,26 @@ Met = Callable[[Node, Tensor], None]
 @contextmanager
 def overheard(model: nn.Module, met: Met) -> Iterator[None]:
     """Report each operation of the block that reads something moving and can bend."""
-    stack: list[str] = []
+    stack: list[Place] = []
     with ExitStack() as exits:
         for name, module in model.named_modules():
-            for handle in _listening(module, name, stack):
+            for handle in _listening(module, Place(name, _role(module)), stack):
                 exits.callback(handle.remove)
         exits.enter_context(_Nodes(stack, met))
         yield
 
 
-def _listening(module: nn.Module, name: str, stack: list[str]) -> tuple[Any, Any]:
+def _role(module: nn.Module) -> str:
+    """Return what a module is made for, when its operations alone do not tell."""
+    name = type(module).__name__
+    if name.endswith("Norm"):
+        return "norm"
+    return "activation" if re.search("Activation|GELU|SiLU", name) else ""
+
+
+def _listening(module: nn.Module, place: Place, stack: list[Place]) -> tuple[Any, Any]:
     def enter(*_: Any) -> None:
-        stack.append(name)
+        stack.append(place)
 
     def leave(*_: Any) -> None:
         stack.pop()
@@ -89,7 +105,7 @@ def _listening(module: nn.Module, name: str, stack: list[str]) -> tuple[Any, Any
 
 
 class _Nodes(TorchFunctionMode):
-    def __init__(self, stack: list[str], met: Met) -> None:
+    def __init__(self, stack: list[Place], met: Met) -> None:
         super().__init__()
         self.stack, self.met, self.count = stack, met, 0
 
@@ -126,9 +142,12 @@ class _Nodes(TorchFunctionMode):
         for index, part in enumerate(result if several else [result]):
             if isinstance(part, Tensor) and part.is_floating_point():
                 call = replace(call, output=index if several else None)
-                site = self.stack[-1] if self.stack else ""
-                place, self.count = self.count, self.count + 1
-                self.met(Node(site=site, kind=kind, call=call, place=place), part)
+                self.met(self._node(kind, call), part)
+
+    def _node(self, kind: str, call: Call) -> Node:
+        site, role = self.stack[-1] if self.stack else Place("", "")
+        index, self.count = self.count, self.count + 1
+        return Node(site=site, kind=role or kind, call=call, index=index)
 
     def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return fused attention opened up: three nodes instead of one."""

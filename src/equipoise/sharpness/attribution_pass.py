@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from equipoise.anatomy.twin import Twin
+from equipoise.errors import InputError
 from equipoise.sharpness.attribution_nodes import Met, Node, overheard
 from equipoise.sharpness.objective import Call, Loss
 
@@ -68,8 +69,15 @@ def _duals(twin: Twin, direction: Direction) -> dict[str, Tensor]:
 def _value(
     twin: Twin, part: Call, duals: Mapping[str, Tensor], loss: Loss, met: Met
 ) -> Tensor:
-    with overheard(twin.body, met):
-        return loss(twin(duals, part.args, part.kwargs), part.target)
+    try:
+        with overheard(twin.body, met):
+            return loss(twin(duals, part.args, part.kwargs), part.target)
+    except NotImplementedError as error:
+        raise InputError(
+            "an operation of this model cannot be differentiated forward: "
+            f"{str(error).splitlines()[0]} A mixture of experts from transformers "
+            'needs experts_implementation="eager"'
+        ) from error
 
 
 def _plain(cotangent: Tensor) -> Tensor:

@@ -1,0 +1,172 @@
+"""Bounds on the Hessian of an attention layer that are never below the truth.
+
+Axes, in this file:  H head · L, Q token · K key · D model width · E key width ·
+F value width.
+
+For ℓ(y) with gradient g and ‖∇²ℓ‖ ≤ B at the output, H = Jᵀ(∇²ℓ)J + ∇²⟨g, y⟩. Each
+block of the second is Σ_i l_i ⊗ M_i ⊗ r_i over queries, M_i a small matrix, and
+
+    ‖Σ_i l_i ⊗ M_i ⊗ r_i‖ ≤ ‖Σ_i ‖M_i‖ l_il_iᵀ‖^½ · ‖Σ_i ‖M_i‖ r_ir_iᵀ‖^½
+
+(Cauchy–Schwarz, weight ‖M_i‖ on each query). The norm of a matrix of blocks is at most
+that of the matrix of their norms; heads meet only in the first term.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.errors import InputError
+from equipoise.numerics.curvature.attention import plainly_attended
+from equipoise.numerics.curvature.attention_moments import (
+    Queries,
+    moment,
+    queries_of,
+)
+from equipoise.numerics.lipschitz.forward import Mask
+from equipoise.numerics.lipschitz.heads import Heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBound:
+    """‖H‖ ≤ value, over (W_Q, W_K, W_V) of all heads."""
+
+    value: float
+    functional: float
+    """Of ∇²⟨g, y⟩ alone."""
+    outer: float
+    """Of Jᵀ(∇²ℓ)J alone."""
+
+
+def attention_curvature_bound(
+    heads: Heads,
+    x_LD: Float[Tensor, "L D"],
+    g_LD: Float[Tensor, "L D"],
+    *,
+    loss_curvature: float = 0.0,
+    mask: Mask | None = None,
+) -> AttentionBound:
+    """Return a bound from the moments of each query, at the cost of a forward pass.
+
+    Args:
+        heads: The layer, without rotation; heads that share keys count once each.
+        x_LD, g_LD: What it reads, and the gradient of the loss at what it returns.
+        loss_curvature: ‖∇²ℓ‖ at the output: 2/entries for a mean of squares.
+        mask: As for ``attend``.
+    """
+    if heads.rotary is not None:
+        raise InputError("this bound knows no rotation: read the norm by iteration")
+    at = plainly_attended(heads, x_LD, mask=mask)
+    x_LD = x_LD.to(at.p_HQK.dtype)
+    each = [
+        _Head(queries_of(at.some(heads=slice(h, h + 1)), x_LD, g_LD.to(x_LD)))
+        for h in range(len(at.p_HQK))
+    ]
+    bent = torch.block_diag(*(head.functional() for head in each))
+    shared = len(at.p_HQK) // len(heads.w_k_GDE)
+    j_N = torch.cat([head.jacobian() for head in each])
+    outer = loss_curvature * torch.outer(j_N, j_N)
+    # Heads that share W_K and W_V add: √(copies) on each of those two, at most.
+    spread_N = torch.tensor([1.0, shared**0.5, shared**0.5]).repeat(len(each)).to(j_N)
+    whole, bent, outer = (
+        spread_N[:, None] * m * spread_N for m in (bent + outer, bent, outer)
+    )
+    return AttentionBound(value=_top(whole), functional=_top(bent), outer=_top(outer))
+
+
+class _Head:
+    """One head: ‖M_i‖ of every query and block, then sums over queries."""
+
+    def __init__(self, queries: Queries) -> None:
+        self.queries, self.scale = queries, queries.scale
+        self.q_QE = queries.at.q_HQE[0]
+        self.k_QKE = queries.about(queries.at.k_HKE[0])
+        self.x_QKD = queries.about(queries.x_KD)
+
+    def functional(self) -> Tensor:
+        """Return the norms of the blocks of ∇²⟨g, y⟩, ordered Q, K, V."""
+        s, (x, q, c) = self.scale, (self.queries.x_QD, self.q_QE, self.queries.c_QF)
+        p, a = self.queries.p_QK, self.queries.a_QK
+        crossed = self.queries.x_QD.mT @ p @ self.queries.x_KD
+        qq = s**2 * _summed(self._norm(p, self.k_QKE, self.k_QKE), x, x)
+        kk = s**2 * _summed(self._norm(p, self.x_QKD, self.x_QKD), q, q)
+        qk = s**2 * _summed(self._norm(p, self.k_QKE, self.x_QKD), x, q)
+        qk = qk + s * torch.linalg.matrix_norm(crossed, ord=2)
+        vq = s * _summed(self._norm(a, self.x_QKD, self.k_QKE), c, x)
+        vk = s * _summed(self._norm(a, self.x_QKD, self.x_QKD), c, q)
+        zero = torch.zeros_like(vk)
+        rows = [[qq, qk, vq], [qk, kk, vk], [vq, vk, zero]]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    def jacobian(self) -> Tensor:
+        """Return ‖∂y/∂W‖ for Q, K, V: block rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O."""
+        queries, s = self.queries, self.scale
+        w_o_FD = queries.at.heads.w_o_HFD[0]
+        v_QKD = queries.about(queries.at.v_HKF[0]) @ w_o_FD
+        a = queries.a_QK
+        for_q = self._norm(a, v_QKD, self.k_QKE).square()
+        for_k = self._norm(a, v_QKD, self.x_QKD).square()
+        mixed = torch.linalg.matrix_norm(a @ queries.x_KD, ord=2)
+        return torch.stack(
+            [
+                s * _summed(for_q, queries.x_QD, queries.x_QD).sqrt(),
+                s * _summed(for_k, self.q_QE, self.q_QE).sqrt(),
+                mixed * torch.linalg.matrix_norm(w_o_FD, ord=2),
+            ]
+        )
+
+    def _norm(self, b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
+        norm_Q: Tensor = torch.linalg.matrix_norm(moment(b_QK, f_QKD, h_QKE), ord=2)
+        return norm_Q
+
+
+def _summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:
+    """Return ‖Σ wᵢ lᵢlᵢᵀ‖^½·‖Σ wᵢ rᵢrᵢᵀ‖^½."""
+    root_Q1 = weight_Q.sqrt()[:, None]
+    norm = torch.linalg.matrix_norm
+    both: Tensor = norm(root_Q1 * left_QD, ord=2) * norm(root_Q1 * right_QE, ord=2)
+    return both
+
+
+def _top(norms: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(norms, ord=2))
+
+
+def attention_norm_bound(
+    heads: Heads,
+    x_LD: Float[Tensor, "L D"],
+    g_LD: Float[Tensor, "L D"],
+    *,
+    loss_curvature: float = 0.0,
+) -> float:
+    """Return a bound from norms of weights, tokens and gradient alone (one head).
+
+    It holds for every mask and needs no forward pass; loose by orders of magnitude.
+    """
+    if len(heads.w_q_HDE) != 1 or heads.rotary is not None:
+        raise InputError("the bound from norms is for one head without rotation")
+    s, big = heads.slope, loss_curvature
+    two = [_top(w[0]) for w in heads.weights]
+    (q, k), v = two[:2], _top(heads.w_v_GDF[0] @ heads.w_o_HFD[0])
+    x, g = _top(x_LD), _top(g_LD)
+    c_LD = x_LD @ heads.w_v_GDF[0] @ heads.w_o_HFD[0]
+    rho = 2 * float(g_LD.norm(dim=-1).max() * c_LD.norm(dim=-1).max())
+    length = math.sqrt(len(x_LD))
+    bent, cross = s**2 * rho * x**4 / 2, s * x**3 / 2
+    outer = big * s**2 * v**2 * x**6 / 4
+    mixed = big * s * length * v * x**4 / 2
+    qk = (outer + bent) * k * q + float(g_LD.norm()) * v * cross
+    w_o = two[3]
+    vq, vk = (
+        mixed * k * w_o + g * w_o * k * cross,
+        mixed * q * w_o + g * w_o * q * cross,
+    )
+    rows = [
+        [(outer + bent) * k**2, qk, vq],
+        [qk, (outer + bent) * q**2, vk],
+        [vq, vk, big * len(x_LD) * x**2 * w_o**2],
+    ]
+    return _top(torch.tensor(rows, dtype=torch.float64))
