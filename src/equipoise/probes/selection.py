@@ -46,13 +46,14 @@ class HeadSelection:
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         at = _spread(call.shape[2], self.at_most)
         z_BHqK = _scores(call, at)
+        w_BHqK = _softmax(z_BHqK)
         real_BHq = call.counted_BQ()[:, None, at]
-        seen = concentration(z_BHqK)
+        seen = concentration(z_BHqK, weights=w_BHqK)
         several = real_BHq & (seen.visible > 1)
         emit(site, "selection.rho", _mean(seen.rho, several), how="mean")
         emit(site, "selection.evenness", _mean(seen.evenness, several), how="mean")
         if call.v_BGKD is not None:
-            found = _against_chance(call.v_BGKD, z_BHqK, self.most)
+            found = _against_chance(w_BHqK, z_BHqK, call.v_BGKD, most=self.most)
             for name, value_BHq in _named(found):
                 emit(site, f"selection.{name}", _mean(value_BHq, real_BHq), how="mean")
 
@@ -71,18 +72,24 @@ def _scores(call: AttentionCall, at: list[int]) -> Tensor:
     return torch.cat(rows, dim=2)
 
 
-def _against_chance(v_BGKD: Tensor, z_BHqK: Tensor, most: int) -> AtSizes:
+def _softmax(z_BHqK: Tensor) -> Tensor:
+    """Return weights, 0 in a row that sees nothing; no look at the numbers, no sync."""
+    dark_BHq1 = (z_BHqK == float("-inf")).all(-1, keepdim=True)
+    lit_BHqK = z_BHqK.masked_fill(dark_BHq1, 0.0).softmax(-1)
+    return lit_BHqK.masked_fill(dark_BHq1, 0.0)
+
+
+def _against_chance(
+    w_BHqK: Tensor, z_BHqK: Tensor, v_BGKD: Tensor, *, most: int
+) -> AtSizes:
     """Return the readings of the heaviest tokens.
 
     Columns without a value (learned sinks) take their share of the mass and are no
     token.
     """
-    T = min(z_BHqK.shape[-1], v_BGKD.shape[2])
-    hidden_BHqK = z_BHqK == float("-inf")
-    dark_BHq1 = hidden_BHqK.all(-1, keepdim=True)
-    w_BHqK = z_BHqK.masked_fill(dark_BHq1, 0.0).softmax(-1)
+    T = min(w_BHqK.shape[-1], v_BGKD.shape[2])
     wanted = Wanted(tops=(max(1, min(most, T // 8)),), random=2)
-    seen_BHqT = ~hidden_BHqK[..., :T]
+    seen_BHqT = z_BHqK[..., :T] != float("-inf")
     v_BGTD = v_BGKD.detach()[:, :, :T]
     return selection_of_weights(w_BHqK[..., :T], v_BGTD, wanted=wanted, mask=seen_BHqT)
 

@@ -60,10 +60,9 @@ def logit_range(
         tensor(1.5000)
     """
     given = rows(scores, mask=mask, temperature=temperature)
-    assert given.seen_xK is not None
     dark_x = given.n_x1[..., 0] == 0
     top_x = given.z_xK.amax(-1)
-    low_x = given.z_xK.masked_fill(~given.seen_xK, torch.inf).amin(-1)
+    low_x = given.z_xK.masked_fill(given.hidden_xK, torch.inf).amin(-1)
     return (top_x - low_x).masked_fill(dark_x, 0.0)
 
 
@@ -115,6 +114,7 @@ def concentration(
     mask: Tensor | None = None,
     temperature: float = 1.0,
     normaliser: Normaliser | None = None,
+    weights: Float[Tensor, "*x K"] | None = None,
 ) -> Concentration:
     """Return ρ, entropy, the largest weight, and what ρ alone allows, row by row.
 
@@ -124,21 +124,23 @@ def concentration(
         temperature: τ, which divides the scores; the paper's T is τ√d_h.
         normaliser: Softmax unless given. The bounds from ρ are softmax's; beside a
             rival they say what softmax could have done with the same logits.
+        weights: Where they are known already, hidden keys at 0.
 
     Example:
         >>> concentration(torch.zeros(1, 8)).evenness.round(decimals=4)
         tensor([1.])
     """
     given = rows(scores, mask=mask, temperature=temperature)
-    weights_xK = (normaliser or Softmax()).weights(given)
+    if weights is None:
+        weights = (normaliser or Softmax()).weights(given)
     rho_x = logit_range(scores, mask=mask, temperature=temperature)
     n_x = given.n_x1[..., 0]
     return Concentration(
         visible=n_x,
         rho=rho_x,
-        p_max=weights_xK.amax(-1),
+        p_max=weights.amax(-1),
         weight=weight_interval(rho_x, n_x),
-        entropy=weights_entropy(weights_xK),
+        entropy=weights_entropy(weights),
         entropy_floor=entropy_floor(rho_x, n_x),
     )
 

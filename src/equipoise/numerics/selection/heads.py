@@ -104,10 +104,8 @@ def selection_of_blocks(
     flat, parts = [], []
     for _, z_BHqk in blocks:
         given = rows(z_BHqk, temperature=temperature)
-        flat.append(
-            concentration(z_BHqk, temperature=temperature, normaliser=normaliser)
-        )
         w_BHqk = rule.weights(given)
+        flat.append(concentration(z_BHqk, temperature=temperature, weights=w_BHqk))
         parts.append(_block(w_BHqk, given.seen_xK, tokens_BGKF, wanted, rng))
     if not parts:
         raise InputError("no block of scores: there is nothing to measure")
