@@ -29,9 +29,13 @@ def random_trials(inequality: Inequality) -> tuple[int, int]:
 
 
 def tightness(inequality: Inequality, params: Tensor) -> Tensor:
-    """Return small/large of each trial, its worst part if it has several."""
+    """Return small/large of each trial, its worst part if it has several.
+
+    Rounding is added to the larger side: where both are 0 nothing is close.
+    """
     small, large = inequality.sides(params)
-    ratio = (small / large.clamp_min(1e-300)).reshape(-1, len(params)).amax(0)
+    ratio = small / (large + inequality.rounding(params)).clamp_min(1e-300)
+    ratio = ratio.reshape(-1, len(params)).amax(0)
     return ratio.masked_fill(~ratio.isfinite(), -1.0)
 
 

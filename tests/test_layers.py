@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "watching": "errors records numerics anatomy probes forecast store sinks",
     "precision": "errors records numerics anatomy probes report",
     "sharpness": "errors records numerics anatomy probes report",
+    "selection": "errors numerics anatomy probes report precision",
     "integrations": "errors records watching store",
     "lab": "errors records numerics anatomy probes forecast remedies watching store "
     "report precision sharpness planning",
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "report": "errors records store forecast",
     "web": "errors records store report",
     "cli": "errors records store watching planning integrations lab claims report web "
-    "precision sharpness",
+    "precision sharpness selection",
 }
 TORCH_FREE = {"", "records", "errors", "store", "forecast", "sinks", "report", "web"}
 # Typing `equipoise report` on a laptop must not need torch either.

@@ -35,6 +35,7 @@ def test_commands() -> None:
         "report",
         "run",
         "runs",
+        "selection",
     ]
     assert sorted(COMMANDS) == expected
 

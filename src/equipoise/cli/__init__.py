@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "Show runs here, or write them into one offline HTML page.",
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
+    "selection": "Say of every head whether it selects, or has gone flat.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
 

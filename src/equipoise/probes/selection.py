@@ -44,27 +44,34 @@ class HeadSelection:
         yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        at = _spread(call.shape[2], self.at_most)
-        z_BHqK = _scores(call, at)
-        w_BHqK = _softmax(z_BHqK)
+        at = spread(call.shape[2], self.at_most)
+        z_BHqK = sampled_scores(call, at)
+        w_BHqK = softmax_of(z_BHqK)
         real_BHq = call.counted_BQ()[:, None, at]
         seen = concentration(z_BHqK, weights=w_BHqK)
         several = real_BHq & (seen.visible > 1)
-        emit(site, "selection.rho", _mean(seen.rho, several), how="mean")
-        emit(site, "selection.evenness", _mean(seen.evenness, several), how="mean")
+        emit(site, "selection.rho", mean_by_head(seen.rho, several), how="mean")
+        emit(
+            site, "selection.evenness", mean_by_head(seen.evenness, several), how="mean"
+        )
         if call.v_BGKD is not None:
-            found = _against_chance(w_BHqK, z_BHqK, call.v_BGKD, most=self.most)
+            found = against_chance(w_BHqK, z_BHqK, call.v_BGKD, most=self.most)
             for name, value_BHq in _named(found):
-                emit(site, f"selection.{name}", _mean(value_BHq, real_BHq), how="mean")
+                emit(
+                    site,
+                    f"selection.{name}",
+                    mean_by_head(value_BHq, real_BHq),
+                    how="mean",
+                )
 
 
-def _spread(queries: int, at_most: int) -> list[int]:
+def spread(queries: int, at_most: int) -> list[int]:
     """Return evenly spaced positions, the last included: it sees the most keys."""
     step = -(-queries // at_most)
     return list(range(queries - 1, -1, -step))[::-1]
 
 
-def _scores(call: AttentionCall, at: list[int]) -> Tensor:
+def sampled_scores(call: AttentionCall, at: list[int]) -> Tensor:
     """Return the sampled queries' scores side by side, keys beyond the last hidden."""
     rows = [call.scores(slice(i, i + 1)) for i in at]
     K = max(z_BH1k.shape[-1] for z_BH1k in rows)
@@ -72,14 +79,14 @@ def _scores(call: AttentionCall, at: list[int]) -> Tensor:
     return torch.cat(rows, dim=2)
 
 
-def _softmax(z_BHqK: Tensor) -> Tensor:
+def softmax_of(z_BHqK: Tensor) -> Tensor:
     """Return weights, 0 in a row that sees nothing; no look at the numbers, no sync."""
     dark_BHq1 = (z_BHqK == float("-inf")).all(-1, keepdim=True)
     lit_BHqK = z_BHqK.masked_fill(dark_BHq1, 0.0).softmax(-1)
     return lit_BHqK.masked_fill(dark_BHq1, 0.0)
 
 
-def _against_chance(
+def against_chance(
     w_BHqK: Tensor, z_BHqK: Tensor, v_BGKD: Tensor, *, most: int
 ) -> AtSizes:
     """Return the readings of the heaviest tokens.
@@ -103,7 +110,7 @@ def _named(found: AtSizes) -> Iterator[tuple[str, Tensor]]:
     yield "recall.random", found.random_euclidean.recall[..., 0]
 
 
-def _mean(value_BHq: Tensor, counted_BHq: Tensor) -> Tensor:
+def mean_by_head(value_BHq: Tensor, counted_BHq: Tensor) -> Tensor:
     """Return the mean over batch and queries per head; NaN where nothing counted."""
     value_BHq = value_BHq.masked_fill(~counted_BHq, float("nan"))
     mean_H: Tensor = value_BHq.transpose(0, 1).flatten(1).nanmean(1)
