@@ -1,9 +1,12 @@
 """The paper's 774M shape on a CPU: build it, take one watched step, report.
 
-One sequence of 1024 tokens; the bar is 24 GiB of memory.
+One sequence of 1024 tokens, or of as many as are said; the bar is 24 GiB of memory.
+
+usage: python -m benchmarks.paper_774m [TOKENS]
 """
 
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,10 +24,11 @@ from equipoise.store import open_run
 
 def main() -> None:
     start = time.process_time()
+    tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
     torch.manual_seed(42)
     model = GPT(gpt_preset("paper-774m"))
     parameters = sum(p.numel() for p in model.parameters())
-    data = Windows(embedded(), context=1024, batch=1)
+    data = Windows(embedded(), context=tokens, batch=1)
     options = TrainOptions(steps=1, batch=1, lr=3e-4, warmup=0, every=1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -35,6 +39,7 @@ def main() -> None:
         page = write_report({"774M": run}, folder / "report.html")
         row = {
             "parameters": parameters,
+            "tokens": tokens,
             "loss": result.losses[0],
             "quantities": len(run.quantities),
             "blocks read": len(blocks),

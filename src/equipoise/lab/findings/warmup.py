@@ -8,7 +8,7 @@ from equipoise.lab.evidence import Evidence
 from equipoise.lab.figures import Figure
 from equipoise.lab.findings.finding import Finding, Grid, over_training
 from equipoise.lab.results import against
-from equipoise.lab.statistics import Paired, summary
+from equipoise.lab.statistics import Paired, paired, summary
 
 WARMUPS = ("none", "lr", "tau", "both")
 Setting = tuple[str, float]
@@ -52,23 +52,50 @@ def _difference(evidence: Evidence, setting: Setting, a: str, b: str) -> Paired 
 
 
 def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
-    """Count the settings in which an interval excludes zero, either way."""
-    against_lr = [_difference(evidence, s, "tau", "lr") for s in settings]
-    against_none = [_difference(evidence, s, "tau", "none") for s in settings]
-    lr_helps = [_difference(evidence, s, "lr", "none") for s in settings]
-    worse = sum(d is not None and d.low > 0 for d in against_lr)
-    better = sum(d is not None and d.high < 0 for d in against_lr)
-    helped = sum(d is not None and d.high < 0 for d in against_none)
-    lr_helped = sum(d is not None and d.high < 0 for d in lr_helps)
-    known = [d.mean for d in against_lr if d is not None]
-    answer = "does not replace" if worse > better else "is not worse than"
+    """Judge by intervals clear of zero, where there is something to replace."""
+    pairs = {
+        (a, b): [_difference(evidence, s, a, b) for s in settings]
+        for a, b in (("lr", "none"), ("tau", "none"), ("tau", "lr"))
+    }
+    lower, higher = _clear(pairs["tau", "lr"])
+    lr_helped, tau_helped = (_clear(pairs[w, "none"])[0] for w in ("lr", "tau"))
+    moved = max(abs(d.mean) for d in pairs["tau", "none"] if d is not None)
+    count = f"of {len(settings)} settings"
+    if higher > lower:
+        answer = "Temperature warm-up does not replace learning-rate warm-up here"
+    elif lr_helped and not higher:
+        answer = "Temperature warm-up is not worse than learning-rate warm-up here"
+    else:
+        answer = "Undecided by loss: learning-rate warm-up does not clearly help here"
     return (
-        f"Temperature warm-up {answer} learning-rate warm-up here: of {len(settings)} "
-        f"settings its held-out loss is higher in {worse} and lower in {better} by an "
-        f"interval clear of zero (mean difference {math.fsum(known) / len(known):+.3f} "
-        f"nats). Against no warm-up at all, temperature helps in {helped} of "
-        f"{len(settings)}, the learning rate in {lr_helped}."
+        f"{answer}. Intervals clear of zero, {count}: τ ends above LR in {higher} and "
+        f"below in {lower}; LR ends below no warm-up in {lr_helped}, τ in "
+        f"{tau_helped}. τ moves the held-out loss by at most {moved:.3f} nats against "
+        "no warm-up. " + _sensitive(evidence, settings)
     )
+
+
+def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:
+    """Return how many intervals lie below zero, and how many above."""
+    known = [pair for pair in pairs if pair is not None]
+    return sum(d.high < 0 for d in known), sum(d.low > 0 for d in known)
+
+
+def _sensitive(evidence: Evidence, settings: Sequence[Setting]) -> str:
+    """Say what each warm-up does to learning-rate sensitivity, paired with none."""
+    said = []
+    for form in dict.fromkeys(form for form, _ in settings):
+        rates = [rate for other, rate in settings if other == form]
+        by_warmup = {
+            w: [_excess(evidence, form, w, rates, s) for s in evidence.seeds]
+            for w in WARMUPS
+        }
+        for warmup in ("lr", "tau"):
+            pair = paired(by_warmup[warmup], by_warmup["none"])
+            said.append(
+                f"{form} {warmup} {pair.mean:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]"
+            )
+    return f"Learning-rate sensitivity against no warm-up: {', '.join(said)}."
 
 
 def _throttled(evidence: Evidence) -> str:
@@ -81,7 +108,13 @@ def _throttled(evidence: Evidence) -> str:
         f"{group} {ratios['gradient', group]:.2f} and {ratios['update', group]:.2f}"
         for group in GROUPS
     )
-    return f"Early gradient and update relative to no warm-up, under τ: {listed}."
+    said = f"Early gradient and update relative to no warm-up, under τ: {listed}."
+    if ratios["gradient", "qk"] < 0.5 < 0.9 < ratios["update", "qk"]:
+        said += (
+            " τ throttles the gradient of Q and K and nothing else, as the paper says; "
+            "but Adam divides by the size of the gradient, so no update gets smaller."
+        )
+    return said
 
 
 def _ratio(evidence: Evidence, warmup: str, measure: str) -> float:
