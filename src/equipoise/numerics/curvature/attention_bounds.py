@@ -57,24 +57,52 @@ def attention_curvature_bound(
         loss_curvature: ‖∇²ℓ‖ at the output: 2/entries for a mean of squares.
         mask: As for ``attend``.
     """
+    norms = attention_norms(heads, x_LD, g_LD, mask=mask)
+    j_N = norms.jacobian(torch.ones(len(x_LD)))
+    outer_NN = loss_curvature * torch.outer(j_N, j_N)
+    return AttentionBound(
+        value=top(norms.functional_NN + outer_NN),
+        functional=top(norms.functional_NN),
+        outer=top(outer_NN),
+    )
+
+
+class AttentionNorms:
+    """Norms by weight, in the order Q, K, V of each head (N = 3·heads)."""
+
+    def __init__(self, each: list[Queries], *, copies: int) -> None:
+        self.each = [_Head(queries) for queries in each]
+        # A weight shared by n heads is n copies tied together: √n on each of them.
+        tied = math.sqrt(copies)
+        self.tied_N = torch.tensor([1.0, tied, tied]).repeat(len(each))
+        self.tied_N = self.tied_N.to(each[0].x_QD)
+
+    @property
+    def functional_NN(self) -> Tensor:
+        """Return the norms of the blocks of ∇²⟨g, y⟩."""
+        bent_NN = torch.block_diag(*(head.functional() for head in self.each))
+        tied_NN: Tensor = self.tied_N[:, None] * bent_NN * self.tied_N
+        return tied_NN
+
+    def jacobian(self, weight_L: Tensor) -> Tensor:
+        """Return the norms of ∂y/∂W when row i of y counts ``weight_L[i]`` times."""
+        weight_L = weight_L.to(self.tied_N)
+        return self.tied_N * torch.cat([h.jacobian(weight_L) for h in self.each])
+
+
+def attention_norms(
+    heads: Heads, x_LD: Tensor, g_LD: Tensor, *, mask: Mask | None = None
+) -> AttentionNorms:
+    """Return what a bound on a layer, or on a block around it, is made of."""
     if heads.rotary is not None:
         raise InputError("this bound knows no rotation: read the norm by iteration")
     at = plainly_attended(heads, x_LD, mask=mask)
     x_LD = x_LD.to(at.p_HQK.dtype)
     each = [
-        _Head(queries_of(at.some(heads=slice(h, h + 1)), x_LD, g_LD.to(x_LD)))
+        queries_of(at.some(heads=slice(h, h + 1)), x_LD, g_LD.to(x_LD))
         for h in range(len(at.p_HQK))
     ]
-    bent = torch.block_diag(*(head.functional() for head in each))
-    shared = len(at.p_HQK) // len(heads.w_k_GDE)
-    j_N = torch.cat([head.jacobian() for head in each])
-    outer = loss_curvature * torch.outer(j_N, j_N)
-    # Heads that share W_K and W_V add: √(copies) on each of those two, at most.
-    spread_N = torch.tensor([1.0, shared**0.5, shared**0.5]).repeat(len(each)).to(j_N)
-    whole, bent, outer = (
-        spread_N[:, None] * m * spread_N for m in (bent + outer, bent, outer)
-    )
-    return AttentionBound(value=_top(whole), functional=_top(bent), outer=_top(outer))
+    return AttentionNorms(each, copies=len(each) // len(heads.w_k_GDE))
 
 
 class _Head:
@@ -101,22 +129,17 @@ class _Head:
         rows = [[qq, qk, vq], [qk, kk, vk], [vq, vk, zero]]
         return torch.stack([torch.stack(row) for row in rows])
 
-    def jacobian(self) -> Tensor:
-        """Return ‖∂y/∂W‖ for Q, K, V: block rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O."""
+    def jacobian(self, weight_Q: Tensor) -> Tensor:
+        """Return ‖∂y/∂W‖ for Q, K, V: rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O."""
         queries, s = self.queries, self.scale
         w_o_FD = queries.at.heads.w_o_HFD[0]
-        v_QKD = queries.about(queries.at.v_HKF[0]) @ w_o_FD
-        a = queries.a_QK
-        for_q = self._norm(a, v_QKD, self.k_QKE).square()
-        for_k = self._norm(a, v_QKD, self.x_QKD).square()
-        mixed = torch.linalg.matrix_norm(a @ queries.x_KD, ord=2)
-        return torch.stack(
-            [
-                s * _summed(for_q, queries.x_QD, queries.x_QD).sqrt(),
-                s * _summed(for_k, self.q_QE, self.q_QE).sqrt(),
-                mixed * torch.linalg.matrix_norm(w_o_FD, ord=2),
-            ]
-        )
+        v_QKD, a = queries.about(queries.at.v_HKF[0]) @ w_o_FD, queries.a_QK
+        for_q = (weight_Q * self._norm(a, v_QKD, self.k_QKE)).square()
+        for_k = (weight_Q * self._norm(a, v_QKD, self.x_QKD)).square()
+        mixed = top(weight_Q[:, None] * (a @ queries.x_KD)) * top(w_o_FD)
+        of_q = s * _summed(for_q, queries.x_QD, queries.x_QD).sqrt()
+        of_k = s * _summed(for_k, self.q_QE, self.q_QE).sqrt()
+        return torch.stack([of_q, of_k, of_q.new_tensor(mixed)])
 
     def _norm(self, b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
         norm_Q: Tensor = torch.linalg.matrix_norm(moment(b_QK, f_QKD, h_QKE), ord=2)
@@ -131,7 +154,8 @@ def _summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:
     return both
 
 
-def _top(norms: Tensor) -> float:
+def top(norms: Tensor) -> float:
+    """Return ‖·‖₂."""
     return float(torch.linalg.matrix_norm(norms, ord=2))
 
 
@@ -149,9 +173,9 @@ def attention_norm_bound(
     if len(heads.w_q_HDE) != 1 or heads.rotary is not None:
         raise InputError("the bound from norms is for one head without rotation")
     s, big = heads.slope, loss_curvature
-    two = [_top(w[0]) for w in heads.weights]
-    (q, k), v = two[:2], _top(heads.w_v_GDF[0] @ heads.w_o_HFD[0])
-    x, g = _top(x_LD), _top(g_LD)
+    two = [top(w[0]) for w in heads.weights]
+    (q, k), v = two[:2], top(heads.w_v_GDF[0] @ heads.w_o_HFD[0])
+    x, g = top(x_LD), top(g_LD)
     c_LD = x_LD @ heads.w_v_GDF[0] @ heads.w_o_HFD[0]
     rho = 2 * float(g_LD.norm(dim=-1).max() * c_LD.norm(dim=-1).max())
     length = math.sqrt(len(x_LD))
@@ -169,4 +193,4 @@ def attention_norm_bound(
         [qk, (outer + bent) * q**2, vk],
         [vq, vk, big * len(x_LD) * x**2 * w_o**2],
     ]
-    return _top(torch.tensor(rows, dtype=torch.float64))
+    return top(torch.tensor(rows, dtype=torch.float64))

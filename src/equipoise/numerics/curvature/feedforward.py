@@ -22,13 +22,14 @@ from equipoise.numerics.curvature.activations import Derivatives, derivatives
 class FeedForward:
     """Weights of x ↦ (φ(x W_in) ∘ x W_up) W_out; without W_up the net is plain.
 
-    A bias is one more row of W_in, for a channel of x that is always one; the bias of
-    the output is not curved.
+    ``b_in_M`` is held fixed. To let a bias move, make it one more row of W_in, for a
+    channel of x that is always one; the bias of the output is not curved.
     """
 
     w_in_DM: Tensor
     w_out_MO: Tensor
     w_up_DM: Tensor | None = None
+    b_in_M: Tensor | None = None
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
@@ -112,6 +113,7 @@ def feedforward_product(
 
 def unit_at(net: FeedForward, x_ND: Tensor, g_NO: Tensor) -> Unit:
     """Return the hidden units of every token with their cotangents."""
-    act = derivatives(net.activation, x_ND @ net.w_in_DM)
+    u_NM = x_ND @ net.w_in_DM
+    act = derivatives(net.activation, u_NM if net.b_in_M is None else u_NM + net.b_in_M)
     up = torch.ones_like(act.value) if net.w_up_DM is None else x_ND @ net.w_up_DM
     return Unit(act, up, g_NO @ net.w_out_MO.mT)
