@@ -6,12 +6,14 @@ path with ``torch.softmax``, which is what a user's eager attention does.
 
 from collections.abc import Callable
 
+import entmax
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.table import cpu_seconds, publish
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.remedies.weigher import LEARNABLE, Weigher
+from equipoise.remedies.weigher import Weigher
 
 SHAPE = GPTConfig(width=64, depth=2, heads=4, context=1024)
 BARS = {
@@ -28,20 +30,30 @@ BARS = {
 }
 """Normaliser → the most it may cost, in eager softmaxes; α of entmax is learnt."""
 UNBARRED = ("softmax", "asentmax", "adaptive-temperature")
-REPEATS = 7
+LIBRARY = {
+    "sparsemax, entmax library": entmax.sparsemax,
+    "entmax15, entmax library": entmax.entmax15,
+}
+REPEATS = 5
+Weigh = Callable[[Tensor], Tensor]
 
 
-def pass_of(name: str | None, *, sharp: float, batch: int = 1) -> Callable[[], object]:
+def weigher(name: str) -> Weigh:
+    """Return what the attention modules weigh with; entmax learns its α."""
+    if name == "eager":
+        return lambda z: z.softmax(-1)
+    if name in LIBRARY:
+        return LIBRARY[name]
+    return Weigher(name, heads=SHAPE.heads if name == "entmax" else None)
+
+
+def pass_of(name: str, *, sharp: float) -> Callable[[], object]:
     """Return a forward and backward pass; ``sharp`` multiplies the query weights."""
     torch.manual_seed(0)
-    model = GPT(SHAPE)
-    tokens = torch.randint(0, 256, (batch, SHAPE.context))
+    model, tokens = GPT(SHAPE), torch.randint(0, 256, (1, SHAPE.context))
     for block in model.blocks:
         attention = block.get_submodule("attention")
-        heads = SHAPE.heads if name in LEARNABLE and name != "sink" else None
-        attention.normaliser = (
-            Weigher(name, heads=heads) if name else lambda z: z.softmax(-1)
-        )
+        attention.normaliser = weigher(name)
         attention.get_submodule("q_proj").weight.data.mul_(sharp)
 
     def once() -> None:
@@ -52,26 +64,30 @@ def pass_of(name: str | None, *, sharp: float, batch: int = 1) -> Callable[[], o
     return once
 
 
+def compared(said: str, *, sharp: float) -> list[dict[str, object]]:
+    """Return a row per normaliser, timed in turns with eager softmax."""
+    names = ["eager", *UNBARRED, *BARS, *LIBRARY]
+    arms = [pass_of(name, sharp=sharp) for name in names]
+    for arm in arms:
+        arm()
+    times = cpu_seconds(*arms, repeats=REPEATS)
+    eager = times[0][0]
+    return [
+        {
+            "scores": said,
+            "normaliser": name,
+            "median, s": median,
+            "÷ eager softmax": median / eager,
+            "worst": worst / eager,
+            "bar": BARS.get(name, ""),
+        }
+        for name, (median, worst) in zip(names, times, strict=True)
+    ]
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    names = [*UNBARRED[:1], *BARS, *UNBARRED[1:]]
-    rows = []
-    for said, sharp in (("flat", 1.0), ("sharp", 30.0)):
-        arms = [pass_of(name, sharp=sharp) for name in (None, *names)]
-        for arm in arms:
-            arm()
-        (eager, _), *times = cpu_seconds(*arms, repeats=REPEATS)
-        for name, (median, worst) in zip(names, times, strict=True):
-            rows.append(
-                {
-                    "scores": said,
-                    "normaliser": name,
-                    "median, s": median,
-                    "÷ eager softmax": median / eager,
-                    "worst": worst / eager,
-                    "bar": BARS.get(name, ""),
-                }
-            )
+    rows = [*compared("flat", sharp=1.0), *compared("sharp", sharp=30.0)]
     publish("normaliser_cost", rows, shape=vars(SHAPE), repeats=REPEATS, batch=1)
 
 

@@ -60,7 +60,8 @@ def _made(evidence: Evidence) -> str:
     seeds = ", ".join(map(str, evidence.seeds))
     facts = {
         "Command": f"`{about.get('command')}`",
-        "Runs": f"{runs}: {len(evidence.runs)} arms, seeds {seeds}; arms share seeds "
+        "Runs": runs
+        and f"{runs}: {len(evidence.runs)} arms, seeds {seeds}; arms share seeds "
         "and data",
         "Shared options": options,
         "Machine": about.get("machine"),

@@ -1,0 +1,167 @@
+"""Softmax and its rivals at growing contexts: what each costs and what it keeps."""
+
+from collections.abc import Sequence
+
+from equipoise.lab.evidence import Evidence
+from equipoise.lab.figures import Figure, Line
+from equipoise.lab.findings.finding import Finding, Grid
+from equipoise.lab.results import against
+from equipoise.lab.statistics import Paired, summary
+
+TIMES = (1, 2, 4)
+BASE = "softmax"
+
+
+def selection(evidence: Evidence) -> Finding:
+    """Say who loses, who keeps selecting, and what sensitivity that costs."""
+    if BASE not in evidence.runs:
+        return Finding(verdict="softmax is not finished yet.", grids=[])
+    return Finding(
+        verdict=" ".join(_said(evidence)),
+        grids=[_losses(evidence), _attending(evidence), _separable(evidence)],
+        figures=_figures(evidence),
+    )
+
+
+def difference(evidence: Evidence, arm: str, measure: str) -> Paired | None:
+    """Return arm minus softmax over the seeds both finished; None for softmax."""
+    return against(evidence.runs[arm], evidence.runs[BASE], measure)
+
+
+def apart(evidence: Evidence, measure: str, *, sign: int) -> list[str]:
+    """Return the arms whose interval against softmax lies on one side of 0."""
+    found = []
+    for arm in evidence.runs:
+        pair = difference(evidence, arm, measure)
+        if pair is not None and (pair.low > 0 if sign > 0 else pair.high < 0):
+            found.append(arm)
+    return found
+
+
+def growth(evidence: Evidence, arm: str, measure: str = "keys") -> float:
+    """Return a measure at 4× over the same at 1×."""
+    return evidence.mean(arm, f"{measure}_4x") / evidence.mean(arm, f"{measure}_1x")
+
+
+def _said(evidence: Evidence) -> list[str]:
+    keeps = sorted(evidence.runs, key=lambda arm: growth(evidence, arm))
+    steady = [arm for arm in keeps if growth(evidence, arm) < 2]
+    others = [arm for arm in evidence.runs if arm != BASE]
+    theta = {arm: evidence.mean(arm, "theta_4x") for arm in evidence.runs}
+    return [
+        f"Against softmax at the training length, {_list(evidence, '1x')}.",
+        f"With four times the context, {_list(evidence, '4x')}.",
+        f"Softmax spreads: {evidence.mean(BASE, 'keys_1x'):.0f} effective keys become "
+        f"{evidence.mean(BASE, 'keys_4x'):.0f} ({growth(evidence, BASE):.1f} ×).",
+        f"Less than doubling: {', '.join(steady) or 'none'}.",
+        f"θ at 4×: {theta[BASE]:.2f} for softmax, "
+        + ", ".join(f"{arm} {theta[arm]:.2f}" for arm in steady if arm != BASE)
+        + ".",
+        f"Of {len(others)} intervals of 95 % one in twenty misses by chance.",
+    ]
+
+
+def _list(evidence: Evidence, at: str) -> str:
+    worse = apart(evidence, f"loss_{at}", sign=1)
+    better = apart(evidence, f"loss_{at}", sign=-1)
+    parts = [
+        f"{_named(evidence, arms, at)} {word}"
+        for arms, word in ((better, "lose less"), (worse, "lose more"))
+        if arms
+    ]
+    return (
+        " and ".join(parts) + "; the rest cannot be told apart"
+        if parts
+        else ("no rival's loss can be told from it")
+    )
+
+
+def _named(evidence: Evidence, arms: Sequence[str], at: str) -> str:
+    return ", ".join(
+        f"{arm} ({pair.mean:+.2f})"
+        for arm in arms
+        if (pair := difference(evidence, arm, f"loss_{at}")) is not None
+    )
+
+
+def _cell(evidence: Evidence, arm: str, measure: str) -> str:
+    found = [run[measure] for run in evidence.runs[arm].values() if measure in run]
+    return str(summary(found)) if found else "–"
+
+
+def _losses(evidence: Evidence) -> Grid:
+    cells = [
+        [
+            f"{arm} ({len(evidence.runs[arm])})",
+            *(_cell(evidence, arm, f"loss_{m}x") for m in TIMES),
+            *(str(difference(evidence, arm, f"loss_{m}x") or "–") for m in (1, 4)),
+        ]
+        for arm in evidence.runs
+    ]
+    return Grid(
+        title="Loss on the same held-out targets with 1, 2 and 4 training lengths of "
+        "context: mean ± sd over (seeds), and paired differences with 95 % intervals",
+        head=["", *(f"{m}×" for m in TIMES), "minus softmax, 1×", "minus softmax, 4×"],
+        cells=cells,
+    )
+
+
+def _attending(evidence: Evidence) -> Grid:
+    names = ("theta", "keys", "peak", "zeros", "total", "rho")
+    cells = [
+        [arm, *(_change(evidence, arm, name) for name in names)]
+        for arm in evidence.runs
+    ]
+    head = ["1× → 4×", "θ", "effective keys", "largest share", "share of exact zeros"]
+    return Grid(
+        title="How the last queries attend, mean over layers, heads and seeds",
+        head=[*head, "total weight", "range of scores ρ"],
+        cells=cells,
+    )
+
+
+def _separable(evidence: Evidence) -> Grid:
+    names = ("recall", "recall_random", "cosine", "cosine_random", "distance")
+    cells = [
+        [arm, *(_change(evidence, arm, name) for name in names)]
+        for arm in evidence.runs
+    ]
+    head = ["1× → 4×", "N_s/N", "random sets", "cosine", "random sets, cosine"]
+    return Grid(
+        title="Separability of the 8 largest weights' values, and d̃ per token",
+        head=[*head, "d̃/(n − N)"],
+        cells=cells,
+    )
+
+
+def _change(evidence: Evidence, arm: str, name: str) -> str:
+    first, last = (evidence.mean(arm, f"{name}_{m}x") for m in (1, 4))
+    return f"{first:.3g} → {last:.3g}"
+
+
+def _figures(evidence: Evidence) -> list[Figure]:
+    told = (
+        ("loss", "Held-out loss, same targets", "nats per token", False),
+        ("keys", "Effective keys", "exp(entropy)", True),
+        ("theta", "Sensitivity θ", "‖J‖, ∞→1", True),
+    )
+    shown = [arm for arm in evidence.runs if not arm.endswith("-learnt")]
+    return [
+        Figure(
+            name=f"{name}-over-context",
+            title=title,
+            x="context, in training lengths",
+            y=y,
+            lines=[
+                Line(
+                    name=arm,
+                    x=TIMES,
+                    y=[evidence.mean(arm, f"{name}_{m}x") for m in TIMES],
+                )
+                for arm in shown
+            ],
+            log_x=True,
+            log_y=log,
+        )
+        for name, title, y, log in told
+    ]
