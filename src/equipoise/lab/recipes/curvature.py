@@ -10,6 +10,7 @@ from equipoise.lab.training import TrainOptions
 
 VIT = replace(vit_preset("petrov-mnist"), image=8, patch=2)
 """The paper's block on digits of 8 × 8 pixels: 16 tokens."""
+SMALL = [name for name in GROUPS if name != "block"]
 GPT = GPTConfig(width=16, depth=1, heads=1, ffn_width=64, context=16)
 
 
@@ -45,8 +46,9 @@ def curvature(quick: bool) -> Experiment:
             "validation",
             *(f"hessian_{name}" for name in GROUPS),
             *(f"negative_{name}" for name in ("FF", "LN2", "block")),
-            *(f"weights_{name}" for name in GROUPS if name != "block"),
+            *(f"weights_{name}" for name in SMALL),
             "trace_block",
+            *(f"entries_{a}_{b}" for i, a in enumerate(SMALL) for b in SMALL[: i + 1]),
         ),
     )
 
