@@ -5,10 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import equipoise
 from equipoise.integrations.hf import EquipoiseCallback
+from tests.watching.patients import Digest
 
 
 class Tokens(torch.utils.data.Dataset):
@@ -23,9 +30,26 @@ class Tokens(torch.utils.data.Dataset):
         return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
+class Remembering(TrainerCallback):  # type: ignore[misc]
+    """Takes the fingerprint of a training at every step, as the Trainer goes."""
+
+    def __init__(self) -> None:
+        self.digest = Digest()
+
+    def on_pre_optimizer_step(self, *args: Any, **given: Any) -> None:
+        self.digest.gradients(given["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.digest.end(given["model"], given["optimizer"].optimizer)
+        self.history = [
+            {k: v for k, v in entry.items() if "runtime" not in k and "second" not in k}
+            for entry in state.log_history
+        ]
+
+
 def trained(
     where: Path, callbacks: list[Any], *, resume: str | None = None, steps: int = 6
-) -> dict[str, torch.Tensor]:
+) -> None:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2,
@@ -35,6 +59,7 @@ def trained(
         output_dir=str(where), max_steps=steps, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=3,
         save_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+        logging_steps=1,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     data = Tokens()
@@ -42,24 +67,25 @@ def trained(
         model, arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks
     )
     trainer.train(resume_from_checkpoint=resume)
-    return model.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_cannot_tell_and_the_run_is_whole(tmp_path: Path) -> None:
-    alone = trained(tmp_path / "a", [])
+    """Twenty steps: losses, evaluations, gradients, weights, optimiser state, RNG."""
+    alone, watched = Remembering(), Remembering()
     path = tmp_path / "run.eqp"
-    watched = trained(
-        tmp_path / "b", [EquipoiseCallback(run=path, every=2, strict=True)]
-    )
-    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    trained(tmp_path / "a", [alone], steps=20)
+    ours = EquipoiseCallback(run=path, every=3, strict=True)
+    trained(tmp_path / "b", [watched, ours], steps=20)
+    assert alone.history == watched.history and len(alone.history) > 20
+    assert alone.digest.parts() == watched.digest.parts()
     run = equipoise.open_run(path)
     steps, losses = run.series("loss")[""]
-    assert list(steps) == list(range(6))
+    assert list(steps) == list(range(20))
     assert all(2 < loss < 6 for loss in losses)  # two half losses: nats per token
     sampled, theta = run.series("attention.theta.p50")["transformer.h.0.attn"]
-    assert list(sampled) == [0, 2, 4] and theta.shape == (3, 2)
-    assert len(run.series("eval_loss")[""][0]) == 2
+    assert list(sampled) == [*range(0, 20, 3)] and theta.shape == (7, 2)
+    assert len(run.series("eval_loss")[""][0]) == 7  # and once at the end
 
 
 @pytest.mark.filterwarnings("ignore")

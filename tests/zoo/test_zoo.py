@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from tests.zoo.reading import deviation, expected, hear
-from tests.zoo.specimens import SPECIMENS, Specimen
+from tests.zoo.specimens import Specimen
+from tests.zoo.wider import COLLECTION
 
-CASES = [(s, i) for s in SPECIMENS for i in s.implementations]
+CASES = [(s, i) for s in COLLECTION for i in s.implementations]
 # The patient runs in float32, its reference in float64: what is left is the rounding of
 # two layers, some tens of ε; a wrong mask or scale is off by 1e-2.
 TOLERANCE = 1e-5
@@ -36,7 +37,7 @@ def test_reads_what_the_reference_reads(
     assert max(max(w.values()) for w in worst) < TOLERANCE, worst
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS, ids=lambda s: s.name)
+@pytest.mark.parametrize("specimen", COLLECTION, ids=lambda s: s.name)
 def test_knows_the_family(specimen: Specimen) -> None:
     model = specimen.build(specimen.implementations[0])
     heard = hear(model, specimen.batch())
@@ -51,4 +52,4 @@ def test_knows_the_family(specimen: Specimen) -> None:
 
 
 def test_at_least_twenty_five_classes() -> None:
-    assert len({specimen.name for specimen in SPECIMENS}) >= 25
+    assert len({specimen.name for specimen in COLLECTION}) >= 25

@@ -17,6 +17,9 @@ BLOCK_ELEMENTS = 1 << 21
 # dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
 HIDDEN = -9e3
 
+# Here every token sees itself, padding too: whom only it sees, nobody does.
+SEES_ITSELF = {"XLNetRelativeAttention"}
+
 Modify = Callable[[Tensor, slice], Tensor]
 
 
@@ -126,7 +129,11 @@ class AttentionCall:
                 return mask.any(2).any(1)
             return ~(mask.amax((1, 2)) <= HIDDEN)
         if self.scores_BHQK is not None:
-            return ~(self.scores_BHQK.detach().amax((1, 2)) <= HIDDEN)
+            scores = self.scores_BHQK.detach()
+            if type(self.module).__name__ in SEES_ITSELF:
+                own = torch.eye(*scores.shape[2:], dtype=torch.bool)
+                scores = scores.masked_fill(own.to(scores.device), HIDDEN)
+            return ~(scores.amax((1, 2)) <= HIDDEN)
         K = self.shape[3]
         best = [s_BHqK.amax((1, 2)) for _, s_BHqK in self.blocks()]
         best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=HIDDEN) for b_Bk in best]

@@ -43,6 +43,15 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """Attention with one map for k and v, k's rows first, and one of its own for q."""
+
+    q: str
+    kv: str
+    o: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A station of the residual stream, and what is in it."""
 
@@ -54,8 +63,8 @@ class Block:
     """Its output, or the first of its outputs, is the logits over experts."""
 
 
-Layout = Separate | Fused
-Declaration = Separate | Fused | Block
+Layout = Separate | Fused | Paired
+Declaration = Separate | Fused | Paired | Block
 
 FAMILIES: dict[str, list[Declaration]] = {}
 
@@ -76,7 +85,7 @@ def family(*class_names: str) -> Callable[[Callable[[], Declaration]], None]:
         if not isinstance(declaration, Declaration):
             raise InputError(
                 f"the family of {', '.join(class_names)} is {declaration!r}: return "
-                f"one of Separate, Fused or Block. {advice(class_names[0])}"
+                f"one of Separate, Fused, Paired or Block. {advice(class_names[0])}"
             )
         for name in class_names:
             FAMILIES.setdefault(name, []).insert(0, declaration)

@@ -1,10 +1,11 @@
 """What an undeclared model probably is, by the names people give these things."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from equipoise.anatomy.families import Fused, Layout, Separate
+from equipoise.anatomy.families import Fused, Layout, Paired, Separate
 from equipoise.anatomy.paths import Place
 from equipoise.anatomy.sites import Placement
 
@@ -16,35 +17,59 @@ FUSED = (
     *("c_attn", "qkv", "Wqkv", "query_key_value", "qkv_proj", "to_qkv", "in_proj"),
     *("W_qkv", "qkv_linear", "attn_qkv", "wqkv", "in_proj_weight", "to_q_k_v"),
 )
+PAIRS = ("to_kv", "kv", "kv_proj", "key_value", "Wkv", "W_kv", "kv_linear")
 OUTPUTS = (
     *("o_proj", "out_proj", "c_proj", "out_lin", "wo", "proj", "to_out", "dense"),
     *("o", "w_o", "W_o", "Wo", "WO", "W_O", "out", "linear_out", "output", "fc_out"),
     *("o_linear", "out_linear", "proj_out", "to_out.0", "fc_o", "proj_o", "lin_out"),
-    *("..output.dense", "..out_proj", "..proj", "..dense", "..wo", "..to_out"),
+    *("projection", "..output.dense", "..out_proj", "..proj", "..dense", "..wo"),
+    *("..to_out", "..output", "final_linear"),
 )
-FEEDFORWARDS = ("mlp", "ffn", "feedforward", "feed_forward", "ff", "ffwd", "moe")
+FEEDFORWARDS = (
+    *("mlp", "ffn", "feedforward", "feed_forward", "ff", "ffwd", "moe"),
+    "block_sparse_moe",
+)
+# What a block holds itself where its feed-forward part is no module.
+PARTS = (("fc1", "fc2"), ("intermediate", "output"), ("linear1", "linear2"))
+# A module with one of these mixes by convolution or recurrence: Mamba and its like.
+RECURRENT = ("A_log", "dt_proj", "x_proj", "conv1d", "conv")
+# Fused rows in an order of their own: no reading rather than a wrong one.
+OWN_ORDER = {"CodeGenAttention"}
 ROUTERS = ("router", "gate", "gating")
 PICKS = ("top_k", "num_experts_per_tok", "num_selected_experts", "chosen", "k")
+FIRST = ("input_", "pre_", "layernorm_before")
 EARLY = ("input_", "pre_", "ln_1", "ln1", "norm1", "layernorm_before", "norm_1")
 
 
 def layout(place: Place) -> Layout | None:
     """Return the projections a module seems to have, or None if none are so named."""
+    module = place.module
+    if type(module).__name__ in OWN_ORDER or any(hasattr(module, n) for n in RECURRENT):
+        return None
     fused = next((name for name in FUSED if place.weight(name)), None)
     separate = next((names for q in QUERIES if (names := _three(place, q))), None)
-    if fused is None and separate is None:
+    pair = next((p for q in QUERIES for kv in PAIRS if (p := _two(place, q, kv))), None)
+    if fused is None and separate is None and pair is None:
         return None
     o = next((name for name in OUTPUTS if place.weight(name)), None)
     if o is None:
         return None
     if separate is not None:
         return Separate(q=separate[0], k=separate[1], v=separate[2], o=o)
-    return Fused(qkv=str(fused), o=o)
+    if fused is not None:
+        # Megatron's name comes with Megatron's order, head by head.
+        return Fused(qkv=fused, o=o, interleaved=fused == "query_key_value")
+    assert pair is not None
+    return Paired(q=pair[0], kv=pair[1], o=o)
 
 
 def _three(place: Place, q: str) -> tuple[str, str, str] | None:
     names = q, sibling(q, "k"), sibling(q, "v")
     return names if all(place.weight(name) for name in names) else None
+
+
+def _two(place: Place, q: str, kv: str) -> tuple[str, str] | None:
+    return (q, kv) if place.weight(q) and place.weight(kv) else None
 
 
 def sibling(query: str, letter: str) -> str:
@@ -77,9 +102,19 @@ def stacks(
 
 def _alike(name: str, module: nn.Module) -> dict[str, nn.Module]:
     children = {f"{name}.{n}".lstrip("."): c for n, c in module.named_children()}
-    alike = len({type(child) for child in children.values()}) == 1
+    alike = len({_kind(child) for child in children.values()}) == 1
     listed = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
     return children if listed and alike else {}
+
+
+def _kind(module: nn.Module) -> str:
+    """Return the last word of a class name: hybrids list layers of several classes.
+
+    >>> _kind(nn.TransformerEncoderLayer(4, 1, 4)), _kind(nn.ReLU())
+    ('Layer', 'ReLU')
+    """
+    words = re.findall(r"[A-Z]+[a-z0-9]+", type(module).__name__)
+    return words[-1] if len(words) > 1 else type(module).__name__
 
 
 def _hold(found: Mapping[str, nn.Module], sites: Iterable[str]) -> bool:
@@ -95,7 +130,8 @@ def feedforwards(name: str, block: nn.Module) -> dict[str, nn.Module]:
     """Return the feed-forward child of a block, by its name."""
     children = dict(block.named_children())
     named = next((n for n in FEEDFORWARDS if n in children), None)
-    return {f"{name}.{named}".lstrip("."): children[named]} if named else {}
+    found = (named,) if named else next((p for p in PARTS if {*p} <= {*children}), ())
+    return {f"{name}.{n}".lstrip("."): children[n] for n in found}
 
 
 def placement(name: str, block: nn.Module, norms: Iterable[str]) -> Placement:
@@ -107,6 +143,8 @@ def placement(name: str, block: nn.Module, norms: Iterable[str]) -> Placement:
     mine = [n.rpartition(".")[2] for n in norms if n.rpartition(".")[0] == name]
     if not mine:
         return ""
+    if any(n.startswith(FIRST) for n in mine):
+        return "pre"
     children = [child for child, _ in block.named_children()]
     early = any(n.startswith(EARLY) for n in mine) and children[0] in mine
     return "pre" if early or _closed_outside(name, norms) else "post"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy import flex, multihead
+from equipoise.anatomy import flex, multihead, nested
 from equipoise.anatomy.callers import Caller, caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.fastpath import FastPaths
@@ -18,7 +18,7 @@ from equipoise.anatomy.fused import sdpa_call
 from equipoise.anatomy.operations import SOFTMAXES, Function, foreign_kernel
 from equipoise.anatomy.shards import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.trail import Trail
+from equipoise.anatomy.trail import LOST, Trail
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
@@ -71,6 +71,9 @@ class Interceptor(TorchFunctionMode):
         trace: TracebackType | None,
     ) -> None:
         self._around.close()
+        for who in self._trail.lost():
+            if id(who.module) in self._sites:
+                self._miss(who, LOST)
         self._trail.clear()
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
@@ -101,6 +104,8 @@ class Interceptor(TorchFunctionMode):
             self._miss(self._caller(), f"{kernel} returns no scores")
 
     def _sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if nested.is_nested(args, kwargs):
+            args, kwargs = (), nested.padded(args, kwargs)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if any(sharded_axes(x) - {0, 1} for x in tensors):
             self._miss(self._caller(), SPLIT_ROWS)

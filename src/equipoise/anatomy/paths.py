@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from equipoise.anatomy.families import Block, Declaration, Fused, Separate
+from equipoise.anatomy.families import Block, Declaration, Fused, Layout, Paired
 from equipoise.anatomy.sites import Weight
 
 
@@ -44,9 +44,11 @@ class Place:
         return all(self.weight(path) is not None for path in maps)
 
 
-def _maps(layout: Separate | Fused) -> tuple[str, ...]:
+def _maps(layout: Layout) -> tuple[str, ...]:
     if isinstance(layout, Fused):
         return layout.qkv, layout.o
+    if isinstance(layout, Paired):
+        return layout.q, layout.kv, layout.o
     return layout.q, layout.k, layout.v, layout.o
 
 

@@ -1,8 +1,10 @@
 """From a layout and a module to its projections, if the sizes agree."""
 
+from dataclasses import replace
+
 from torch import nn
 
-from equipoise.anatomy.families import Fused, Layout
+from equipoise.anatomy.families import Fused, Layout, Paired, Separate
 from equipoise.anatomy.paths import Place
 from equipoise.anatomy.shapes import HEAD_COUNTS, count
 from equipoise.anatomy.sites import Interleaved, Projections, Weight
@@ -17,10 +19,10 @@ def projections(place: Place, layout: Layout) -> Projections | None:
     """Return the four weights of an attention module, or None if they do not fit."""
     if isinstance(layout, Fused):
         return _of_fused(place, layout)
-    found = [place.weight(path) for path in (layout.q, layout.k, layout.v, layout.o)]
-    q, k, v, o = found
-    if q is None or k is None or v is None or o is None:
+    found = _pair(place, layout) if isinstance(layout, Paired) else _four(place, layout)
+    if found is None:
         return None
+    q, k, v, o = found
     heads = _heads(place.module, q.matrix().shape[0])
     if heads is None:
         return None
@@ -29,6 +31,24 @@ def projections(place: Place, layout: Layout) -> Projections | None:
     whole = kv_heads > 0 and heads % kv_heads == 0
     made = Projections(q=q, k=k, v=v, o=o, heads=heads, kv_heads=max(kv_heads, 1))
     return made if whole and _split(made) else None
+
+
+Four = tuple[Weight, Weight, Weight, Weight]
+
+
+def _four(place: Place, layout: Separate) -> Four | None:
+    q, k, v, o = (place.weight(p) for p in (layout.q, layout.k, layout.v, layout.o))
+    return None if q is None or k is None or v is None or o is None else (q, k, v, o)
+
+
+def _pair(place: Place, layout: Paired) -> Four | None:
+    """The first half of the rows of the pair are the keys', the rest the values'."""
+    q, kv, o = (place.weight(p) for p in (layout.q, layout.kv, layout.o))
+    if q is None or kv is None or o is None:
+        return None
+    half = kv.matrix().shape[0] // 2
+    k, v = (replace(kv, rows=slice(i * half, (i + 1) * half)) for i in (0, 1))
+    return q, k, v, o
 
 
 def _of_fused(place: Place, layout: Fused) -> Projections | None:

@@ -10,6 +10,7 @@ from equipoise.anatomy.families import (
     Block,
     Declaration,
     Fused,
+    Paired,
     Separate,
     declared,
 )
@@ -19,6 +20,7 @@ from equipoise.anatomy.projecting import projections
 from equipoise.anatomy.sites import Anatomy, AttentionSite, Placement
 
 NORMS = ("LayerNorm", "RMSNorm")
+LAYOUTS = (Separate, Fused, Paired)
 tables.fill(FAMILIES)
 
 
@@ -58,7 +60,7 @@ def _declaration(place: Place, kinds: tuple[type, ...]) -> Declaration | None:
 
 
 def _site(place: Place, blocks: Mapping[str, nn.Module]) -> AttentionSite | None:
-    known = _declaration(place, (Separate, Fused))
+    known = _declaration(place, LAYOUTS)
     layout = known or guess.layout(place)
     if layout is None or isinstance(layout, Block):
         return None
@@ -90,7 +92,7 @@ def _blocks(
 
 
 def _is_attention(place: Place) -> bool:
-    declared = _declaration(place, (Separate, Fused))
+    declared = _declaration(place, LAYOUTS)
     return declared is not None or guess.layout(place) is not None
 
 

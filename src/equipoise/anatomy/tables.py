@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from equipoise.anatomy.families import Block, Declaration, Fused, Separate
+from equipoise.anatomy.families import Block, Declaration, Fused, Paired, Separate
 from equipoise.anatomy.sites import Placement
 
 
@@ -28,6 +28,11 @@ GPT2 = Fused(qkv="c_attn", o="c_proj")
 NEOX = Fused(qkv="query_key_value", o="dense", interleaved=True)
 MPT = Fused(qkv="Wqkv", o="out_proj")
 PHI3 = Fused(qkv="qkv_proj", o="o_proj")
+GPT2_CROSS = Paired(q="q_attn", kv="c_attn", o="c_proj")
+MODERNBERT = Fused(qkv="Wqkv", o="Wo")
+DEBERTA = Fused(qkv="in_proj", o="..output.dense", interleaved=True)
+DEBERTA_V2 = Separate(q="query_proj", k="key_proj", v="value_proj", o="..output.dense")
+BLIP = Fused(qkv="qkv", o="projection")
 TIMM = Fused(qkv="qkv", o="proj")
 TORCH = Fused(qkv="in_proj_weight", o="out_proj")
 TORCH_APART = Separate(
@@ -54,6 +59,9 @@ LAB_ROUTED = Block(
     feedforward=("feedforward",), placement=_residual, router="feedforward.router"
 )
 
+LATER = "Llama4TextDecoderLayer Lfm2DecoderLayer BambaDecoderLayer"
+SPEECH = "Wav2Vec2EncoderLayer HubertEncoderLayer"
+
 # Class names without their ending, so that a family is one line.
 _ATTENTION: tuple[tuple[Declaration, str, str], ...] = (
     (LLAMA, "Attention", "Llama Mistral Mixtral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma"),
@@ -67,17 +75,29 @@ _ATTENTION: tuple[tuple[Declaration, str, str], ...] = (
         "Attention",
         "SmolLM3 StableLm Starcoder2 Ministral Helium Glm Glm4 ViT DeiT",
     ),
+    (LLAMA, "Attention", "Olmoe GraniteMoe Llama4Text Nemotron Exaone4 Arcee"),
+    (LLAMA, "Attention", "Ernie4_5 SeedOss BitNet Phimoe Jamba Bamba Dinov2 Beit"),
+    (LLAMA, "Attention", "Swin Segformer ViTMAE"),
     (OPT, "Attention", "OPT CLIP Whisper Bart MBart Pegasus Marian M2M100 Siglip"),
-    (OPT, "Attention", "Wav2Vec2 Hubert Blenderbot Speech2Text GPTJ"),
+    (OPT, "Attention", "Wav2Vec2 Hubert Blenderbot Speech2Text GPTJ BioGpt XGLM"),
+    (OPT, "", "LEDDecoderAttention Lfm2Attention"),
     (BERT, "SelfAttention", "Bert Roberta XLMRoberta Electra Camembert ViT DeiT"),
+    (BERT, "SelfAttention", "Ernie Esm LayoutLM Data2VecText IBert RoFormer BigBird"),
+    (BERT, "SelfAttention", "BlipText Yolos MobileViT"),
     (BERT, "CrossAttention", "Bert Roberta XLMRoberta Electra Camembert"),
     (BERT, "SdpaSelfAttention", "Bert Roberta XLMRoberta Camembert ViT DeiT"),
     (DISTILBERT, "", "DistilBertSelfAttention MultiHeadSelfAttention"),
     (DISTILBERT, "", "DistilBertSdpaAttention"),
     (ALBERT, "Attention", "Albert AlbertSdpa"),
+    (T5, "", "MPNetSelfAttention"),
+    (DEBERTA, "", "DisentangledSelfAttention"),
+    (DEBERTA_V2, "", "DisentangledSelfAttention"),
+    (MODERNBERT, "", "ModernBertAttention"),
+    (BLIP, "", "BlipAttention"),
     (T5, "Attention", "T5 MT5 UMT5 LongT5 Pop2Piano SwitchTransformers"),
-    (GPT2, "", "GPT2Attention CausalSelfAttention"),
-    (NEOX, "Attention", "GPTNeoX Bloom Falcon"),
+    (GPT2_CROSS, "", "GPT2Attention"),
+    (GPT2, "", "GPT2Attention CausalSelfAttention GPTBigCodeAttention"),
+    (NEOX, "Attention", "GPTNeoX Bloom Falcon Persimmon"),
     (MPT, "Attention", "Mpt"),
     (PHI3, "Attention", "Phi3"),
     (TIMM, "", "Attention"),
@@ -87,16 +107,27 @@ _ATTENTION: tuple[tuple[Declaration, str, str], ...] = (
 )
 _BLOCKS: tuple[tuple[Declaration, str, str], ...] = (
     (PRE, "DecoderLayer", "Llama Mistral Qwen2 Qwen3 Gemma Olmo Granite SmolLM3"),
-    (PRE, "DecoderLayer", "StableLm Starcoder2 Ministral Helium Phi3"),
+    (PRE, "DecoderLayer", "StableLm Starcoder2 Ministral Helium Phi3 Nemotron Arcee"),
+    (PRE, "DecoderLayer", "Cohere Cohere2 Ernie4_5 SeedOss BitNet DeepseekV2"),
+    (PRE, "DecoderLayer", "DeepseekV3 Persimmon"),
+    (PRE, "", "GPTBigCodeBlock ModernBertEncoderLayer Dinov2Layer BeitLayer"),
+    (PRE, "", "ViTMAELayer BlipEncoderLayer"),
     (PRE, "", "GPT2Block GPTNeoXLayer CLIPEncoderLayer SiglipEncoderLayer"),
     (PRE, "", "ViTLayer DeiTLayer Block"),
-    (SANDWICH, "DecoderLayer", "Gemma2 Gemma3"),
-    (ROUTED, "DecoderLayer", "Mixtral GptOss Qwen2Moe Qwen3Moe"),
+    (SANDWICH, "DecoderLayer", "Gemma2 Gemma3 Glm4"),
+    (ROUTED, "DecoderLayer", "Mixtral GptOss Qwen2Moe Qwen3Moe Olmoe Phimoe"),
+    (Block(feedforward=("ffn",), placement="pre"), "", "MptBlock"),
+    (Block(feedforward=("feed_forward",), placement="pre"), "", LATER),
+    (Block(feedforward=("feed_forward",), placement="post"), "", SPEECH),
     (OUTSIDE_MLP, "", "OPTDecoderLayer WhisperEncoderLayer WhisperDecoderLayer"),
+    (OUTSIDE_MLP, "EncoderLayer", "Pegasus MBart M2M100 Blenderbot"),
+    (OUTSIDE_MLP, "DecoderLayer", "Pegasus MBart M2M100 Blenderbot BioGpt XGLM"),
     (AFTERWARDS, "", "BartEncoderLayer BartDecoderLayer MarianEncoderLayer"),
     (AFTERWARDS, "", "MarianDecoderLayer"),
-    (BERT_LAYER, "Layer", "Bert Roberta XLMRoberta Electra Camembert"),
-    (OLD_VIT, "Layer", "ViT DeiT"),
+    (BERT_LAYER, "Layer", "Bert Roberta XLMRoberta Electra Camembert Ernie LayoutLM"),
+    (BERT_LAYER, "Layer", "Data2VecText RoFormer BigBird Longformer BlipText MPNet"),
+    (BERT_LAYER, "Layer", "Deberta DebertaV2 IBert"),
+    (OLD_VIT, "Layer", "ViT DeiT Yolos MobileViTTransformer Esm"),
     (Block(feedforward=("ffn",), placement="post"), "", "TransformerBlock"),
     (Block(feedforward=("ffn", "ffn_output"), placement="post"), "", "AlbertLayer"),
     (T5_BLOCK, "Block", "T5 MT5 UMT5"),

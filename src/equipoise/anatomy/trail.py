@@ -18,6 +18,10 @@ from equipoise.anatomy.shapes import HEAD_COUNTS, count, four
 from equipoise.anatomy.shards import local_part
 
 OVERWRITTEN = "its scores were overwritten before its weights were used"
+LOST = (
+    "its softmax was seen, but not where its weights mix values: bands or windows of "
+    "keys that are laid out anew in between"
+)
 OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
 
 
@@ -52,12 +56,20 @@ class Trail:
     _traces: dict[int, tuple["weakref.ref[Tensor]", list[Trace]]] = field(
         default_factory=dict
     )
+    _met: dict[str, Caller] = field(default_factory=dict)
+    _followed: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self._traces)
 
     def clear(self) -> None:
         self._traces.clear()
+        self._met.clear()
+        self._followed.clear()
+
+    def lost(self) -> list[Caller]:
+        """Return who called softmax, and never mixed anything with its weights."""
+        return [who for name, who in self._met.items() if name not in self._followed]
 
     def start(self, caller: Caller, out: Any, given: tuple[Tensor, int | None]) -> None:
         """Begin at ``out = softmax(scores, dim)``."""
@@ -65,6 +77,7 @@ class Trail:
         if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
             return
         scores = scores.detach()
+        self._met[caller.name] = caller
         softmax = Softmax(caller, scores, scores.stride(dim), scores._version)
         self._mark(out, [Trace(softmax, scores)])
 
@@ -127,6 +140,7 @@ class Trail:
 
     def _report(self, trace: Trace, weights: Tensor, axes: Axes) -> None:
         softmax, view = trace.softmax, trace.view
+        self._followed.add(softmax.caller.name)
         if softmax.scores._version != softmax.version:
             self.miss(softmax.caller, OVERWRITTEN)
             return
