@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipoise.numerics.attention_rows import row_statistics
+from equipoise.store import open_run
 from tests.lab import victim
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,9 @@ Start = tuple[int, str]
 ALONE, DDP, FSDP = (1, "ddp"), (2, "ddp"), (2, "fsdp")
 
 
-def train(folder: Path, start: Start, die_at: int = -1) -> list[int | None]:
+def train(
+    folder: Path, start: Start, die_at: int = -1, *, watch: bool = False
+) -> list[int | None]:
     """Train in forked processes (torch is imported already); return exit codes."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
@@ -31,7 +35,7 @@ def train(folder: Path, start: Start, die_at: int = -1) -> list[int | None]:
         port = str(free.getsockname()[1])
     fork = multiprocessing.get_context("fork")
     members = [
-        fork.Process(target=member, args=(rank, port, start, folder, die_at))
+        fork.Process(target=member, args=(rank, port, start, folder, die_at, watch))
         for rank in range(start[0])
     ]
     for process in members:
@@ -41,12 +45,14 @@ def train(folder: Path, start: Start, die_at: int = -1) -> list[int | None]:
     return [process.exitcode for process in members]
 
 
-def member(rank: int, port: str, start: Start, folder: Path, die_at: int) -> None:
+def member(
+    rank: int, port: str, start: Start, folder: Path, die_at: int, watch: bool
+) -> None:
     world, parallel = start
     if world > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    victim.main(folder, die_at, parallel)
+    victim.main(folder, die_at, parallel, watch=watch)
 
 
 def final(folder: Path) -> dict[str, Tensor]:
@@ -77,6 +83,33 @@ def test_resumes_exactly(
     assert not (tmp_path / "final.safetensors").exists()
     assert set(train(tmp_path, start)) == {0}
     assert same(final(tmp_path), final(unharmed[start]))
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Compile the kernels here, once: forked children then find them ready."""
+    row_statistics(torch.zeros(1, 1, 4, 4))
+
+
+# Micro-batch 7 is before the first checkpoint, 23 after the second.
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("start", "die_at"), [(ALONE, 7), (DDP, 23)])
+def test_a_watched_run_goes_on_where_its_weights_do(
+    start: Start, die_at: int, unharmed: dict[Start, Path], tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert set(train(whole, start, watch=True)) == {0}
+    assert set(train(killed, start, die_at, watch=True)) == {-9}
+    assert set(train(killed, start, watch=True)) == {0}
+    assert same(final(killed), final(unharmed[start]))
+    ours, theirs = (open_run(folder / "run.eqp") for folder in (killed, whole))
+    assert ours.steps.tolist() == list(range(victim.STEPS))
+    assert ours.quantities == theirs.quantities
+    for quantity in ("loss", "learning_rate", "gradient.norm", "attention.theta.mean"):
+        for site, (steps, values) in theirs.series(quantity).items():
+            again, found = ours.series(quantity)[site]
+            assert again.tolist() == steps.tolist(), quantity
+            assert found.tolist() == values.tolist(), quantity
 
 
 def test_torchrun_changes_nothing(unharmed: dict[Start, Path], tmp_path: Path) -> None:

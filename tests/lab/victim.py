@@ -24,6 +24,7 @@ CONFIG = GPTConfig(width=16, depth=2, heads=2, context=16, dropout=0.1, qkv_bias
 OPTIONS = TrainOptions(
     steps=STEPS, batch=2, accumulation=2, warmup=4, checkpoint_every=5, watch=False
 )
+WATCH = {"watch": True, "every": 4, "preset": "minimal"}
 
 
 class Fatal(Windows):
@@ -37,13 +38,15 @@ class Fatal(Windows):
         return super().take()
 
 
-def main(folder: Path, die_at: int, parallel: str) -> None:
+def main(folder: Path, die_at: int, parallel: str, *, watch: bool = False) -> None:
     torch.set_num_threads(1)
     with launch.process_group() as share:
         trainer = Trainer(
             seeded_model(),
             victim_data(share, die_at),
-            TrainOptions(**{**vars(OPTIONS), "parallel": parallel}),
+            TrainOptions(
+                **{**vars(OPTIONS), "parallel": parallel, **(WATCH if watch else {})}
+            ),
             folder=folder,
         )
         trainer.run()

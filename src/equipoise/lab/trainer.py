@@ -206,15 +206,15 @@ class Trainer:
             "seconds": self.seconds,
             "scaler": self.scaler.state_dict(),
             "parts": self.parts.state(),
-            "watch": self._watched.state_dict() if self._watched else None,
         }
+        watched = self._watched.state_dict() if self._watched else None
         checkpoint.save(
             self.folder / "checkpoints",
             self.model,
             self.optimizer,
             step=self.step,
             state=state,
-            mine={"data": self.data.state()},
+            mine={"data": self.data.state(), "watch": watched},
         )
 
     def _resume(self) -> None:
@@ -225,7 +225,7 @@ class Trainer:
         self.step, self.tokens = state["step"], state["tokens"]
         self.seconds = state["seconds"]
         self._read = [(loss, norm) for loss, norm in state["curves"]]
-        self._watch_state = state["watch"]
+        self._watch_state = mine["watch"]
         self.scaler.load_state_dict(state["scaler"])
         self.parts.restore(state["parts"])
         self.data.restore(mine["data"])

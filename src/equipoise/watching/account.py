@@ -86,6 +86,17 @@ class Account:
         self.ledger.write(light.as_readings(whole.scalars), whole.findings)
         return whole.findings
 
+    def pending(self) -> list[Entry]:
+        """Return the scalars that are not in the file yet; they stay to be written."""
+        scalars = self.light.taken()
+        self._restore(scalars)
+        return scalars
+
+    def restore(self, scalars: Sequence[Entry]) -> None:
+        """Take up a checkpoint's scalars in place of those gathered since."""
+        self.light.taken()
+        self._restore(scalars)
+
     def _restore(self, scalars: Sequence[Entry]) -> None:
         for step, name, value in scalars:
             self.light.add(step, name, value)

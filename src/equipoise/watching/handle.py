@@ -126,13 +126,17 @@ class Watch:
             self._end_step(loss_given=loss is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must carry for sampling to go on in phase."""
-        return self._schedule.state_dict()
+        """Return what a checkpoint must carry for sampling to go on in phase.
+
+        Scalars not yet in the run file are part of it: each rank keeps its own state.
+        """
+        return {**self._schedule.state_dict(), "pending": self._account.pending()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
         self._sampler.close()
         self._schedule.load_state_dict(state)
+        self._account.restore(state.get("pending", ()))
         self._arm()
 
     def close(self, *, orderly: bool = True) -> None:
