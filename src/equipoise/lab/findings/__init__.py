@@ -1,6 +1,8 @@
 """What each experiment says, by its name; one without a finder gets its table."""
 
 from equipoise.lab.evidence import Evidence
+from equipoise.lab.findings.convergence import convergence
+from equipoise.lab.findings.curvature import curvature
 from equipoise.lab.findings.depth import sharpening, vanishing
 from equipoise.lab.findings.exponents import exponents
 from equipoise.lab.findings.finding import Finder, Finding, Grid, plain
@@ -23,6 +25,8 @@ FINDERS: dict[str, Finder] = {
     "vanishing": vanishing,
     "rates": rates,
     "theorem": theorem,
+    "convergence": convergence,
+    "curvature": curvature,
 }
 
 
