@@ -13,21 +13,33 @@ from equipoise.lab.display import bars, tables
 from equipoise.lab.evidence import Evidence, gather
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.findings import finding
+from equipoise.lab.fragility_study import QUESTION, Study
 from equipoise.lab.options import one_of
 from equipoise.lab.pages import write_page
 from equipoise.lab.recipes import RECIPES, REPORTS, recipe
 from equipoise.lab.results import rows
 from equipoise.lab.runner import Where, lab_directory, run_experiment, standing
+from equipoise.lab.selection_paper import figures_of, kept_figures
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-ALL = "all"
+ALL, FRAGILITY, SELECTION = "all", "fragility", "selection"
 Quick = Annotated[bool, typer.Option("--quick", help="The version of minutes.")]
 Out = Annotated[
     Path | None, typer.Option(help="Where runs go; $EQUIPOISE_LAB or ./lab by default.")
 ]
 Publish = Annotated[
     Path | None, typer.Option(help="Keep page, figures and raw numbers here as well.")
+]
+Data = Annotated[
+    Path | None, typer.Option(help="A folder of CIFAR-10's files, for fragility.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="For selection: a Hugging Face directory, or a run of the lab with its "
+        "weights; MiniLM unless given."
+    ),
 ]
 
 
@@ -39,6 +51,8 @@ def list_experiments() -> None:
         full, quick = recipe(name), recipe(name, quick=True)
         runs = f"{len(full.tasks)} runs, {len(quick.tasks)} quick"
         console.print(f"[bold]{name}[/]  {full.question}  ({runs})", highlight=False)
+    runs = f"{len(Study().plan)} runs, {len(Study(quick=True).plan)} quick"
+    console.print(f"[bold]{FRAGILITY}[/]  {QUESTION}  ({runs})", highlight=False)
 
 
 @app.command()
@@ -52,22 +66,33 @@ def run(
     ] = None,
     out: Out = None,
     publish: Publish = None,
+    data: Data = None,
+    model: Model = "",
 ) -> None:
     """Make every run that is not finished, then report."""
     one_of("--on", on, ("local", "ray"))
     where: Where = "ray" if on == "ray" else "local"
     failed = 0
+    if name == SELECTION:
+        _shown(figures_of(model, out or lab_directory(), quick=quick), publish)
     for one in _named(name):
         experiment = recipe(one, quick=quick)
         failed += _run(experiment, out, where=where, workers=workers)
         _report(experiment, out, publish)
     if name == ALL:
         theorem(publish=publish)
+    if name in (ALL, FRAGILITY):
+        study, console = Study(quick=quick, cifar10=data), Console()
+        root = (out or lab_directory()) / study.name
+        study.run(root, workers=workers, say=console.print)
+        _shown(study.evidence(root), publish)
     if failed:
         raise EquipoiseError(f"{failed} runs failed")
 
 
 def _named(name: str) -> tuple[str, ...]:
+    if name == FRAGILITY:
+        return ()
     return REPORTS if name == ALL else (name,)
 
 
@@ -95,6 +120,11 @@ def status(
 ) -> None:
     """Say how far each experiment is."""
     console = Console()
+    for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
+        done = len(study.finished((out or lab_directory()) / study.name))
+        console.print(f"{study.name}: {done} of {len(study.plan)} runs done")
+    if name == FRAGILITY:
+        return
     for one in [name] if name else RECIPES:
         for experiment in (recipe(one), recipe(one, quick=True)):
             found = standing(experiment, _root(experiment, out))
@@ -109,10 +139,16 @@ def report(
     quick: Quick = False,
     out: Out = None,
     publish: Publish = None,
+    data: Data = None,
 ) -> None:
     """Show tables and the finding, and write the page."""
+    if name == SELECTION and (kept := kept_figures(out or lab_directory())):
+        _shown(kept, publish)
     for one in _named(name):
         _report(recipe(one, quick=quick), out, publish)
+    if name in (ALL, FRAGILITY):
+        study = Study(quick=quick, cifar10=data)
+        _shown(study.evidence((out or lab_directory()) / study.name), publish)
 
 
 @app.command()

@@ -28,7 +28,7 @@ RECIPES: dict[str, Recipe] = {
     "sharpening": questions.sharpening,
     "vanishing": questions.vanishing,
     "rates": thresholds.rates,
-    "fragility": fragility.fragility,
+    "precision": fragility.precision,
     "convergence": convergence.convergence,
     "curvature": curvature.curvature,
     "selection": selection.selection,

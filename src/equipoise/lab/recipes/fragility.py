@@ -1,4 +1,4 @@
-"""Baek's experiments as a sweep: what training precision does, at two widths."""
+"""Training itself in three precisions; Baek's are in ``lab.fragility_study``."""
 
 from dataclasses import replace
 from typing import get_args
@@ -9,11 +9,10 @@ from equipoise.lab.models import vit_preset
 from equipoise.lab.training import Precision, TrainOptions
 
 
-def fragility(quick: bool) -> Experiment:
-    """Baek Exp. 1: Tiny-ViT of 65 tokens in fp32, bf16 and fp16, same seeds and data.
+def precision(quick: bool) -> Experiment:
+    """Tiny-ViT of 65 tokens trained in fp32, bf16 and fp16, same seeds and data.
 
-    Digits of 8 × 8 pixels, one pixel a patch, stand for CIFAR-10's 64 patches. What
-    each predictor says of the error, with its nulls, is in ``lab.fragility``.
+    Digits of 8 × 8 pixels, one pixel a patch, stand for CIFAR-10's 64 patches.
     """
     shape = replace(vit_preset("baek-tiny"), image=8, patch=1, channels=1)
     train = TrainOptions(
@@ -30,7 +29,7 @@ def fragility(quick: bool) -> Experiment:
         for precision in get_args(Precision)
     )
     return Experiment(
-        name="fragility",
+        name="precision",
         question="Does the precision of training change what is learnt, or κ_softmax?",
         arms=arms[:3] if quick else arms,
         seeds=(0, 1) if quick else (0, 1, 2, 3, 4),
