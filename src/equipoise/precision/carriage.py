@@ -89,12 +89,12 @@ class Carriage:
         weight_MK, bias_M = affine
         given = x.detach()
 
-        def heard(g: Tensor, live_m: Tensor) -> None:
-            value = y.detach()[..., live_m]
-            some = self._rows(value)
-            self._add(site, "product", (value[some], g[some]), of=value)
+        def heard(g: Tensor, live_m: Tensor, weight_mK: Tensor) -> None:
+            some = self._rows(g)
+            value = y.detach()[some].index_select(-1, live_m)
+            self._add(site, "product", (value, g[some]), of=y.detach(), entries=g)
             bias_m = None if bias_M is None else bias_M[live_m]
-            self._weigh(site, (given, g), (weight_MK[live_m], bias_m))
+            self._weigh(site, (given, g), (weight_mK, bias_m), of=weight_MK)
 
         y = sparse_product(x, weight_MK, bias_M, heard=heard)
         return y
@@ -115,13 +115,23 @@ class Carriage:
         return (..., slice(start, None, step), slice(None))
 
     def _add(
-        self, site: str, kind: str, read: tuple[Tensor, Tensor], *, of: Tensor
+        self,
+        site: str,
+        kind: str,
+        read: tuple[Tensor, Tensor],
+        *,
+        of: Tensor,
+        entries: Tensor | None = None,
     ) -> None:
-        """Note the rows read of a stored tensor and of its gradient."""
+        """Note what was read of a stored tensor and of its gradient.
+
+        ``entries`` has the shape the sum is over, where it is not the tensor's own.
+        """
         x, g = read
         scale = self.storage.scale(_plain(of)) if self.storage.scales else 1.0
         parts = self._carried(x, g, scale)
-        times = of.numel() / max(1, x.numel())
+        whole = of if entries is None else entries
+        times = whole.numel() / max(1, x.numel())
         heads = kind in HEAD_KINDS and x.dim() == 4
         self.sums[site][kind].append(
             Noted(
@@ -136,16 +146,23 @@ class Carriage:
         site: str,
         flow: tuple[Tensor, Tensor],
         affine: tuple[Tensor, Tensor | None],
+        *,
+        of: Tensor | None = None,
     ) -> None:
-        """Note what rounding a weight and its bias does, from x and the gradient."""
+        """Note what rounding a weight and its bias does, from x and the gradient.
+
+        ``of`` is the weight as stored, where only some of its rows have a gradient.
+        """
         (x, g), (weight_MK, bias_M) = flow, affine
         g_NM, x_NK = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
         M = weight_MK.shape[0]
         step = max(1, M // SAMPLED_FEATURES)
         start = int(torch.randint(0, step, (), generator=self.rng))
-        some_mK = weight_MK[start::step]
+        # Layers that store W transposed would be read with a stride, time and again.
+        some_mK = weight_MK[start::step].contiguous()
         g_mK = g_NM[:, start::step].mT @ x_NK
-        self._add(site, "weight", (some_mK, g_mK), of=weight_MK)
+        stored = weight_MK if of is None else of
+        self._add(site, "weight", (some_mK, g_mK), of=stored, entries=weight_MK)
         if bias_M is not None:
             self._add(site, "weight", (bias_M, g_NM.sum(0)), of=bias_M)
 

@@ -35,6 +35,10 @@ class BlockNames:
     feedforward_norm: str
     heads: int
     causal: bool
+    final: str = ""
+    """The model's last norm; the model's own output when empty."""
+    pre: bool = True
+    """Branches read a normalised copy of the stream (pre-LN)."""
 
 
 def lab_names(*, heads: int, causal: bool = True) -> BlockNames:
@@ -50,6 +54,7 @@ def lab_names(*, heads: int, causal: bool = True) -> BlockNames:
         feedforward_norm="feedforward_norm",
         heads=heads,
         causal=causal,
+        final="final_norm",
     )
 
 
@@ -66,6 +71,7 @@ def bert_names(*, heads: int) -> BlockNames:
         feedforward_norm="output.LayerNorm",
         heads=heads,
         causal=False,
+        pre=False,
     )
 
 
@@ -76,6 +82,7 @@ class PublishedBlocks:
     v1: list[v1.BlockV1]
     v2: list[v2.BlockV2]
     final_norm: float
+    """‖ln_f(x_L)‖, what v2's risks are relative to."""
 
     def v1_prediction(self, format: Format) -> float:
         return v1.predicted_error(self.v1, format)
@@ -95,20 +102,31 @@ def published_blocks(
     blocks: list[nn.Module],
     names: BlockNames,
     seed: int = 0,
+    risks_only: bool = False,
 ) -> PublishedBlocks:
     """Return v1's predictor and v2's risk terms of every block, from one forward pass.
+
+    ``risks_only`` leaves v1 out: its condition numbers cost a full SVD per head.
 
     ρ_LN of v2 is for fp16, the format of its experiments. No padding is assumed.
     """
     rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad(), _recorded(blocks) as seen:
+    last = [_last(model, names.final)] if names.final else []
+    with torch.no_grad(), _recorded([*blocks, *last]) as seen:
         y = output_of(model, batch)
     found = [_Block(block, names, seen) for block in blocks]
     return PublishedBlocks(
-        v1=[block.v1(rng) for block in found],
+        v1=[] if risks_only else [block.v1(rng) for block in found],
         v2=[block.v2() for block in found],
-        final_norm=float(y.norm()),
+        final_norm=float((seen[last[0]][1] if last else y).norm()),
     )
+
+
+def _last(model: nn.Module, name: str) -> nn.Module:
+    found: nn.Module | None = dict(model.named_modules()).get(name)
+    if found is None:
+        raise InputError(f"the model has no last norm called {name!r}")
+    return found
 
 
 Seen = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -164,6 +182,13 @@ class _Block:
         N = self.passed("q")[1].shape[1]
         return torch.ones(N, N, dtype=torch.bool).tril() if self.names.causal else None
 
+    @property
+    def streams(self) -> tuple[Tensor, Tensor]:
+        """Return the residual stream before attention, and before the MLP."""
+        before = ("attention_norm", "feedforward_norm")
+        first, second = before if self.names.pre else ("q", "up")
+        return self.passed(first)[0], self.passed(second)[0]
+
     def norm(self, role: str) -> tuple[Tensor, float]:
         eps = getattr(self.module(role), "eps", 1e-5)
         return self.passed(role)[0], float(eps)
@@ -192,7 +217,7 @@ class _Block:
             * float(self.passed(role)[0].norm())
             for role in ("out", "up", "down")
         )
-        streams = [float(self.passed(role)[0].norm()) for role in ("q", "up")]
+        streams = [float(x.norm()) for x in self.streams]
         branches = [float(self.passed(role)[1].norm()) for role in ("out", "down")]
         return v2.BlockV2(
             attention=float(

@@ -15,8 +15,8 @@ from torch import Tensor
 WIDE = 4096
 """Output features beyond which looking for silent ones pays."""
 
-Heard = Callable[[Tensor, Tensor], None]
-"""Told (gradient of the live features, their indices)."""
+Heard = Callable[[Tensor, Tensor, Tensor], None]
+"""Told (gradient of the live features, their indices, their rows of W)."""
 
 
 def sparse_product(
@@ -40,11 +40,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (weight_MK,) = ctx.saved_tensors
         live_m = _live(g.flatten(0, -2))
-        g_xm = g if len(live_m) == g.shape[-1] else g.index_select(-1, live_m)
-        ctx.heard(g_xm, live_m)
-        if g_xm is g:
-            return g @ weight_MK, None, None, None
-        return g_xm @ weight_MK.index_select(0, live_m), None, None, None
+        g_xm, weight_mK = g, weight_MK
+        if len(live_m) < g.shape[-1]:
+            g_xm = g.index_select(-1, live_m)
+            weight_mK = weight_MK.index_select(0, live_m)
+        ctx.heard(g_xm, live_m, weight_mK)
+        return g_xm @ weight_mK, None, None, None
 
 
 def _live(g_NM: Tensor) -> Tensor:
