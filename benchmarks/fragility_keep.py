@@ -1,5 +1,7 @@
 """How many modules prediction keeps wide, against greedy re-measurement."""
 
+import torch
+
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
 from equipoise.precision.emulation import Storage
@@ -9,11 +11,13 @@ from equipoise.precision.prediction import predicted
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     storage = Storage.named("bf16")
     subjects = {
         "lab GPT": trained_gpt(),
         "lab ViT": trained_vit(),
         "MiniLM, 2 layers": minilm(layers=2),
+        "MiniLM, 6 layers": minilm(),
     }
     rows = []
     for name, (model, batch) in subjects.items():
