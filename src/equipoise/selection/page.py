@@ -2,6 +2,7 @@
 
 import math
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -9,12 +10,12 @@ from equipoise.report.table import short
 from equipoise.selection.study import Row, Study
 
 COLUMNS = (
-    *("layer", "head", "verdict", "evenness", "growth", "first key"),
+    *("layer", "head", "verdict", "even", "growth", "first"),
     *("range", "lift", "recall", "random"),
 )
 NOTES = (
-    "evenness: effective keys e^H over visible ones · growth: b in e^H ~ n^b, 1 "
-    "spreads with the context, 0 holds · first key: mass on it · lift: distance of "
+    "even: effective keys e^H over visible ones · growth: b in e^H ~ n^b, 1 spreads "
+    "with the context, 0 holds · first: mass on the first key · lift: distance of "
     "the chosen tokens from the rest over that of random ones · recall: chosen tokens "
     "nearer to their sum than any other, beside random ones"
 )
@@ -41,26 +42,24 @@ def headline(study: Study) -> str:
 def cells(row: Row) -> list[str]:
     """Return one line of the table; what could not be read is empty."""
     numbers = (row.evenness, row.growth, row.sink, row.rho, row.lift)
-    shown = ["" if math.isnan(n) else short(n) for n in numbers]
-    shares = ["" if math.isnan(n) else f"{n:.0%}" for n in _recalls(row)]
+    shown = ["" if math.isnan(n) else f"{n:.2g}" for n in numbers]
+    recalls = (row.recall, row.recall_random)
+    shares = ["" if math.isnan(n) else f"{n:.0%}" for n in recalls]
     return [row.site, str(row.head), row.verdict, *shown, *shares]
-
-
-def _recalls(row: Row) -> tuple[float, float]:
-    return row.recall, row.recall_random
 
 
 def print_study(study: Study, *, rows: int = 40) -> None:
     """Print the verdict and the flattest heads."""
     console = Console()
     console.print(headline(study), soft_wrap=True)
-    table = Table(caption=f"{NOTES} · N = {study.chosen}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "layer")
     worst = sorted(study.rows, key=lambda r: -_order(r))
     for row in worst[:rows]:
         table.add_row(*cells(row))
     console.print(table)
+    console.print(f"{NOTES} · {study.chosen} chosen", style="dim")
     if len(worst) > rows:
         console.print(f"… and {len(worst) - rows} heads that are less even (--rows)")
 
