@@ -93,8 +93,8 @@ def petrov_block_bound(block: PetrovBlock) -> float:
     """Return the bound of Theorem 6: five times the largest entry.
 
     Norms of the two LayerNorms are their true ones, which favours the bound: the lemma
-    they come from is false as printed. ∂F/∂W_K is taken as ∂F/∂W_Q with W_Q for W_K;
-    pairs (K, K) and (V, K), for which nothing is printed, are left out.
+    they come from is false as printed. Nothing is printed for W_K: its entries are
+    those of W_Q with W_K and W_Q exchanged.
     """
     layer, (first, second) = block.attention, block.stream
     (L, D, _), out = layer.sizes, layer_norm(second)
@@ -139,7 +139,9 @@ def _second(layer: PetrovLayer) -> dict[tuple[str, str], float]:
     qk = 3 * L * k * q * x**5 + D / L * x**3
     return {
         ("Q", "Q"): 6 * L * v * k**2 * x**5 / E,
+        ("K", "K"): 6 * L * v * q**2 * x**5 / E,
         ("V", "Q"): 2 * D * k * x**3 / (L * root),
+        ("V", "K"): 2 * D * q * x**3 / (L * root),
         ("Q", "K"): 2 * v * qk / root,
         ("V", "V"): 0.0,
     }
