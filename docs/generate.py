@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import zoo
+from docs import choosing, zoo
 
 HERE = Path(__file__).parent
-PAGES: dict[str, Callable[[], str]] = {"zoo.md": zoo.page}
+PAGES: dict[str, Callable[[], str]] = {
+    "zoo.md": zoo.page,
+    "choosing-a-normaliser.md": choosing.page,
+}
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def _from_hugging_face(path: Path) -> Reader:
     )
     tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
     text = bytes(_bytes(1 << 13).tolist()).decode("utf-8", errors="replace")
-    ids = tokenizer(text, return_tensors="pt", truncation=False).input_ids.flatten()
+    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids.flatten()
     longest = int(getattr(model.config, "max_position_embeddings", ids.numel()))
     name = path.parent.name if path.name == "model" else path.name
     return Reader(name=name, model=model.float().eval(), longest=longest, ids=ids)

@@ -216,4 +216,5 @@ def _recalls(one: dict[str, Any]) -> Grid:
         [said, *(f"{value:.3g}" for value in one[name])] for name, said in names.items()
     ]
     head = ["N", *(f"{n:.0f}" for n in one["x"])]
-    return Grid(title="Separability over heads (Algorithm 4)", head=head, cells=cells)
+    title = "Separability over heads (Algorithm 4); Theorem 2 at the last 8 queries"
+    return Grid(title=title, head=head, cells=cells)
