@@ -35,8 +35,8 @@ def page() -> str:
         "its 95 % interval over seeds. Keys: growth of exp(entropy) from 1 to 4 "
         "training lengths of context; 4 is flat dilution, 1 is none. θ: ‖J‖_{∞→1} at "
         "4 lengths. Cost: forward and backward of the lab's model at L = 1024 over "
-        "eager softmax, flat and sharp scores, CPU seconds in one process; `entmax` was "
-        "timed with a learnt α.",
+        "eager softmax, flat and sharp scores, CPU seconds in one process; "
+        "`entmax` was timed with a learnt α.",
         "## At what temperature does it become unsafe?",
         _temperature(paper),
         "## How to use one",
