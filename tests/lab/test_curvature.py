@@ -1,0 +1,143 @@
+"""Judges of loss differences and group Hessians, and what is made of their numbers."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from equipoise.errors import InputError
+from equipoise.lab import convergence as differences
+from equipoise.lab.convergence import convergence
+from equipoise.lab.curvature import SEARCH, curvature, entries, largest_matrix
+from equipoise.lab.data import ImageBatches, digits
+from equipoise.lab.evidence import Evidence
+from equipoise.lab.findings.convergence import convergence as said_convergence
+from equipoise.lab.findings.convergence import scaled
+from equipoise.lab.findings.curvature import curvature as said_curvature
+from equipoise.lab.judges import JUDGES, Trained, judged
+from equipoise.lab.models import ViT, ViTConfig
+from equipoise.lab.recipes import recipe
+from equipoise.sharpness import hessian
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    torch.manual_seed(0)
+    model = ViT(
+        ViTConfig(image=8, patch=4, channels=1, width=8, depth=1, heads=1, ffn_width=8)
+    )
+    data = ImageBatches(digits(), batch=32, seed=0)
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        x, y = data.take()
+        adam.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        adam.step()
+    return Trained(
+        model=model, optimizer=adam, batch=data.take(), seen=data, folder=tmp_path
+    )
+
+
+def test_slopes_are_those_of_running_means(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differences, "ORDERS", 60)
+    found = convergence(trained)
+    for place in ("null", "at", "sharp", "random"):
+        assert found[f"slope_{place}"] == pytest.approx(-1, abs=0.06)
+    for place in ("at", "sharp", "random"):
+        assert found[f"variance_law_{place}"] == pytest.approx(1, abs=0.1)
+    assert found["mean_loss_sharp"] > found["mean_loss_at"]
+    shares = [found[f"share_{t}"] for t in ("value", "slope", "bend", "rest")]
+    assert math.fsum(shares) == pytest.approx(1) and min(shares) >= 0
+    assert found["ours_fails"] == 0 and found["ours_ratio"] >= 1
+    assert found["delta2_ratio"] == pytest.approx(1, abs=0.2)  # 48 draws
+
+
+def test_groups_hold_the_parameters_they_are_named_for(trained: Trained) -> None:
+    found = curvature(trained)
+    for name, patterns in {
+        "FF": ["*.up_proj.*", "*.down_proj.*"],
+        "LN2": ["*.feedforward_norm.*"],
+        "V": ["*.v_proj.*"],
+    }.items():
+        block = hessian(trained.model, trained.batch, parameters=patterns)
+        truth = float(torch.linalg.eigvalsh(block.dense()).abs().max())
+        assert found[f"hessian_{name}"] == pytest.approx(
+            truth, rel=2 * SEARCH.tolerance
+        )
+    up = dict(trained.model.named_parameters())["blocks.0.feedforward.up_proj.weight"]
+    ff = hessian(trained.model, trained.batch, parameters=["*.up_proj.*"])
+    assert largest_matrix(ff) == pytest.approx(
+        float(torch.linalg.matrix_norm(up.detach(), 2))
+    )
+
+
+def test_entries_come_with_a_picture(trained: Trained) -> None:
+    found = entries(trained)
+    block = hessian(trained.model, trained.batch, parameters=["*.q_proj.*"]).dense()
+    truth = block.abs().clamp(min=1e-6).log10().mean()
+    assert found["entries_Q_Q"] == pytest.approx(float(truth), abs=1e-3)
+    assert len(found) == 28 and trained.folder is not None
+    from PIL import Image
+
+    with Image.open(trained.folder / "entries.png") as picture:
+        assert picture.mode == "RGB" and picture.width == picture.height
+
+
+def test_judges_need_what_they_read(trained: Trained) -> None:
+    bare = Trained(
+        model=trained.model, optimizer=trained.optimizer, batch=trained.batch
+    )
+    with pytest.raises(InputError, match="trained on"):
+        judged("convergence", bare)
+    with pytest.raises(InputError, match="needs a folder"):
+        judged("entries", bare)
+    assert {"convergence", "curvature", "entries"} <= set(JUDGES)
+    assert judged("curvature", bare).keys() == curvature(trained).keys()
+
+
+def evidence(name: str, runs: dict[str, dict[int, dict[str, float]]]) -> Evidence:
+    experiment = recipe(name)
+    return Evidence(
+        name=name,
+        question=experiment.question,
+        measures=experiment.measures,
+        seeds=(1, 2),
+        arms={arm: {} for arm in runs},
+        baselines={},
+        runs=runs,
+    )
+
+
+@pytest.mark.parametrize("data_helps", [True, False])
+def test_the_verdict_on_scaling_follows_the_numbers(data_helps: bool) -> None:
+    base = dict.fromkeys(recipe("convergence").measures, 1.0)
+    gains = {"gpt-16-1x": 3.0, "gpt-16-4x": 2.0, "gpt-32-1x": 2.5, "gpt-32-4x": 1.9}
+    if not data_helps:
+        gains["gpt-32-1x"] = 1.5
+    runs = {
+        arm: {seed: {**base, "validation": loss + seed / 100} for seed in (1, 2)}
+        for arm, loss in gains.items()
+    }
+    given = evidence("convergence", runs)
+    ((data, model),) = scaled(given).values()
+    assert (data.mean, model.mean) == pytest.approx(
+        (-1.0, -0.5 if data_helps else -1.5)
+    )
+    said = said_convergence(given)
+    assert ("does not hold here" in said.verdict) == data_helps
+    assert said.figures[0].lines[0].y == pytest.approx([3.015, 2.015])
+
+
+def test_the_ranking_follows_the_numbers() -> None:
+    base = dict.fromkeys(recipe("curvature").measures, 1.0)
+    last = {**base, "hessian_FF": 8.0, "hessian_LN2": 2.0, "hessian_V": 5.0}
+    runs = {"vit-0": {1: base}, "vit-1000": {1: last}}
+    said = said_curvature(evidence("curvature", runs))
+    assert "at the end: FF 8, V 5, LN2 2" in said.verdict
+    assert "4 times that of the second norm" in said.verdict
+    assert "3 of 7 groups grew" in said.verdict
+    assert len(said.grids) == 3 and said.figures[0].name == "vit-hessian"
