@@ -79,6 +79,143 @@ def test_a_failing_script_shows_its_own_traceback(tmp_path: Path) -> None:
     assert "ValueError: no data today" in done.stderr and "in train" in done.stderr
 
 
+MODEL = """
+import argparse, sys, torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(8, 8))
+        self.num_heads = 2
+    def forward(self, x):
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in maps)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+def loss(model):
+    return model(torch.randn(2, 6, 8)).square().mean()
+"""
+
+ACCUMULATING = """
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(parser.parse_args().steps):
+        for _ in range(3):
+            (loss(model) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    main()
+"""
+
+RIVALS = """
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judge = Model(), Model()
+
+both = Both()
+makes = torch.optim.Adam(both.maker.parameters())
+judges = torch.optim.SGD(both.judge.parameters(), lr=0.1)
+for _ in range(5):
+    for model, optimizer in ((both.judge, judges), (both.maker, makes)):
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+"""
+
+SHARED = """
+model = Model()
+matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim == 2], lr=0.1)
+vectors = torch.optim.Adam([p for p in model.parameters() if p.ndim == 1])
+for _ in range(5):
+    loss(model).backward()
+    for optimizer in (matrices, vectors):
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+FROZEN = """
+model = nn.Sequential(Model(), nn.Linear(8, 8))
+model[0].requires_grad_(False)
+optimizer = torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
+for _ in range(5):
+    loss(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SWEEP = """
+def train():
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        loss(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+for _ in range(3):
+    train()
+"""
+
+SHAPES = {  # script, arguments, steps of each run: the first announced the model
+    "accumulating": (ACCUMULATING, ["--steps", "5"], [4]),
+    "rivals": (RIVALS, [], [4, 4]),
+    "shared": (SHARED, [], [4]),
+    "frozen": (FROZEN, [], [4]),
+    "sweep": (SWEEP, [], [2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scripts_of_every_shape(shape: str, tmp_path: Path) -> None:
+    body, arguments, steps = SHAPES[shape]
+    script, run = tmp_path / "train.py", tmp_path / "run.eqp"
+    script.write_text(MODEL + body)
+    runs = launched(script, arguments, run=run, every=2)
+    assert [path.name for path in runs] == ["run.eqp", "run-2.eqp", "run-3.eqp"][
+        : len(steps)
+    ]
+    for path, count in zip(runs, steps, strict=True):
+        reader = equipoise.open_run(path)
+        assert len(reader.series("loss")[""][0]) == count
+        assert reader.series("attention.theta.p50")
+        assert not [f for f in reader.findings if f.severity != "info"]
+
+
+ENDS = {
+    "error": ("raise ValueError('no data today')", 1),
+    "interrupt": ("raise KeyboardInterrupt", 130),
+    "exit": ("sys.exit(7)", 7),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_run_is_kept_however_the_script_ends(end: str, tmp_path: Path) -> None:
+    body, code = ENDS[end]
+    script, run = tmp_path / "train.py", tmp_path / "run.eqp"
+    script.write_text(f"{MODEL}{FROZEN}{body}\n")
+    command = [sys.executable, "-m", "equipoise", "run", "--run", str(run), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr[-2000:]
+    assert str(run) in done.stdout
+    assert len(equipoise.open_run(run).series("loss")[""][0]) == 4
+
+
+def test_an_option_that_makes_no_sense_is_said_before_the_script_runs(
+    script: Path,
+) -> None:
+    with pytest.raises(InputError, match="every=0"):
+        launched(script, [], every=0)
+
+
 def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such script"):
         launched(tmp_path / "nowhere.py", [])

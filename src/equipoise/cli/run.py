@@ -22,8 +22,10 @@ def command(
     """Run a script and watch whatever it trains; options come before the script."""
     from equipoise.integrations.launcher import launched
 
-    options = {"every": every} | ({"run": run} if run is not None else {})
-    paths = launched(script, context.args, **options)
+    launched(script, context.args, told=_tell, run=run, every=every)
+
+
+def _tell(paths: list[Path]) -> None:
     if not paths:
         typer.echo("equipoise: the script trained nothing with a torch optimiser")
     for path in paths:

@@ -9,29 +9,46 @@ then; the run begins with the second.
 import gc
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
-from equipoise.watching import Watch, watch
+from equipoise.watching import Watch, settings, watch
 
 
-def launched(script: Path, arguments: Sequence[str], **options: Any) -> list[Path]:
+def launched(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    told: Callable[[list[Path]], Any] = lambda runs: None,
+    run: Path | None = None,
+    **options: Any,
+) -> list[Path]:
     """Run a script as ``python SCRIPT ARGUMENTS`` would, watched; return the runs.
 
+    ``told`` hears of the runs however the script ends: by an exception, too. A script
+    that trains several models writes the second to ``NAME-2``, and so on.
+
     Raises:
-        InputError: If the script is not there.
+        InputError: If the script is not there, or an option makes no sense.
     """
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
-    with _arguments(script, arguments), _watching(options) as handles, _as_alone():
-        runpy.run_path(str(script), run_name="__main__")
+    settings.chosen(options)  # now, and not in the middle of somebody's training
+    handles: list[Watch] = []
+    try:
+        with _arguments(script, arguments), _watching(handles, run, options):
+            with _as_alone():
+                runpy.run_path(str(script), run_name="__main__")
+    finally:
+        told([Path(handle.path) for handle in handles])
     return [Path(handle.path) for handle in handles]
 
 
@@ -59,29 +76,47 @@ def _as_alone() -> Iterator[None]:
 
 
 @contextmanager
-def _watching(options: dict[str, Any]) -> Iterator[list[Watch]]:
+def _watching(
+    handles: list[Watch], run: Path | None, options: dict[str, Any]
+) -> Iterator[None]:
     """Watch each optimiser from its first step on; close all handles at the end."""
-    handles: list[Watch] = []
-    known: set[int] = set()
+    # Weak: another optimiser may be born where one died, under the same id.
+    known: WeakSet[Optimizer] = WeakSet()
 
     def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in known:
-            known.add(id(optimizer))
-            model = owner(optimizer)
-            if model is not None:
-                handles.append(watch(model, optimizer, **options))
+        if optimizer in known:
+            return
+        known.add(optimizer)
+        model = owner(optimizer)
+        # Two optimisers may share a model: the first to step counts its steps.
+        if model is None or any(h.anatomy.model is model for h in handles):
+            return
+        path = _numbered(run, len(handles))
+        handles.append(watch(model, optimizer, run=path, **options))
 
     hook = register_optimizer_step_post_hook(stepped)
     try:
-        yield handles
+        yield
     finally:
         hook.remove()
         for handle in handles:
             handle.close()
 
 
+def _numbered(run: Path | None, before: int) -> Path | None:
+    """Return a file of its own for each model of a script."""
+    if run is None or not before:
+        return run
+    return run.with_name(f"{run.stem}-{before + 1}{run.suffix}")
+
+
 def owner(optimizer: Optimizer) -> nn.Module | None:
-    """Return the outermost living module that holds every parameter of an optimiser."""
+    """Return the living module that an optimiser trains.
+
+    That is the outermost one that holds all its parameters and none that another
+    optimiser trains; where there is none (two optimisers share one model), the
+    innermost one that holds them.
+    """
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     found = [
         module
@@ -89,10 +124,10 @@ def owner(optimizer: Optimizer) -> nn.Module | None:
         if isinstance(module, nn.Module)
         and wanted <= {id(p) for p in module.parameters()}
     ]
-    inside = {
-        id(child)
-        for module in found
-        for child in module.modules()
-        if child is not module
-    }
-    return next((module for module in found if id(module) not in inside), None)
+    own = [
+        m for m in found if {id(p) for p in m.parameters() if p.requires_grad} <= wanted
+    ]
+    if not own:
+        return min(found, key=lambda module: len(list(module.modules())), default=None)
+    inside = {id(c) for module in own for c in module.modules() if c is not module}
+    return next((module for module in own if id(module) not in inside), None)
