@@ -41,7 +41,7 @@ def call(
 @pytest.mark.parametrize("causal", [True, False])
 def test_reads_what_dense_rows_read(causal: bool) -> None:
     made = call(causal=causal)
-    found = emitted(made)
+    found = emitted(made, sequences=2)
     assert set(found) == set(NAMES)
     z = made.scores(slice(0, 40))
     for h in range(4):
@@ -81,7 +81,7 @@ def test_a_flat_head_and_a_selecting_one_read_apart() -> None:
 def test_padding_is_left_out() -> None:
     mask = torch.ones(2, 1, 1, 40, dtype=torch.bool)
     mask[1, ..., 20:] = False
-    found = emitted(call(mask=mask), at_most=40)
+    found = emitted(call(mask=mask), at_most=40, sequences=2)
     alone = call(mask=mask)
     assert alone.q_BHQD is not None
     z = torch.cat([alone.scores(slice(0, 40))[1, 0, :20]])
@@ -117,7 +117,7 @@ def test_scores_alone_give_concentration_alone() -> None:
 def test_a_row_that_sees_nothing_is_no_reading() -> None:
     mask = torch.zeros(2, 1, 40, 40, dtype=torch.bool)
     mask[0] = True
-    found = emitted(call(mask=mask))
+    found = emitted(call(mask=mask), sequences=2)
     assert all(value.isfinite().all() for value in found.values())
 
 

@@ -28,13 +28,15 @@ from equipoise.probes.emission import Emit
 class HeadSelection:
     """Emit per head the range of logits, evenness, lift and recall, with its control.
 
-    Means over evenly spaced queries of every sequence, the last query among them. Rows
-    of padding and rows that see no more keys than are chosen are left out.
+    Means over evenly spaced queries of the first sequence, the last query among them.
+    Rows of padding and rows that see no more keys than are chosen are left out.
     """
 
     name: str = "selection"
     at_most: int = 8
     """Queries to look at per call."""
+    sequences: int = 1
+    """Sequences to look at per call: widening their tokens is most of the cost."""
     most: int = 16
     """Tokens chosen: this many, or an eighth of the context where that is less."""
 
@@ -45,9 +47,10 @@ class HeadSelection:
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         at = spread(call.shape[2], self.at_most)
-        z_BHqK = sampled_scores(call, at)
+        some = slice(0, self.sequences)
+        z_BHqK = sampled_scores(call, at)[some]
         w_BHqK = softmax_of(z_BHqK)
-        real_BHq = call.counted_BQ()[:, None, at]
+        real_BHq = call.counted_BQ()[some, None, at]
         seen = concentration(z_BHqK, weights=w_BHqK)
         several = real_BHq & (seen.visible > 1)
         emit(site, "selection.rho", mean_by_head(seen.rho, several), how="mean")
@@ -55,7 +58,7 @@ class HeadSelection:
             site, "selection.evenness", mean_by_head(seen.evenness, several), how="mean"
         )
         if call.v_BGKD is not None:
-            found = against_chance(w_BHqK, z_BHqK, call.v_BGKD, most=self.most)
+            found = against_chance(w_BHqK, z_BHqK, call.v_BGKD[some], most=self.most)
             for name, value_BHq in _named(found):
                 emit(
                     site,
