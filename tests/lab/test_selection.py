@@ -18,13 +18,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from equipoise import cli
 from equipoise.errors import InputError
 from equipoise.lab import kept, selection, selection_paper
 from equipoise.lab.execution import build, execute
 from equipoise.lab.experiment import Arm, Task
 from equipoise.lab.judges import Trained
 from equipoise.lab.models import GPT, GPTConfig, ViTConfig
-from equipoise.lab.recipes import recipe
+from equipoise.lab.recipes import RECIPES, recipe
 from equipoise.lab.rivals import RIVALS, seat, seated
 from equipoise.lab.selection_model import Heads, reader
 from equipoise.lab.training import TrainOptions
@@ -249,3 +250,30 @@ def test_an_unknown_rival_is_named() -> None:
         seat(GPT(SHAPE), "maxsoft")
     with pytest.raises(InputError, match="sigmoid has nothing to learn"):
         seat(GPT(SHAPE), "sigmoid-learnt")
+
+
+def test_the_command_reads_a_model_and_reports_the_sweep(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = recipe("selection")
+    arms = tuple(
+        replace(arm, model=SHAPE, train=TRAIN)
+        for arm in full.arms
+        if arm.name in {"softmax", "sparsemax"}
+    )
+    small = replace(full, arms=arms, seeds=(1, 2))
+    monkeypatch.setitem(RECIPES, "selection", lambda quick: small)
+    for task in recipe("selection", quick=True).tasks:
+        execute(task, tmp_path / "selection-quick")
+    place = ("--quick", "--out", str(tmp_path), "--publish", str(tmp_path / "docs"))
+    for words in (("run", "--model", str(run)), ("report",)):
+        with pytest.raises(SystemExit) as left:
+            cli.main(["lab", words[0], "selection", *words[1:], *place])
+        said = capsys.readouterr().out
+        assert not left.value.code and "reported patterns hold" in said
+        assert "effective keys" in said
+    for name in ("selection-paper", "selection-quick"):
+        assert (tmp_path / "docs" / name / "README.md").is_file()

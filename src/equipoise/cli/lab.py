@@ -73,7 +73,7 @@ def run(
     one_of("--on", on, ("local", "ray"))
     where: Where = "ray" if on == "ray" else "local"
     failed = 0
-    if name == SELECTION:
+    if name in (ALL, SELECTION):
         _shown(figures_of(model, out or lab_directory(), quick=quick), publish)
     for one in _named(name):
         experiment = recipe(one, quick=quick)
@@ -142,7 +142,7 @@ def report(
     data: Data = None,
 ) -> None:
     """Show tables and the finding, and write the page."""
-    if name == SELECTION and (kept := kept_figures(out or lab_directory())):
+    if name in (ALL, SELECTION) and (kept := kept_figures(out or lab_directory())):
         _shown(kept, publish)
     for one in _named(name):
         _report(recipe(one, quick=quick), out, publish)

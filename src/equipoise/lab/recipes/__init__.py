@@ -44,6 +44,7 @@ REPORTS = (
     "exponents",
     "rmsnorm",
     "experts",
+    "selection",
 )
 """What ``equipoise lab run all`` makes, in the order of what is asked first."""
 
