@@ -193,6 +193,29 @@ def test_cifar_binary_and_python_agree(tmp_path: Path) -> None:
     assert second == pytest.approx(pixels[0, 1] / 127.5 - 1, abs=1e-6)
 
 
+def test_cifar_strips_are_rows_of_pixels(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    pixel_NPC = rng.integers(0, 256, (3, 1024, 3), dtype=np.uint8)
+    Image.fromarray(pixel_NPC).save(tmp_path / "test_batch.png")
+    labels = tmp_path / "test_lables.json"
+    labels.write_text("[3, 8, 0]")
+    found = cifar10(tmp_path, train=False)
+    assert found.label_N.tolist() == [3, 8, 0]
+    # Channel 2 of the pixel in row 1, column 5.
+    expected = pixel_NPC[1, 32 + 5, 2] / 127.5 - 1
+    assert found.image_NIYX[1, 2, 1, 5].item() == pytest.approx(expected, abs=1e-6)
+    labels.write_text("[3]")
+    with pytest.raises(InputError, match="1 labels are not CIFAR-10"):
+        cifar10(tmp_path, train=False)
+
+
+def test_text_may_be_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"abc"))
+    assert text(tmp_path / "a.gz").tokens.tolist() == [97, 98, 99]
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, ...]:
         return (print, ("owned",))
@@ -241,7 +264,19 @@ def broken(folder: Path, name: str, content: bytes = b"") -> Path:
     [
         (lambda f: text(f / "none.txt"), "no file"),
         (lambda f: text(broken(f, "a") / "a"), "corpus a is empty"),
+        (lambda f: text(broken(f, "a.gz", b"abc") / "a.gz"), "not a whole gzip file"),
         (lambda f: token_file(broken(f, "a", b"abc") / "a"), "uint16"),
+        (
+            lambda f: cifar10(broken(f, "test_batch", b"abc"), train=False),
+            "not a CIFAR",
+        ),
+        (
+            lambda f: cifar10(
+                broken(broken(f, "test_lables.json", b"[]"), "test_batch.png", b"abc"),
+                train=False,
+            ),
+            "not a picture",
+        ),
         (lambda f: token_file(broken(f, "a") / "a"), "0 bytes"),
         (lambda f: mnist(f), "no file train-images-idx3-ubyte in"),
         (lambda f: mnist(broken(f, "train-images-idx3-ubyte", b"xyz")), "not an idx"),

@@ -20,6 +20,7 @@ from equipoise.lab.schedule import Schedule
 from equipoise.lab.spikes import gradient_spikes, spike_score, spikes
 from equipoise.lab.trainer import Trainer
 from equipoise.lab.training import Progress, TrainOptions
+from equipoise.store import open_run
 
 # No key bias: softmax ignores it, so Adam would blow up the rounding of its gradient.
 CONFIG = GPTConfig(width=16, depth=2, heads=2, context=8, qkv_bias=False)
@@ -248,3 +249,37 @@ def test_spike_score_and_gradient_spikes() -> None:
     assert spike_score([*noise, 50.0]) == pytest.approx(1 / 501)
     assert math.isnan(spike_score([]))
     assert gradient_spikes([1.0, 5.0, 5.1, math.nan], clip=1.0) == 2
+
+
+def test_steps_that_fp16_skips_are_counted_by_the_watch(tmp_path: Path) -> None:
+    """A scale that overflows skips updates; trainer and run still count alike."""
+    options = replace(
+        OPTIONS, steps=6, precision="fp16", watch=True, every=2, preset="minimal"
+    )
+    one = Trainer(model(), data(), options, folder=tmp_path)
+    one.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = weights(one.model)
+    result = one.run()
+    assert one.scaler.get_scale() < 2.0**40  # some steps were skipped
+    run = open_run(tmp_path / "run.eqp")
+    assert run.steps.tolist() == list(range(6)) and len(result.losses) == 6
+    steps, losses = run.series("loss")[""]
+    assert steps.tolist() == list(range(6))
+    assert losses.tolist() == pytest.approx(result.losses, rel=1e-6)
+    assert len(before) == len(weights(one.model))
+
+
+def test_a_warning_reaches_the_progress_bar(tmp_path: Path) -> None:
+    heard: list[Progress] = []
+    lost = Trainer(
+        model(),
+        data(),
+        replace(OPTIONS, steps=10, watch=True, every=5, preset="minimal"),
+        folder=tmp_path,
+        listener=heard.append,
+    )
+    with torch.no_grad():
+        next(lost.model.parameters()).fill_(math.nan)
+    lost.run()
+    assert heard[-1].warning == "the loss is not finite"
+    assert lost._watched is not None and lost._watched.findings

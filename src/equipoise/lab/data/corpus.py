@@ -4,10 +4,12 @@ The embedded corpus is the bytes of the standard library's own top-level modules
 machine has it, nobody downloads it. It differs between Python versions, hence the hash.
 """
 
+import gzip
 import hashlib
 import os
 import platform
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,10 +59,21 @@ def embedded() -> Corpus:
 
 
 def text(paths: Sequence[str | Path] | str | Path) -> Corpus:
-    """Return the bytes of one or more files, in the order given."""
+    """Return the bytes of one or more files, gzipped or not, in the order given."""
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    data = b"".join(_found(path).read_bytes() for path in listed)
+    data = b"".join(unzipped(_found(path)) for path in listed)
     return from_bytes(data, {"source": ", ".join(Path(p).name for p in listed)})
+
+
+def unzipped(path: Path) -> bytes:
+    """Return a file's bytes, unpacked if its name ends in ``.gz``."""
+    raw = path.read_bytes()
+    if path.suffix != ".gz":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is not a whole gzip file: {error}") from error
 
 
 def from_bytes(data: bytes, info: Mapping[str, str | int] | None = None) -> Corpus:

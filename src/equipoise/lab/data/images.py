@@ -1,6 +1,6 @@
-"""Images from their standard files: MNIST idx, CIFAR-10 binary or Python batches."""
+"""Images from their standard files: MNIST idx, CIFAR-10 batches or strips."""
 
-import gzip
+import json
 import pickle
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 
 from equipoise.errors import InputError
 from equipoise.lab.data.batches import Images
+from equipoise.lab.data.corpus import unzipped
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -26,11 +27,7 @@ def mnist(folder: str | Path, *, train: bool = True) -> Images:
 
 def idx(path: Path) -> Bytes:
     """Return the array of an idx file of bytes."""
-    raw = (
-        gzip.decompress(path.read_bytes())
-        if path.suffix == ".gz"
-        else path.read_bytes()
-    )
+    raw = unzipped(path)
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise InputError(f"{path} is not an idx file of bytes")
     axes = raw[3]
@@ -42,12 +39,16 @@ def idx(path: Path) -> Bytes:
 
 
 def cifar10(folder: str | Path, *, train: bool = True) -> Images:
-    """Return CIFAR-10 from its binary version, or from its Python version."""
+    """Return CIFAR-10 from its binary or Python version, or from strips of pixels."""
     names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
     binary = [Path(folder) / f"{name}.bin" for name in names]
     if all(path.is_file() for path in binary):
         rows = np.concatenate([_binary_rows(path) for path in binary])
         return _images(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
+    strips = [Path(folder) / f"{name}.png" for name in names]
+    if all(path.is_file() for path in strips):
+        part = "train" if train else "test"
+        return _strips(strips, _beside(folder, f"{part}_lables.json"))  # so spelt
     batches = [_python_batch(_beside(folder, name)) for name in names]
     pixels = np.concatenate([batch[b"data"] for batch in batches])
     labels = np.concatenate([batch[b"labels"] for batch in batches])
@@ -72,6 +73,27 @@ def _binary_rows(path: Path) -> Bytes:
     return raw.reshape(-1, 3073)
 
 
+def _strips(paths: list[Path], labels: Path) -> Images:
+    """Return images kept as PNG files in which a row of 1024 pixels is an image."""
+    from PIL import Image
+
+    rows = []
+    for path in paths:
+        try:
+            with Image.open(path) as opened:
+                rows.append(np.asarray(opened.convert("RGB")))
+        except OSError as error:  # Pillow's own are kinds of it
+            raise InputError(f"{path} is not a picture: {error}") from error
+    pixel_NPC = np.concatenate(rows)
+    label_N = np.asarray(json.loads(labels.read_text()))
+    if pixel_NPC.shape[1:] != (1024, 3) or len(label_N) != len(pixel_NPC):
+        raise InputError(
+            f"{paths[0].parent}: strips of shape {pixel_NPC.shape} and {len(label_N)} "
+            "labels are not CIFAR-10, whose images are rows of 1024 pixels"
+        )
+    return _images(pixel_NPC.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), label_N)
+
+
 # All that the published batches need. A pickle that asks for more is not one of them.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
@@ -90,7 +112,10 @@ class _Arrays(pickle.Unpickler):
 
 
 def _python_batch(path: Path) -> dict[bytes, Any]:
-    batch = _Arrays(BytesIO(path.read_bytes()), encoding="bytes").load()
+    try:
+        batch = _Arrays(BytesIO(path.read_bytes()), encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise InputError(f"{path} is not a CIFAR-10 batch: {error}") from error
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
         raise InputError(f"{path} is not a CIFAR-10 batch: no data and labels in it")
     return batch
