@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
@@ -204,6 +205,53 @@ def test_operations_without_a_rule() -> None:
     truth = float(sum((b * v[n]).sum() for b, n in zip(bent, at, strict=True)))
     assert found.total == pytest.approx(truth, rel=1e-10)
     assert found.residual < 1e-10 * abs(truth)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_models_from_elsewhere(attention: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=8,
+        intermediate_size=6,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=7,
+        attn_implementation=attention,
+    )
+    model = LlamaForCausalLM(config).double().eval()
+    tokens = torch.randint(0, 7, (2, 5))
+    found = attributed(model, {"input_ids": tokens}, direction(model))
+    scale = sum(abs(share.value) for share in found.shares)
+    # Its norms and its rotary tables are computed in float32 whatever it is given.
+    assert found.residual < 1e-5 * scale
+    kinds = {s.site: s.kind for s in found.shares}
+    assert kinds["model.layers.1.input_layernorm"] == "norm"
+    names = set(found.by_sublayer())
+    assert {"model.layers.0.self_attn", "model.layers.1.mlp", "model.norm"} <= names
+
+
+class Opaque(torch.autograd.Function):
+    """A kernel of somebody's own, with a backward pass and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g
+
+
+class Closed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Opaque.apply(super().forward(x))
+
+
+def test_an_operation_without_forward_derivative_is_named() -> None:
+    model = Closed(2, 2)
+    with pytest.raises(InputError, match="cannot be differentiated forward"):
+        attributed(model, (torch.ones(1, 2), torch.ones(1, 2)), direction(model))
 
 
 def test_single_precision_says_how_well_it_adds_up() -> None:

@@ -21,11 +21,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.curvature.attention import plainly_attended
-from equipoise.numerics.curvature.attention_moments import (
-    Queries,
-    moment,
-    queries_of,
-)
+from equipoise.numerics.curvature.attention_moments import Queries, queries_of
 from equipoise.numerics.lipschitz.forward import Mask
 from equipoise.numerics.lipschitz.heads import Heads
 
@@ -142,8 +138,16 @@ class _Head:
         return torch.stack([of_q, of_k, of_q.new_tensor(mixed)])
 
     def _norm(self, b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
-        norm_Q: Tensor = torch.linalg.matrix_norm(moment(b_QK, f_QKD, h_QKE), ord=2)
+        """Return ‖Σ_j b_ij f_ij h_ijᵀ‖₂ of every query."""
+        left_QAK = b_QK[:, None] * _triangle(f_QKD)
+        norm_Q: Tensor = torch.linalg.matrix_norm(left_QAK @ _triangle(h_QKE).mT, ord=2)
         return norm_Q
+
+
+def _triangle(f_QKD: Tensor) -> Tensor:
+    """Return R of fᵀ = QR if that is smaller: norms of products do not see Q."""
+    K, D = f_QKD.shape[-2:]
+    return f_QKD.mT if K >= D else torch.linalg.qr(f_QKD.mT, mode="r").R
 
 
 def _summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:

@@ -132,10 +132,17 @@ def _spread(block: Tensor, eye_MM: Tensor, how: str) -> Tensor:
 def feedforward_norms(
     net: FeedForward, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
 ) -> dict[str, float]:
-    """Return ‖H(W_in, W_in)‖₂ and ‖H(W_in, W_out)‖₂, exactly: the worst unit's."""
-    found = feedforward_hessian(net, x_ND, g_NO)
-    blocks = {"in_in": found.in_in_MDC, "in_out": found.in_out_MDO}
+    """Return ‖H(W_in, W_in)‖₂ and ‖H(W_in, W_out)‖₂, exactly: the worst unit's.
+
+    Blocks are Xᵀdiag(·)X and Xᵀdiag(·)G, of rank N at most: the orthogonal factor of Xᵀ
+    and Gᵀ is left away, so that a unit costs what N tokens do.
+    """
+    unit = unit_at(net, x_ND, g_NO)
+    x_AN, g_BN = (torch.linalg.qr(rows.mT, mode="r").R for rows in (x_ND, g_NO))
+    pairs = {"in_in": (unit.uu_NM, x_AN), "in_out": (unit.slope_NM, g_BN)}
     return {
-        name: float(torch.linalg.matrix_norm(block, ord=2).max())
-        for name, block in blocks.items()
+        name: float(
+            torch.linalg.matrix_norm((x_AN * d_NM.mT[:, None]) @ right.mT, ord=2).max()
+        )
+        for name, (d_NM, right) in pairs.items()
     }
