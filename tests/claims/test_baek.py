@@ -2,7 +2,13 @@
 
 import pytest
 
-from equipoise.claims import baek_epsilon, baek_heads, baek_statistics
+from equipoise.claims import (
+    baek_epsilon,
+    baek_estimators,
+    baek_heads,
+    baek_networks,
+    baek_statistics,
+)
 
 
 def test_rescaled_twins_get_different_v1_terms() -> None:
@@ -85,3 +91,50 @@ def test_six_actions_move_a_norm_by_less_than_a_thousandth() -> None:
     e = baek_epsilon.bgss_moves_little().evidence
     assert e["final ε"] == pytest.approx(1.73e-3, rel=2e-3)
     assert e["relative change of the norm's output at σ² = 1"] < 1e-3
+
+
+def test_twins_to_the_bit_get_other_v2_risks() -> None:
+    verdict = baek_networks.risk_is_not_unitless()
+    assert verdict.outcome == "fails"
+    e = verdict.evidence
+    for c in (2, 16, 256):
+        assert e[f"measured error, c = {c}"] == e["measured error, c = 1"]
+        assert e[f"ours, c = {c}"] == pytest.approx(e["ours, c = 1"], rel=1e-6)
+    assert e["v2 risk, c = 256"] > 28 * e["v2 risk, c = 1"]
+
+
+def test_bgss_ranks_against_the_effect() -> None:
+    verdict = baek_networks.ranking_prefers_where_epsilon_acts_least()
+    assert verdict.outcome == "fails"
+    e = verdict.evidence
+    assert e["what six actions change, σ² = 1"] == pytest.approx(8.6e-4, rel=0.01)
+
+
+def test_twelve_layers_by_chance() -> None:
+    e = baek_networks.layer_ranks_need_a_null().evidence
+    assert e["standard deviation by chance, one window"] == pytest.approx(
+        0.30, abs=0.02
+    )
+    assert e["layer index alone, errors that drift with depth"] > 0.362
+
+
+def test_released_estimators_read_low() -> None:
+    verdict = baek_estimators.power_iterations_read_low()
+    assert verdict.outcome == "fails"
+    e = verdict.evidence
+    assert e["v2, least estimate ÷ exact"] < 0.5
+    assert e["v2, 5th percentile"] < e["v1, 5th percentile"] < 1
+
+
+def test_an_offset_changes_kappa_and_nothing_else() -> None:
+    e = baek_estimators.kappa_softmax_sees_a_common_offset().evidence
+    assert e["κ, offset 0"] == pytest.approx(0.505, abs=5e-3)
+    assert e["κ, offset 100"] == pytest.approx(71, rel=0.02)
+    assert e["κ, offset 1000"] == pytest.approx(714, rel=0.02)
+
+
+def test_the_analytic_checks_hold_and_why() -> None:
+    verdict = baek_estimators.analytic_checks()
+    assert verdict.outcome == "holds"
+    assert verdict.evidence["residual: bound respected"] == 1.0
+    assert verdict.evidence["LayerNorm: Pearson"] == pytest.approx(0.938, abs=0.03)
