@@ -86,12 +86,12 @@ def _moments(
 
 
 @compiled(reorder=True)
-def _counts(e_K: Scores) -> tuple[int, int]:
+def _counts(e_K: Scores) -> tuple[np.int32, np.int32]:
     """Return how many keys have the largest mass, which is 1, and how many have any."""
-    tops, some = 0, 0
+    tops, some = np.int32(0), np.int32(0)
     for k in range(e_K.size):
-        tops += e_K[k] == _ONE
-        some += e_K[k] > _ZERO
+        tops += np.int32(e_K[k] == _ONE)
+        some += np.int32(e_K[k] > _ZERO)
     return tops, some
 
 

@@ -77,8 +77,9 @@ def nearest(
 ) -> tuple[float, bool]:
     """Return target - s for the subset sum s nearest the target, and if that is proven.
 
-    Stops, unproven, at the first sum within ``enough``. At most ``FEW`` - 1 keys; no
-    entry and no partial sum exceeds ``mass``.
+    Stops, unproven, at the first sum within ``enough``, and then returns no more than
+    a bound on its distance. At most ``FEW`` - 1 keys; no entry and no partial sum
+    exceeds ``mass``.
     """
     a_s, b_s, a32_s, b32_s, near_s = room
     inner = min(w_n.size, _INNER)
@@ -91,7 +92,7 @@ def nearest(
         if near_s[s] < least:
             least = near_s[s]
             if least + slack <= enough:
-                return _exactly(target - a_s[s], b_s), False
+                return float(least + slack), False
     best = np.inf
     for s in range(outer):
         if near_s[s] <= least + 2 * slack:

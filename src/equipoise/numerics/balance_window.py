@@ -50,7 +50,7 @@ def _large_keys(p_K: Block, least: np.float32, v_m: Row) -> int:
 
 
 @compiled()
-def _dealt(v_m: Row, total: float, enough: float, room: Lists) -> tuple[float, bool]:
+def _dealt(v_m: Row, total: float, room: Lists) -> tuple[float, bool]:
     """Deal the large keys; return the gap to be filled by the others, and if it is all.
 
     A few are dealt so that filling can go either way: p(S) nearest ½(1 - r), where r is
@@ -59,11 +59,10 @@ def _dealt(v_m: Row, total: float, enough: float, room: Lists) -> tuple[float, b
     Many are dealt largest first, where they fit.
     """
     gap = total / 2
-    if v_m.size < FEW:
+    if v_m.size <= WINDOW:
         half_rest = (total - v_m.sum()) / 2
-        near = max(half_rest / 2, enough)
-        off, proven = nearest(v_m, gap - half_rest, total, near, room)
-        if proven and abs(off) >= half_rest:
+        off, _ = nearest(v_m, gap - half_rest, total, 0.0, room)
+        if abs(off) >= half_rest:
             return abs(off) - half_rest, True
         return off + half_rest, False
     for v in v_m:
@@ -149,7 +148,7 @@ def _attempt(
     gap = total / 2
     if least < 1:
         m = _large_keys(p_K, least, v_n)
-        gap, proven = _dealt(v_n[:m], total, enough, room)
+        gap, proven = _dealt(v_n[:m], total, room)
         if proven:
             return gap, True
     first = _window(p_K, least, v_n)

@@ -68,8 +68,9 @@ class AttentionRows:
             emit(site, f"attention.theta.{name}", theta_H, how=ENDS.get(name, "last"))
         if self.ranks > 1:
             emit(site, HISTOGRAM, theta_histogram(theta_HN), how="sum")
-        emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
-        emit(site, "attention.theta.lower", theta_HN.nanmean(-1), how="mean")
+        mean_H = theta_HN.nanmean(-1)
+        emit(site, "attention.theta.mean", mean_H, how="mean")
+        emit(site, "attention.theta.lower", mean_H, how="mean")
         upper_HN = upper_HN.masked_fill(~counted, float("nan"))
         emit(site, "attention.theta.upper", upper_HN.nanmean(-1), how="mean")
 

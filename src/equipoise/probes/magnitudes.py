@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.norms import block_norm
+from equipoise.numerics.visits import token_sizes
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
@@ -36,5 +36,5 @@ class Magnitudes:
 
 
 def _B(emit: Emit, quantity: str, site: str, module: nn.Module, x_BTD: Tensor) -> None:
-    B = block_norm(x_BTD).amax() * x_BTD.shape[-1] ** 0.5
+    B = token_sizes(x_BTD).around_zero.amax() * x_BTD.shape[-1] ** 0.5
     emit(site, quantity, B, how="max")

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.norms import layer_norm_scale, rms_norm_scale
+from equipoise.numerics.visits import token_sizes
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
@@ -48,8 +48,10 @@ def _listen(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
 def _scale(module: nn.Module, x_BTD: Tensor) -> Tensor:
     found = (getattr(module, name, None) for name in EPSILONS)
     eps = next((e for e in found if e is not None), torch.finfo(x_BTD.dtype).eps)
-    kind = rms_norm_scale if "RMS" in type(module).__name__ else layer_norm_scale
-    return kind(x_BTD, eps=eps)
+    sizes = token_sizes(x_BTD)
+    centred = "RMS" not in type(module).__name__
+    size = sizes.around_mean if centred else sizes.around_zero
+    return torch.hypot(size, size.new_tensor(eps**0.5))
 
 
 def _largest_weight(module: nn.Module, like: Tensor) -> Tensor:

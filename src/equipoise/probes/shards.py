@@ -20,7 +20,9 @@ def copies(x: Tensor, ranks: int) -> int:
 
 def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
     """Return this rank's share of ‖x‖₂: squares of all ranks' shares add up to ‖x‖²."""
-    norm: Tensor = torch.linalg.vector_norm(local_part(x.detach()), dtype=torch.float32)
+    part = local_part(x.detach())
+    wide = torch.promote_types(part.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=wide)
     held = copies(x if like is None else like, ranks)
     return norm if held == 1 else norm * held**-0.5
 

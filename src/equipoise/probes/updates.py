@@ -11,10 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics.visits import adam_norm
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.gradients import owned_parameters
-from equipoise.probes.shards import share
+from equipoise.probes.shards import copies, share
 
 
 @dataclass(slots=True)
@@ -46,16 +47,30 @@ class AdamUpdates:
         for site, parameter in owned_parameters(self._anatomy):
             state = optimizer.state.get(parameter, {})
             if "exp_avg" in state and "exp_avg_sq" in state:
-                moved = adam_update(state, groups[id(parameter)])
-                pair = (
-                    share(moved, self.ranks, parameter),
-                    share(parameter, self.ranks),
-                )
+                moved = update_norm(state, groups[id(parameter)])
+                moved = moved * copies(parameter, self.ranks) ** -0.5
+                pair = moved, share(parameter, self.ranks)
                 parts.setdefault(site, []).append(pair)
         for site, pairs in parts.items():
             moved, size = (torch.stack(column) for column in zip(*pairs, strict=True))
             emit(site, "update.norm", torch.linalg.vector_norm(moved), how="norm")
             emit(site, "weight.norm", torch.linalg.vector_norm(size), how="norm")
+
+
+def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """Return the norm of this rank's part of the update, without forming it."""
+    step, (beta1, beta2) = state["step"], group["betas"]
+    if isinstance(step, Tensor) and not step.is_cpu or isinstance(beta1, Tensor):
+        norm: Tensor = torch.linalg.vector_norm(adam_update(state, group).float())
+        return norm
+    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    count = float(step.detach().numpy() if isinstance(step, Tensor) else step)
+    root = (1 - beta2**count) ** 0.5
+    m = local_part(state["exp_avg"])
+    v = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
+    rate = group["lr"] * root / (1 - beta1**count)
+    length: Tensor = adam_norm(m, v, floor=group["eps"] * root) * rate
+    return length
 
 
 def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:

@@ -1,0 +1,93 @@
+"""Sizes of tokens and of Adam's update in one visit to memory each, on the CPU.
+
+Axes, in this file:  N token · D channel · P parameter.
+
+For an instrument: nothing here is differentiable. What the compiled loops cannot read
+where it lies goes through torch, to the same result.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.numerics.balance_compile import COMPILED, compiled, over_rows
+from equipoise.numerics.host_view import host_view
+from equipoise.numerics.norms import layer_norm_scale, rms
+
+Singles = NDArray[np.float32]
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Sizes(NamedTuple):
+    """Root mean squares of every token, in at least float32."""
+
+    around_zero: Tensor
+    around_mean: Tensor
+
+
+def token_sizes(x_xD: Float[Tensor, "*x D"]) -> Sizes:
+    """Return √mean(x²) and √mean((x - mean x)²) of every token, summed in float64.
+
+    >>> token_sizes(torch.tensor([3.0, 1.0])).around_mean
+    tensor(1.)
+    """
+    x_xD = x_xD.detach()
+    if not _readable(x_xD) or x_xD.ndim == 0:
+        return Sizes(rms(x_xD), layer_norm_scale(x_xD, eps=0.0))
+    x_ND = host_view(x_xD).reshape(-1, x_xD.shape[-1])
+    out = np.empty((2, len(x_ND)), np.float32)
+    over_rows(lambda i, j: _sizes(x_ND[i:j], out[:, i:j]), *x_ND.shape)
+    zero, mean = torch.from_numpy(out).reshape(2, *x_xD.shape[:-1]).unbind(0)
+    return Sizes(zero, mean)
+
+
+@compiled(reorder=True)
+def _sizes(x_ND: Singles, out_2N: Singles) -> None:
+    D = x_ND.shape[1]
+    for n in range(x_ND.shape[0]):
+        total, square, centred = 0.0, 0.0, 0.0
+        for d in range(D):
+            total += x_ND[n, d]
+        mean = total / D
+        for d in range(D):
+            x = np.float64(x_ND[n, d])
+            square += x * x
+            centred += (x - mean) * (x - mean)
+        out_2N[0, n] = math.sqrt(square / D)
+        out_2N[1, n] = math.sqrt(centred / D)
+
+
+def adam_norm(
+    m_P: Float[Tensor, "*P"], v_P: Float[Tensor, "*P"], *, floor: float
+) -> Tensor:
+    """Return ‖m/(√v + floor)‖₂, the length of Adam's step before its rate.
+
+    >>> adam_norm(torch.tensor([3.0, 8.0]), torch.tensor([1.0, 4.0]), floor=0.0)
+    tensor(5.)
+    """
+    m_P, v_P = m_P.detach(), v_P.detach()
+    if not (_readable(m_P) and _readable(v_P)):
+        step_P = m_P / (v_P.sqrt() + floor)
+        norm: Tensor = torch.linalg.vector_norm(step_P.to(torch.float32))
+        return norm
+    square = _step(host_view(m_P).ravel(), host_view(v_P).ravel(), np.float32(floor))
+    return torch.tensor(math.sqrt(square), dtype=torch.float32)
+
+
+@compiled(reorder=True)
+def _step(m_P: Singles, v_P: Singles, floor: np.float32) -> float:
+    total = 0.0
+    for p in range(m_P.size):
+        step = m_P[p] / (np.float32(math.sqrt(v_P[p])) + floor)
+        total += step * step
+    return total
+
+
+def _readable(x: Tensor) -> bool:
+    plain = type(x) in _PLAIN and x.is_cpu and x.dtype == torch.float32
+    return COMPILED and plain and x.is_contiguous() and x.numel() > 0

@@ -1,0 +1,51 @@
+"""One visit to memory, against torch in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.numerics.visits import adam_norm, token_sizes
+from tests.conftest import FLOATS
+
+
+def sizes(x: Tensor) -> tuple[Tensor, Tensor]:
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    return wide.square().mean(-1).sqrt(), centred.square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(5,), (3, 1), (2, 7, 33), (0, 4)])
+def test_sizes_of_tokens(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 2).to(dtype)
+    found = token_sizes(x.requires_grad_())
+    for got, true in zip(found, sizes(x.detach()), strict=True):
+        assert not got.requires_grad
+        torch.testing.assert_close(got.double(), true, rtol=1e-6, atol=1e-6)
+
+
+def test_sizes_where_squares_leave_the_format() -> None:
+    x = torch.tensor([[1e30, -1e30], [1e-30, -1e-30], [torch.nan, 0], [torch.inf, 0]])
+    found = token_sizes(x)
+    torch.testing.assert_close(found.around_mean[:2], torch.tensor([1e30, 1e-30]))
+    assert found.around_mean[2:].isnan().all() and found.around_zero[2].isnan()
+    assert found.around_zero[3].isinf()
+
+
+def test_strides_make_no_difference() -> None:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    for a, b in zip(token_sizes(x.T), token_sizes(x.T.contiguous()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_length_of_adams_step(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(2)
+    m = torch.randn(7, 9, generator=rng).to(dtype)
+    v = torch.rand(7, 9, generator=rng).to(dtype)
+    true = (m.double() / (v.double().sqrt() + 0.01)).norm()
+    rough = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    found = adam_norm(m, v, floor=0.01)
+    torch.testing.assert_close(found.double(), true, rtol=rough, atol=0)
+    still = torch.zeros(3)
+    assert adam_norm(still, still, floor=0.0).isnan()
