@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ import torch
 from torch.nn import functional as F
 
 import equipoise
+from benchmarks import paired
 from benchmarks.table import publish
 from equipoise.lab.models.gpt import GPT, GPTConfig
 
 EVERY = 10
+# Tokens of a short step.
+SHORT = 16
 AfterBackward = Callable[[int, torch.Tensor], None]
 Monitor = Callable[[torch.nn.Module, torch.optim.Optimizer], Any]
 
@@ -40,19 +43,22 @@ class Shape:
     batch: int
     rounds: int
     """Each round is EVERY steps of every contestant."""
-    fully_sampled: int
-    """Pairs of a plain and a fully sampled step."""
+    pairs: int
+    """Of a plain and a watched step."""
+    short_pairs: int
+    """Of steps so short that what idling costs can be seen."""
     peers: bool = True
     """Whether the peers run too: at the large shape a round of all takes an hour."""
 
 
 SHAPES = {
-    "small": Shape(GPTConfig(width=192, depth=4, heads=6, context=256), 8, 8, 40),
+    "small": Shape(GPTConfig(width=192, depth=4, heads=6, context=256), 8, 3, 14, 150),
     "gpt2": Shape(
         GPTConfig(width=768, depth=12, heads=12, context=1024, vocabulary=50257),
         1,
         1,
-        4,
+        3,
+        12,
         peers=False,
     ),
 }
@@ -214,29 +220,67 @@ def _tens(values: list[float]) -> list[tuple[float, ...]]:
     return [tuple(values[i : i + EVERY]) for i in range(0, len(values), EVERY)]
 
 
-def pairs(shape: Shape, name: str, monitor: Monitor) -> dict[str, Any]:
-    """Alternate one plain step and one watched step; return the ratio's spread."""
+def compared(shape: Shape, name: str, monitor: Monitor) -> dict[str, Any]:
+    """Take one plain step and one watched step in turns; return the ratio's spread."""
     base, other = Contestant("plain", plain, shape), Contestant(name, monitor, shape)
     for contestant in (base, other):
         contestant.start()
         contestant.step()
-    ratios = []
-    for _ in range(shape.fully_sampled):
-        ratios.append(other.step() / base.step())
+    found = paired.pairs(base.step, other.step, count=shape.pairs)
     other.stop()
-    ratios.sort()
-    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    ratios = [theirs / mine for mine, theirs in found]
+    median, low, high = paired.interval(ratios)
     return {
         "monitor": name,
-        "median ratio": statistics.median(ratios),
-        "worst ratio": ratios[-1],
-        "mean overhead % ± 95 %": f"{100 * (mean - 1):+.2f} ± {196 * error:.2f}",
+        "pairs": len(ratios),
+        "plain ms": 1000 * statistics.median(mine for mine, _ in found),
+        "median ratio": median,
+        "95 % from": low,
+        "95 % to": high,
+        "worst ratio": max(ratios),
+    }
+
+
+def idle(shape: Shape, step_ms: float) -> dict[str, Any]:
+    """Return what an unsampled step costs, as a share of a step of ``step_ms``.
+
+    Nothing that happens off-sample depends on the batch: it sees the loss, the norm and
+    the learning rate. So the difference in milliseconds is taken from short steps of
+    the same model, one sequence of a few tokens, where it is not lost in the noise.
+    """
+    config = replace(shape.config, context=SHORT)
+    short = replace(shape, config=config, batch=1)
+    base = Contestant("plain", plain, short)
+    other = Contestant("equipoise idle", watched(10**9), short)
+    for contestant in (base, other):
+        contestant.start()
+        contestant.step()
+        contestant.step()
+    found = paired.pairs(base.step, other.step, count=shape.short_pairs)
+    other.stop()
+    added = [1000 * (theirs - mine) for mine, theirs in found]
+    median, low, high = paired.interval(added)
+    return {
+        "monitor": "equipoise idle, short steps",
+        "pairs": len(added),
+        "added ms": median,
+        "95 % from ms": low,
+        "95 % to ms": high,
+        "of a step, %": 100 * median / step_ms,
+        "from %": 100 * low / step_ms,
+        "to %": 100 * high / step_ms,
     }
 
 
 def main(wanted: list[str] | None = None) -> None:
     for name in wanted or list(SHAPES):
         shape = SHAPES[name]
+        rows = [
+            compared(shape, "equipoise default, every step", watched(1)),
+            compared(shape, "equipoise idle", watched(10**9)),
+        ]
+        publish(f"overhead_{name}_pairs", rows)
+        publish(f"overhead_{name}_idle", [idle(shape, rows[0]["plain ms"])])
         contestants = [
             Contestant("plain", plain, shape),
             Contestant("equipoise default, every 10", watched(EVERY), shape),
@@ -247,11 +291,6 @@ def main(wanted: list[str] | None = None) -> None:
             if shape.peers and importlib.util.find_spec(module)
         ]
         publish(f"overhead_{name}", rounds(shape, contestants), every=EVERY)
-        rows = [
-            pairs(shape, "equipoise idle", watched(10**9)),
-            pairs(shape, "equipoise default, every step", watched(1)),
-        ]
-        publish(f"overhead_{name}_pairs", rows)
 
 
 if __name__ == "__main__":
