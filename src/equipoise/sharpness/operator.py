@@ -110,7 +110,13 @@ def hessian(
                 [0., 1.]])
     """
     return _operator(
-        "hessian", model, batch, loss, tuple(parameters), micro_batch, dtype
+        "hessian",
+        model,
+        batch,
+        loss=loss,
+        patterns=tuple(parameters),
+        micro_batch=micro_batch,
+        dtype=dtype,
     )
 
 
@@ -129,7 +135,13 @@ def gauss_newton(
     logits (a model's own ``.loss`` cannot be taken apart: give targets).
     """
     return _operator(
-        "gauss-newton", model, batch, loss, tuple(parameters), micro_batch, dtype
+        "gauss-newton",
+        model,
+        batch,
+        loss=loss,
+        patterns=tuple(parameters),
+        micro_batch=micro_batch,
+        dtype=dtype,
     )
 
 
@@ -149,6 +161,7 @@ def _operator(
     kind: Kind,
     model: nn.Module,
     batch: Any,
+    *,
     loss: Loss | None,
     patterns: tuple[str, ...],
     micro_batch: int | None,
