@@ -1,16 +1,14 @@
 """What else can be asked of a model when its run is over, by name.
 
-Axes, in this file:  B batch · H head · Q query · N every weight in one vector.
+Axes, in this file:  Q query.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.interception import Interceptor
@@ -18,8 +16,8 @@ from equipoise.anatomy.registry import anatomy_of
 from equipoise.errors import InputError
 from equipoise.lab.data import Batch, Batches
 from equipoise.numerics.attention_rows import row_statistics
-from equipoise.numerics.extremes import extremes
 from equipoise.numerics.stopping import Search
+from equipoise.sharpness import edge_of_stability
 
 SEARCH = Search(tolerance=0.02, failure=None, at_most=60)
 
@@ -42,46 +40,10 @@ def sharpness(trained: Trained) -> dict[str, float]:
 
     Adam with momentum β₁ is stable on a quadratic while lr · λ < (2 + 2β₁)/(1 - β₁).
     """
-    model = trained.model
-    weights = [p for p in model.parameters() if p.requires_grad]
-    x, y = trained.batch
-    # The fused kernel has no second derivative.
-    with sdpa_kernel(SDPBackend.MATH):
-        loss = F.cross_entropy(model(x).flatten(0, -2).float(), y.flatten())
-        slopes = torch.autograd.grad(loss, weights, create_graph=True)
-        scale_N = torch.cat(
-            [d.flatten() for d in preconditioner(trained.optimizer, weights)]
-        ).rsqrt()
-        slope_N = torch.cat([g.flatten() for g in slopes])
-
-        def product(x_N: Tensor) -> Tensor:
-            seed = (slope_N * (scale_N * x_N).detach()).sum()
-            rows = torch.autograd.grad(seed, weights, retain_graph=True)
-            return scale_N * torch.cat([r.flatten() for r in rows])
-
-        start_N = torch.randn(
-            scale_N.numel(), generator=torch.Generator().manual_seed(0)
-        )
-        found = extremes(product, start_N, search=SEARCH).largest
+    found = edge_of_stability(
+        trained.model, trained.batch, trained.optimizer, search=SEARCH
+    ).value
     return {"sharpness": found.value, "sharpness_error": found.error}
-
-
-def preconditioner(
-    optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter]
-) -> list[Tensor]:
-    """Return Adam's √v̂ + ε for each weight; ε where it has never been stepped."""
-    group = optimizer.param_groups[0]
-    beta, epsilon = group["betas"][1], group["eps"]
-    found = []
-    for weight in weights:
-        state = optimizer.state.get(weight)
-        if not state:
-            raise InputError(
-                "Adam has taken no step: it has no geometry of its own yet"
-            )
-        unbiased = state["exp_avg_sq"] / (1 - beta ** float(state["step"]))
-        found.append(unbiased.sqrt() + epsilon)
-    return found
 
 
 def positions(trained: Trained) -> dict[str, float]:
