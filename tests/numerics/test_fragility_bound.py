@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility_bound import head_bound
-from tests.numerics.fragility_heads import heads
+from tests.numerics.fragility_heads import adversarial, heads
 from tests.oracles import fragility as oracle
 
 NARROW = ["fp16", "bf16", "e4m3", "e5m2"]
@@ -28,6 +28,13 @@ def test_holds_for_random_heads(name: str) -> None:
         )
         assert seen <= bound.relative
         assert bound.in_range or bound.relative == math.inf
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_holds_for_heads_made_to_hurt(name: str) -> None:
+    for head in adversarial(48, seed=2):
+        bound = head_bound(head.qkv, head.w, format=FORMATS[name]).relative
+        assert oracle.measured_head_error(head.parts, FORMATS[name]) <= bound, head.kind
 
 
 def hadamard(n: int) -> Tensor:
