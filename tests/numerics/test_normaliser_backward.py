@@ -95,6 +95,20 @@ def test_written_out_gradients_are_those_of_the_formula(name: str, high: float) 
     torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", list(NORMALISERS))
+def test_the_layout_of_the_scores_does_not_matter(name: str) -> None:
+    z, pull = scores(10, 5, 3, 4), scores(11, 3, 5, 4)
+    turned = z.transpose(0, 1).requires_grad_()
+    plain = z.transpose(0, 1).contiguous().requires_grad_()
+    found, truth = (attention_weights(NORMALISERS[name](), x) for x in (turned, plain))
+    assert torch.equal(found, truth)
+    slopes = [
+        torch.autograd.grad((w * pull).sum(), x)[0]
+        for w, x in ((found, turned), (truth, plain))
+    ]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-15)
+
+
 def test_a_learnt_factor_and_a_learnt_sink_get_their_gradient() -> None:
     z = scores(7, 2, 3, 5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     pull = scores(8, 2, 3, 5, 5)

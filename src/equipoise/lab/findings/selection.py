@@ -1,6 +1,6 @@
 """Softmax and its rivals at growing contexts: what each costs and what it keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from equipoise.lab.evidence import Evidence
 from equipoise.lab.figures import Figure, Line
@@ -107,31 +107,36 @@ def _losses(evidence: Evidence) -> Grid:
 
 
 def _attending(evidence: Evidence) -> Grid:
-    names = ("theta", "keys", "peak", "zeros", "total", "rho")
-    cells = [
-        [arm, *(_change(evidence, arm, name) for name in names)]
-        for arm in evidence.runs
-    ]
-    head = ["1× → 4×", "θ", "effective keys", "largest share", "share of exact zeros"]
-    return Grid(
-        title="How the last queries attend, mean over layers, heads and seeds",
-        head=[*head, "total weight", "range of scores ρ"],
-        cells=cells,
-    )
+    columns = {
+        "theta": "θ",
+        "keys": "effective keys",
+        "peak": "largest share",
+        "zeros": "share of exact zeros",
+        "total": "total weight",
+        "rho": "range of scores ρ",
+    }
+    title = "How the last queries attend, mean over layers, heads and seeds"
+    return _changes(evidence, title, columns)
 
 
 def _separable(evidence: Evidence) -> Grid:
-    names = ("recall", "recall_random", "cosine", "cosine_random", "distance")
+    columns = {
+        "recall": "N_s/N",
+        "recall_random": "random sets",
+        "cosine": "cosine",
+        "cosine_random": "random sets, cosine",
+        "distance": "d̃/(n − N)",
+    }
+    title = "Separability of the 8 largest weights' values, and d̃ per token"
+    return _changes(evidence, title, columns)
+
+
+def _changes(evidence: Evidence, title: str, columns: Mapping[str, str]) -> Grid:
     cells = [
-        [arm, *(_change(evidence, arm, name) for name in names)]
+        [arm, *(_change(evidence, arm, name) for name in columns)]
         for arm in evidence.runs
     ]
-    head = ["1× → 4×", "N_s/N", "random sets", "cosine", "random sets, cosine"]
-    return Grid(
-        title="Separability of the 8 largest weights' values, and d̃ per token",
-        head=[*head, "d̃/(n − N)"],
-        cells=cells,
-    )
+    return Grid(title=title, head=["1× → 4×", *columns.values()], cells=cells)
 
 
 def _change(evidence: Evidence, arm: str, name: str) -> str:

@@ -28,6 +28,7 @@ class Entmax(Function):
     @staticmethod
     def forward(ctx: Any, z_xK: Tensor, alpha: Tensor | float) -> Tensor:
         a = alpha - 1 if isinstance(alpha, Tensor) else float(alpha) - 1
+        z_xK = z_xK.contiguous()
         u_xK, p_xK = torch.empty_like(z_xK), torch.empty_like(z_xK)
         for z_nK, a_n1, u_nK, p_nK in _few(z_xK, a, u_xK, p_xK):
             x_nK = (z_nK - z_nK.amax(-1, keepdim=True)).mul_(a_n1)
@@ -56,7 +57,7 @@ def _few(
 ) -> Iterator[tuple[Tensor, Tensor | float, Tensor, Tensor]]:
     """Yield rows of all four together, as many as a core's cache holds."""
     K = z_xK.shape[-1]
-    wide = [x.view(-1, K) for x in (z_xK.contiguous(), u_xK, p_xK)]
+    wide = [x.view(-1, K) for x in (z_xK, u_xK, p_xK)]
     step = len(wide[0]) if z_xK.is_cuda else max(1, _CACHED // max(1, K))
     a_N1 = a.expand(*z_xK.shape[:-1], 1).reshape(-1, 1) if isinstance(a, Tensor) else a
     for start in range(0, len(wide[0]), step):
