@@ -155,6 +155,7 @@ def test_evidence_becomes_a_page(finished: tuple[Study, Path], tmp_path: Path) -
         assert {"ε_mach alone", "constant"} <= names, figure.name
     assert "published ε rule acted 0 times" in said.verdict
     assert "no policy lowered the loss" in said.verdict
+    assert "and none the fp16 error" in said.verdict
     by_policy = {row[0]: row for row in said.grids[2].cells}
     assert (
         by_policy["BGSS"][2].startswith("+0.1 [") and by_policy["BGSS"][-1] == "+1.00%"

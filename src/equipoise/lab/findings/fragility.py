@@ -79,9 +79,11 @@ def _led(series: list[Look]) -> tuple[str, Grid]:
             row = leading(run, against=against)
             significant.append(row["p"] <= 0.05)
             cells.append([f"seed {run[0].seed}", name, *map(_said, row.values())])
+    chance = 0.05 * len(significant)
     said = (
         f"κ_softmax against error or loss: {sum(significant)} of {len(significant)} "
-        "pairs show a lead at 5 % once trends and memory are taken out."
+        "pairs show a relation at 5 % once trends and memory are taken out (chance "
+        f"gives {chance:.1f})."
     )
     head = ["", "κ_softmax against", *leading(_by_run(series)[0])]
     return said, Grid(title="Experiment 2: who leads", head=head, cells=cells)
@@ -90,7 +92,7 @@ def _led(series: list[Look]) -> tuple[str, Grid]:
 def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
     plain = control["nothing"]
     seeds = len(plain)
-    cells, helped = [], []
+    cells, helped, mended = [], [], []
     for policy, runs in control.items():
         pairs = {
             name: _paired(runs, plain, name)
@@ -108,12 +110,15 @@ def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
         )
         tail = pairs["tail_loss"]
         if tail is not None and tail.high < 0:
-            helped.append(policy)
+            helped.append(f"{policy} (by {-tail.mean:.1g} nats)")
+        final = pairs["final_mismatch"]
+        if final is not None and final.high < 0:
+            mended.append(policy)
     acted = statistics.fmean(r["actions"] for r in control["published rule"])
     said = (
-        f"The published ε rule acted {acted:g} times a run; "
-        f"{', '.join(helped) or 'no policy'} lowered the loss against doing nothing "
-        f"over {seeds} paired seeds."
+        f"The published ε rule acted {acted:g} times a run; over {seeds} paired seeds "
+        f"{', '.join(helped) or 'no policy'} lowered the loss against doing nothing, "
+        f"and {', '.join(mended) or 'none'} the fp16 error."
     )
     head = [
         "policy",
