@@ -263,31 +263,37 @@ def summary(name: str, rows: Sequence[Row]) -> Row:
     return found
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def subjects() -> Iterator[tuple[str, list[Row]]]:
+    """Yield what was looked at, trained layers first."""
     pairs = list(bert_layers())
-    gpt = lab_layers(*trained_gpt(), causal=True)
+    yield "MiniLM, attention layers", [layer.row() for layer, _ in pairs]
+    yield (
+        "MiniLM, single heads",
+        [single_row(layer.single(h)) for layer, _ in pairs for h in (0, 5)],
+    )
+    yield "MiniLM, blocks", [block_row(*pair) for pair in pairs]
     vit, images = trained_vit()
     seen = lab_layers(vit, images.double(), causal=False)
-    subjects = {
-        **{f"random layer, scale {s}": random_rows(s) for s in (0.3, 1.0, 3.0)},
-        "random block": random_block_rows(),
-        "MiniLM, single heads": [
-            single_row(layer.single(h)) for layer, _ in pairs for h in (0, 5)
-        ],
-        "ViT, single heads": [
-            single_row(layer.single(h)) for layer in seen for h in range(4)
-        ],
-        "MiniLM, attention layers": [layer.row() for layer, _ in pairs],
-        "lab GPT, attention layers": [layer.row() for layer in gpt],
-        "lab ViT, attention layers": [layer.row() for layer in seen],
-        "MiniLM, blocks": [block_row(*pair) for pair in pairs],
-    }
-    publish(
-        "curvature_bounds",
-        [summary(name, rows) for name, rows in subjects.items()],
-        cases=subjects,
+    yield "lab ViT, attention layers", [layer.row() for layer in seen]
+    yield (
+        "lab ViT, single heads",
+        [single_row(layer.single(h)) for layer in seen for h in range(4)],
     )
+    gpt = lab_layers(*trained_gpt(), causal=True)
+    yield "lab GPT, attention layers", [layer.row() for layer in gpt]
+    for scale in (0.3, 1.0, 3.0):
+        yield f"random layer, scale {scale}", random_rows(scale)
+    yield "random block", random_block_rows()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for name, rows in subjects():
+        found[name] = rows
+        print(summary(name, rows), flush=True)
+    table = [summary(name, rows) for name, rows in found.items()]
+    publish("curvature_bounds", table, cases=found)
 
 
 if __name__ == "__main__":

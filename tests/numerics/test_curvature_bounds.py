@@ -1,5 +1,7 @@
 """Bounds on curvature: never below a dense Hessian, and how far above it."""
 
+import math
+
 import pytest
 import torch
 
@@ -66,6 +68,16 @@ def test_block_bound_holds(activation: str) -> None:
         )
         assert truth <= ours * ROUNDING
         assert ours < 1e4 * truth
+
+
+def test_nan_in_nan_out() -> None:
+    block = layers.random_block(0)
+    x, held = block.attention.x_LD, layers.post_norm(block)
+    broken = x.clone()
+    broken[0, 0] = torch.nan
+    found = attention_curvature_bound(held.heads, broken, x)
+    assert math.isnan(found.value) and math.isnan(found.functional)
+    assert math.isnan(block_curvature_bound(held, x, broken, loss_curvature=1.0))
 
 
 def test_what_no_bound_is_known_for_is_said() -> None:

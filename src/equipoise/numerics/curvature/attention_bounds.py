@@ -53,6 +53,8 @@ def attention_curvature_bound(
         loss_curvature: ‖∇²ℓ‖ at the output: 2/entries for a mean of squares.
         mask: As for ``attend``.
     """
+    if not all_finite(x_LD, g_LD, *heads.weights):
+        return AttentionBound(value=math.nan, functional=math.nan, outer=math.nan)
     norms = attention_norms(heads, x_LD, g_LD, mask=mask)
     j_N = norms.jacobian(torch.ones(len(x_LD)))
     outer_NN = loss_curvature * torch.outer(j_N, j_N)
@@ -158,9 +160,15 @@ def _summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:
     return both
 
 
-def top(norms: Tensor) -> float:
-    """Return ‖·‖₂."""
-    return float(torch.linalg.matrix_norm(norms, ord=2))
+def all_finite(*tensors: Tensor) -> bool:
+    """Say whether a decomposition may be asked for: with NaN it would raise."""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def top(matrix: Tensor) -> float:
+    """Return ‖·‖₂ from the smaller Gram matrix: squaring keeps the largest value."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    return float(torch.linalg.eigvalsh(wide @ wide.mT)[-1].clamp_min(0).sqrt())
 
 
 def attention_norm_bound(

@@ -9,6 +9,7 @@ node adds a bound on its block (a, b) to the entry (a, b) of a matrix whose norm
 matrices: token i counts with the norm of its own, and not with that of the worst.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.curvature.attention_bounds import (
     AttentionNorms,
+    all_finite,
     attention_norms,
     top,
 )
@@ -75,6 +77,9 @@ def block_curvature_bound(
     """
     if block.net.w_up_DM is not None:
         raise InputError("the bound on a block is for a plain net, not a gated one")
+    weights = (*block.heads.weights, block.net.w_in_DM, block.net.w_out_MO)
+    if not all_finite(x_LD, g_LD, *weights):
+        return math.nan
     stream = _stream(block, x_LD, g_LD, mask=mask)
     norms = attention_norms(block.heads, x_LD, stream.to_first_LD, mask=mask)
     rows = _rows(block, stream, g_LD)
