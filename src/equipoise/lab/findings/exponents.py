@@ -20,9 +20,11 @@ Edge = Callable[[Evidence, str, int, int], float]
 def exponents(evidence: Evidence) -> Finding:
     """Fit the edge over depth per kind and seed; compare with -1/m."""
     kinds = list(dict.fromkeys(o["model.attention"] for o in evidence.arms.values()))
-    said = "; ".join(_sentence(evidence, kind) for kind in kinds)
+    trained = "; ".join(_sentence(evidence, kind, trains) for kind in kinds)
+    started = "; ".join(_sentence(evidence, kind, starts) for kind in kinds)
     return Finding(
-        verdict=f"Exponent of the largest gain over depth N: {said}.",
+        verdict=f"Exponent over depth N of the largest gain that trains: {trained}. "
+        f"Of the largest gain whose first gradient does not explode: {started}.",
         grids=[_fits(evidence, kinds), _edges(evidence, kinds)],
         figures=[_figure(evidence, kinds)],
     )
@@ -72,9 +74,9 @@ def _exponents(evidence: Evidence, kind: str, found: Edge) -> list[float]:
     return fitted
 
 
-def _sentence(evidence: Evidence, kind: str) -> str:
+def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
     m = PATH_LENGTH[kind]  # type: ignore[index]
-    found = _exponents(evidence, kind, trains)
+    found = _exponents(evidence, kind, criterion)
     if len(found) < 2:
         return f"{kind} (m = {m}): too few depths have an edge to fit"
     held = over_seeds(found)

@@ -62,7 +62,7 @@ def temperature(quick: bool) -> Experiment:
 
 def rmsnorm(quick: bool) -> Experiment:
     """(c) Does RMSNorm change the picture?"""
-    train = TrainOptions(steps=60 if quick else 100, warmup=10, every=25)
+    train = TrainOptions(steps=40 if quick else 60, warmup=10, every=20, lr=2e-3)
     arms = tuple(
         Arm(
             name=f"{residual}-{norm}",
@@ -91,7 +91,7 @@ def rmsnorm(quick: bool) -> Experiment:
 
 def experts(quick: bool) -> Experiment:
     """(d) Does a mixture of experts change stability?"""
-    train = TrainOptions(steps=60 if quick else 100, warmup=10, every=25)
+    train = TrainOptions(steps=40 if quick else 60, warmup=10, every=20, lr=2e-3)
     arms = tuple(
         Arm(
             name=f"{residual}-{count or 'dense'}",
