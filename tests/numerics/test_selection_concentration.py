@@ -153,6 +153,18 @@ def test_sphere_bounds_hold_the_simulated_recall(rng: torch.Generator) -> None:
         assert found.lower - 0.02 <= seen <= found.upper + 0.02
 
 
+def test_the_variance_on_a_sphere_is_in_closed_form(rng: torch.Generator) -> None:
+    """Var X² = (2/d)(σ⁴ − Σα⁴) for five unequal weights: 20000 draws, 5 %."""
+    w = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.05], dtype=torch.float64)
+    x = torch.nn.functional.normalize(normal(20000, 5, 16, rng=rng), dim=-1)
+    square = (w[:, None] * x).sum(1).square().sum(-1)
+    sigma2 = w.square().sum()
+    exact = 2 / 16 * (sigma2**2 - (w**4).sum())
+    assert square.mean().item() == pytest.approx(sigma2.item(), rel=0.01)
+    assert square.var().item() == pytest.approx(exact.item(), rel=0.05)
+    assert exact < 2 / 16 * sigma2**2
+
+
 def test_a_token_alone_is_always_found() -> None:
     found = sphere_recall(torch.tensor([0.7]), 0.1, width=3)
     assert (found.lower, found.upper) == (1, 1)

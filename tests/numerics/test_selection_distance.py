@@ -120,20 +120,28 @@ def test_invariances(seed: int, top: int, factor: float) -> None:
 
 
 def test_rows_without_a_rest_and_broken_rows_are_nan() -> None:
-    weights = torch.full((5, 4), 0.25)
+    weights = torch.full((6, 4), 0.25)
     weights[1, 2] = float("nan")
     tokens = torch.eye(4)
     tokens[3, 0] = float("inf")
-    mask = torch.ones(5, 4, dtype=torch.bool)
+    mask = torch.ones(6, 4, dtype=torch.bool)
     mask[:4, 3] = False
+    mask[5, 2:] = False  # as many keys as are chosen
     mask[2, 1:] = False
     mask[3] = False
     found = distance(weighted_tokens(weights, tokens, mask=mask), 2)
-    assert found.value.isnan().tolist() == [False, True, True, True, True]
-    assert found.expected_upper.isnan().tolist() == [False, True, True, True, True]
+    assert found.value.isnan().tolist() == [False, True, True, True, True, True]
+    assert found.expected_upper.isnan().tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert published_bound(
         chosen(weighted_tokens(weights, tokens, mask=mask), 2)
-    ).isnan().tolist() == [False, True, True, True, True]
+    ).isnan().tolist() == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize(

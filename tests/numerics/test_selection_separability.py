@@ -65,6 +65,8 @@ def test_a_tie_is_not_told_apart_however_it_rounds() -> None:
 def test_ties_in_weight_go_to_the_lower_key() -> None:
     given = weighted_tokens(torch.tensor([[0.2, 0.3, 0.3, 0.2]]), torch.eye(4))
     assert given.rank_xQK.tolist() == [[2, 0, 1, 3]]
+    many = weighted_tokens(torch.full((1, 3000), 0.1), torch.ones(3000, 1))
+    assert many.rank_xQK.tolist() == [list(range(3000))]
 
 
 def test_random_rankings_are_permutations_of_the_visible(rng: torch.Generator) -> None:
