@@ -42,8 +42,14 @@ def test_run_then_report(
     pages = list(tmp_path.rglob("report.html"))
     assert len(pages) == 1 and "Does the sweep itself work?" in pages[0].read_text()
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("result.json")}
-    code, again, _ = typed(capsys, "lab", "report", "smoke", *out)
-    assert code == 0 and "minus pre" in again
+    kept = tmp_path / "kept"
+    code, again, _ = typed(
+        capsys, "lab", "report", "smoke", *out, "--publish", str(kept)
+    )
+    assert code == 0 and "minus pre" in again and "published: " in again
+    page = (kept / "smoke-quick" / "README.md").read_text()
+    assert "`equipoise lab run smoke --quick`" in page
+    assert "smoke-quick/README.md" in (kept / "README.md").read_text()
     code, status, _ = typed(capsys, "lab", "status", "smoke", "--out", str(tmp_path))
     assert "smoke-quick: 4 of 4 runs done" in status
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("result.json")}
