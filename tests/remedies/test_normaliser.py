@@ -21,6 +21,7 @@ from equipoise.numerics.normalisers import NORMALISERS
 from equipoise.remedies.base import Remedy
 from equipoise.remedies.normaliser import NormaliserSwap, learnt_parameters
 from equipoise.remedies.weigher import LEARNABLE, Weigher
+from equipoise.remedies.weighing import Weighing
 
 SIZES = {
     "hidden_size": 16,
@@ -185,6 +186,17 @@ def test_nothing_outside_the_module_is_touched() -> None:
         model.transformer.h[0].attn(torch.zeros(1, 3, 5))
     row = torch.tensor([[[1.0, 0.0, -1.0]]])
     assert (row.softmax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("low", [-1e4, -65504.0, -1e9, -torch.inf])
+@pytest.mark.parametrize("to", ["ssmax", "sigmoid", "softpick", "self-adjusted-safe"])
+def test_every_number_that_hides_a_key_hides_it(to: str, low: float) -> None:
+    z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2))
+    mask = torch.zeros(5).masked_fill(torch.arange(5) > 2, low)
+    with Weighing(Weigher(to)):
+        found = torch.softmax(z + mask, -1)
+    assert (found[..., 3:] == 0).all()
+    torch.testing.assert_close(found[..., :3], Weigher(to)(z[..., :3]))
 
 
 class Quiet(nn.Module):
