@@ -108,6 +108,8 @@ class Memory:
     """Everything a training leaves behind that somebody could compare."""
 
     losses: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    """A GradScaler's factor after each step; it falls when a step was left out."""
     gradients: list[Tensor] = field(default_factory=list)
     evaluations: list[Tensor] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -117,16 +119,21 @@ class Memory:
 
 def identical(a: Memory, b: Memory) -> bool:
     """Say whether two trainings agree in every bit."""
-    assert a.losses == b.losses
+    assert repr(a.losses) == repr(b.losses) and a.scales == b.scales
     for x, y in zip(
         [*a.gradients, *a.evaluations, *a.optimiser, a.rng],
         [*b.gradients, *b.evaluations, *b.optimiser, b.rng],
         strict=True,
     ):
-        assert torch.equal(x, y)
+        assert torch.equal(bits(x), bits(y))
     assert a.weights.keys() == b.weights.keys()
-    assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+    assert all(torch.equal(bits(a.weights[k]), bits(b.weights[k])) for k in a.weights)
     return True
+
+
+def bits(x: Tensor) -> Tensor:
+    """Return a tensor as bytes: a NaN, too, must be the same NaN."""
+    return x.detach().contiguous().flatten().view(torch.uint8)
 
 
 def trained(
@@ -138,9 +145,14 @@ def trained(
     autocast: bool = False,
     clip: bool = True,
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    dtype: torch.dtype = torch.bfloat16,
+    scale: float = 0.0,
     **options: Any,
 ) -> tuple[Memory, Watch | None]:
-    """Return what a training did; watched if a run file is given."""
+    """Return what a training did; watched if a run file is given.
+
+    ``scale`` is what a GradScaler begins with: a large one makes it leave steps out.
+    """
     torch.manual_seed(0)
     model = wrap(make())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -149,21 +161,25 @@ def trained(
         options = {"every": 3, "strict": True, **options}
         handle = equipoise.watch(model, optimizer, run=run, **options)
     memory = Memory()
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=scale or 1.0, growth_interval=4, enabled=bool(scale)
+    )
     for step, batch in enumerate(batches(steps)):
         for _ in range(micro):
-            context = (
-                torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
-            )
+            context = torch.autocast("cpu", dtype) if autocast else nullcontext()
             with context:
                 loss = objective(model, batch) / micro
-            loss.backward()
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         memory.gradients += [
             p.grad.clone() for p in model.parameters() if p.grad is not None
         ]
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
+        memory.scales.append(scaler.get_scale())
         memory.losses.append(loss.item())
         if step % 4 == 1:
             memory.evaluations.append(evaluated(model, batch))
@@ -188,7 +204,13 @@ class Digest:
         self._parts = {kind: hashlib.sha256() for kind in kinds}
 
     def step(self, loss: Tensor, model: nn.Module) -> None:
+        self.loss(loss)
+        self.gradients(model)
+
+    def loss(self, loss: Tensor) -> None:
         self._add("losses", loss)
+
+    def gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 self._add("gradients", parameter.grad)
@@ -211,8 +233,7 @@ class Digest:
     def _add(self, kind: str, x: Any) -> None:
         x = x.to_local() if hasattr(x, "to_local") else x
         # A clone: FSDP2 keeps count of who looks at a weight's storage.
-        raw = x.detach().clone().contiguous().flatten().view(torch.uint8)
-        self._parts[kind].update(raw.numpy().tobytes())
+        self._parts[kind].update(bits(x.detach().clone()).numpy().tobytes())
 
 
 @torch.no_grad()

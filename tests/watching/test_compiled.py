@@ -67,14 +67,14 @@ def compiled(
 @pytest.mark.parametrize("wrap", [wrapper, in_place, blocks, blocks_in_place])
 def test_aot_eager_is_untouched(wrap: Callable[..., nn.Module], tmp_path: Path) -> None:
     run = tmp_path / "a.eqp"
-    alone, before = compiled(wrap, "aot_eager", None, 5)
-    watched, after = compiled(wrap, "aot_eager", run, 5)
+    alone, before = compiled(wrap, "aot_eager", None, 20)
+    watched, after = compiled(wrap, "aot_eager", run, 20)
     assert identical(alone, watched)
     assert after == before
     steps, _ = equipoise.open_run(run).series("attention.max_logit")[
         "blocks.0.attention"
     ]
-    assert list(steps) == [0, 3]
+    assert list(steps) == [*range(0, 20, 3)]
 
 
 @pytest.mark.needs("c++")
@@ -134,7 +134,7 @@ def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> No
     assert handle.closed and hooks_on(model) == 0
 
 
-def test_a_whole_compiled_step_is_named_when_the_handle_closes(tmp_path: Path) -> None:
+def test_a_whole_compiled_step_is_named_while_it_is_compiled(tmp_path: Path) -> None:
     """Forward, backward and update all inside the graph: nothing ever passes by."""
     torch._dynamo.reset()
     model = Patient(depth=1)
@@ -147,9 +147,13 @@ def test_a_whole_compiled_step_is_named_when_the_handle_closes(tmp_path: Path) -
         optimizer.step()
         optimizer.zero_grad()
 
+    heard: list[int] = []
     for batch in batches(2):
         whole_step(batch)
+        heard.append(len(handle.findings))
+    assert heard == [1, 1], "at the first step, and once"
     handle.close()
+    assert equipoise.open_run(handle.path).findings == list(handle.findings)
     (found,) = handle.findings
     assert (found.rule, found.severity) == ("watch.silent", "error")
     assert "compiled step function" in found.message and hooks_on(model) == 0

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import equipoise
 from tests.watching.patients import Patient, hooks_on, identical, trained
+from tests.zoo.specimens import SPECIMENS
 
 PLAIN: dict[str, dict[str, Any]] = {
     "plain": {"make": Patient},
@@ -22,6 +22,28 @@ PLAIN: dict[str, dict[str, Any]] = {
     "reentrant": {"make": partial(Patient, dropout=0.1, reentrant=True)},
     "checkpointed": {"make": partial(Patient, dropout=0.1, reentrant=False)},
 }
+
+# One sentence of floats near fp16's end: the scaler has to find its factor first.
+SCALED: dict[str, dict[str, Any]] = {
+    "fp16": {"dtype": torch.float16, "scale": 2.0**22},
+    "bf16": {"dtype": torch.bfloat16, "scale": 2.0**127},
+}
+
+
+@pytest.mark.parametrize("case", SCALED.values(), ids=SCALED)
+def test_steps_that_a_scaler_leaves_out_are_identical(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
+    case = {"make": partial(Patient, dropout=0.1), "autocast": True, **case}
+    alone, _ = trained(**case)
+    watched, handle = trained(**case, run=tmp_path / "a.eqp")
+    assert identical(alone, watched)
+    changes = [b / a for a, b in zip(alone.scales, alone.scales[1:], strict=False)]
+    assert 0.5 in changes and 2.0 in changes, "some steps were left out, others not"
+    assert handle is not None
+    assert {f.severity for f in handle.findings} <= {"info"}
+    run = equipoise.open_run(handle.path)
+    assert list(run.series("loss")[""][0]) == list(range(20))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -41,24 +63,18 @@ def test_twenty_steps_are_identical(
     ]
 
 
+FAMILIES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "bert": "BertModel",
+    "t5": "T5ForConditionalGeneration",
+    "mixtral": "MixtralForCausalLM",
+}
+
+
 def hf(kind: str, implementation: str) -> nn.Module:
-    small = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0}
-    config: Any
-    if kind == "gpt2":
-        config = GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, **small)
-        model: Any = GPT2LMHeadModel
-    else:
-        config = LlamaConfig(
-            num_hidden_layers=2,
-            hidden_size=16,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            intermediate_size=32,
-            **small,
-        )
-        model = LlamaForCausalLM
-    config._attn_implementation = implementation
-    return Logits(model(config))
+    specimen = next(s for s in SPECIMENS if s.name == FAMILIES[kind])
+    return Logits(specimen.build(implementation).train())
 
 
 class Logits(nn.Module):
@@ -69,22 +85,26 @@ class Logits(nn.Module):
         self.inner = inner
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.inner(input_ids=tokens).logits
+        given = {"input_ids": tokens}
+        if getattr(self.inner.config, "is_encoder_decoder", False):
+            given["decoder_input_ids"] = tokens
+        out: Any = self.inner(**given)
+        logits: torch.Tensor = getattr(out, "logits", out[0])
         return logits
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_hugging_face_models_are_identical(
     kind: str, implementation: str, tmp_path: Path
 ) -> None:
     make: Callable[[], nn.Module] = partial(hf, kind, implementation)
-    alone, _ = trained(make, steps=6)
-    watched, handle = trained(make, steps=6, run=tmp_path / "a.eqp")
+    alone, _ = trained(make)
+    watched, handle = trained(make, run=tmp_path / "a.eqp")
     assert identical(alone, watched)
     assert handle is not None
     readings = equipoise.open_run(handle.path).series("attention.max_logit")
-    assert len(readings) == 2
+    assert len(readings) == (6 if kind == "t5" else 2)
 
 
 def test_nothing_is_added_to_the_state(tmp_path: Path) -> None:

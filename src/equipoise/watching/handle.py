@@ -22,7 +22,7 @@ from equipoise.probes.capture import Probe
 from equipoise.probes.heard import Heard
 from equipoise.probes.shards import copies, is_partial
 from equipoise.records import Finding
-from equipoise.watching import announce
+from equipoise.watching import announce, tracing
 from equipoise.watching.account import Account
 from equipoise.watching.alarm import Alarm
 from equipoise.watching.held import Holder
@@ -34,19 +34,13 @@ from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampling import Sampler
 from equipoise.watching.schedule import Schedule
-from equipoise.watching.silence import Silence
+from equipoise.watching.silence import DEAF, Silence, deafness
 from equipoise.watching.taps import tapped
 from equipoise.watching.voice import Voice
 
 log = logging.getLogger("equipoise")
 
 DEAF_AFTER = 4
-DEAF = (
-    "gradients come and are cleared, but no step was ever seen to end: the optimiser's "
-    "step is compiled (torch.compile(optimizer.step), or a compiled step function), or "
-    "another optimiser trains this model. Leave the step eager, or watch without an "
-    "optimiser and call .step() yourself"
-)
 
 
 class Watch:
@@ -89,7 +83,9 @@ class Watch:
         self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
         self._account = Account(ledger, ranks, self._schedule, list(anatomy.blocks))
         self._step_ended: list[Callable[[int, bool], Any]] = []
-        self._scaled = self._ever_stepped = False
+        self._scaled = self._ever_stepped = self._refused = False
+        self._number = id(self)
+        tracing.listens(self, self._number)
         self._off = ExitStack()
         """Takes off what may be taken off at any moment."""
         self._holding, self._stack = ExitStack(), ExitStack()
@@ -192,13 +188,22 @@ class Watch:
             self._end_step()
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self.closed:
+        if torch.compiler.is_compiling():
+            tracing.tell(self._number)
+            return
+        if self.closed:
             return
         rate = optimizer.param_groups[0]["lr"]
         rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
         self._account.light.add(self._schedule.step, "learning_rate", rate)
         self._guarded(self._sampler.after_update)(optimizer)
         self._end_step()
+
+    def traced(self) -> None:
+        """Say at once that the step which is being compiled will not be seen."""
+        if not self._refused and not self.closed:
+            self._refused = True
+            self._account.note(self.voice.say([deafness(self._schedule.step)]))
 
     def _attach(self) -> None:
         self._off.enter_context(tapped(self))
@@ -261,8 +266,7 @@ class Watch:
         """Return a finding if an optimiser was given and never heard of."""
         if self.optimizer is None or self._ever_stepped or not self.optimizer.state:
             return []
-        deaf = Finding(step=0, severity="error", rule="watch.silent", message=DEAF)
-        return [deaf]
+        return [] if self._refused else [deafness(0)]
 
     def _tell(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Call what the user gave us; what that raises reaches the user."""

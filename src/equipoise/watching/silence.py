@@ -100,6 +100,19 @@ UNSEEN = (
 )
 
 
+DEAF = (
+    "gradients come and are cleared, but no step was ever seen to end: the optimiser's "
+    "step is compiled (torch.compile(optimizer.step), or a compiled step function), or "
+    "another optimiser trains this model. Leave the step eager, or watch without an "
+    "optimiser and call .step() yourself"
+)
+
+
+def deafness(step: int) -> Finding:
+    """Return the finding that no step's end can be seen."""
+    return Finding(step=step, severity="error", rule="watch.silent", message=DEAF)
+
+
 def _complaint(anatomy: Anatomy, heard: Heard, silent: list[str]) -> str:
     why = unread(anatomy, heard.attention)
     expected = sum(site.declared for site in anatomy.attention)
