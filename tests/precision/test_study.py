@@ -187,7 +187,9 @@ def test_a_model_without_words_needs_a_batch(tmp_path: Path) -> None:
         patch_size=4,
     )
     ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="give --batch"):
+    assert loaded(str(tmp_path))[1] is None
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match=r"no config.json"):
         loaded(str(tmp_path))
 
 
@@ -204,6 +206,9 @@ def test_loading_batches(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(InputError, match="a batch is"):
         loaded_batch(tmp_path / "a.txt")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(InputError, match="mapping of names to numbers"):
+        loaded_batch(tmp_path / "list.json")
     with pytest.raises(InputError, match="no such batch"):
         loaded_batch(tmp_path / "b.pt")
 

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import nn
 
 from equipoise.errors import InputError
+from equipoise.lab.reopening import is_ours, reopened
+from equipoise.precision.batch import Batch
 from equipoise.precision.emulation import Storage
 from equipoise.precision.loading import FORMS, loaded, loaded_batch
 from equipoise.precision.page import print_study, write_study
@@ -37,17 +40,27 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
 ) -> None:
     """Predict and measure a model's error in a narrow format; say what to keep wide."""
-    found, own_batch = loaded(model)
-    given = loaded_batch(batch) if batch is not None else own_batch
+    # First what is cheap to refuse: weights may take minutes to load.
+    storage = Storage.named(format, scaled=scaled)
+    own_file = loaded_batch(batch) if batch is not None else None
+    found, own_batch = _found(model)
+    given = own_batch if own_file is None else own_file
     if given is None:
         raise InputError(f"{model} came without a batch: give one with --batch")
     result = study(
         found,
         given,
-        storage=Storage.named(format, scaled=scaled),
+        storage=storage,
         target=target,
         every_module=every_module,
     )
     print_study(result, rows=rows)
     if html is not None:
         typer.echo(f"wrote {write_study(result, html)}")
+
+
+def _found(model: str) -> tuple[nn.Module, Batch | None]:
+    if is_ours(Path(model)):
+        trained, (inputs, _) = reopened(Path(model))
+        return trained, inputs
+    return loaded(model)

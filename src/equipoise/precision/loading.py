@@ -14,7 +14,8 @@ from equipoise.errors import InputError
 from equipoise.precision.batch import Batch
 
 FORMS = (
-    "a Hugging Face model directory, FILE.py:FUNCTION or package.module:FUNCTION "
+    "a Hugging Face model directory, a run of the lab or one of its checkpoints, "
+    "FILE.py:FUNCTION or package.module:FUNCTION "
     "(the function returns a model, or a model and a batch)"
 )
 SENTENCES = [
@@ -48,17 +49,31 @@ def loaded_batch(path: Path) -> Batch:
 
         return dict(load_file(path))
     if path.suffix == ".json":
-        given = json.loads(path.read_text())
-        return {key: torch.tensor(item) for key, item in given.items()}
+        return _from_json(path)
     if path.suffix in {".pt", ".pth"}:
         batch: Batch = torch.load(path, weights_only=True)
         return batch
     raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
 
 
-def _from_directory(path: Path, tokens: int, seed: int) -> tuple[nn.Module, Batch]:
+def _from_json(path: Path) -> dict[str, Tensor]:
+    try:
+        given = json.loads(path.read_text())
+        return {key: torch.tensor(item) for key, item in given.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: expected a mapping of names to numbers, as in "
+            f'{{"input_ids": [[1, 2, 3]]}} ({error})'
+        ) from error
+
+
+def _from_directory(
+    path: Path, tokens: int, seed: int
+) -> tuple[nn.Module, Batch | None]:
     from transformers import AutoModel, AutoModelForCausalLM
 
+    if not (path / "config.json").is_file():
+        raise InputError(f"{path} has no config.json; give {FORMS}")
     config = json.loads((path / "config.json").read_text())
     causal = any(
         "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())
@@ -79,10 +94,10 @@ def _text_batch(path: Path) -> dict[str, Tensor] | None:
     return dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
 
 
-def _random_tokens(config: Any, tokens: int, seed: int) -> dict[str, Tensor]:
+def _random_tokens(config: Any, tokens: int, seed: int) -> dict[str, Tensor] | None:
     words = getattr(config, "vocab_size", None)
-    if words is None:
-        raise InputError("no tokeniser and no vocab_size in config.json: give --batch")
+    if words is None:  # a model of images, perhaps: only its user knows a batch
+        return None
     rng = torch.Generator().manual_seed(seed)
     shape = (2, min(tokens, getattr(config, "max_position_embeddings", tokens)))
     return {"input_ids": torch.randint(0, words, shape, generator=rng)}

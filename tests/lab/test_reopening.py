@@ -1,0 +1,61 @@
+"""A run of the lab can be looked at again: by its folder or by a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.errors import InputError
+from equipoise.lab.data import open_data
+from equipoise.lab.execution import build
+from equipoise.lab.experiment import Arm, Task
+from equipoise.lab.models import GPTConfig
+from equipoise.lab.reopening import is_ours, reopened
+from equipoise.lab.trainer import Trainer
+from equipoise.lab.training import TrainOptions
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    folder = tmp_path_factory.mktemp("run")
+    train = TrainOptions(
+        steps=2, batch=2, warmup=0, checkpoint_every=1, preset="minimal"
+    )
+    arm = Arm(
+        name="a", model=GPTConfig(width=8, depth=1, heads=1, context=8), train=train
+    )
+    task = Task(arm=arm, seed=42)
+    data = open_data(arm.data, batch=2, seed=42, context=8).train
+    trainer = Trainer(
+        build(arm, 42), data, train, folder=folder, info={"task": task.to_mapping()}
+    )
+    trainer.run()
+    return folder, trainer.model
+
+
+def test_the_newest_checkpoint_is_the_trained_model(
+    run: tuple[Path, torch.nn.Module],
+) -> None:
+    folder, trained = run
+    assert is_ours(folder)
+    model, (x, _) = reopened(folder)
+    assert torch.equal(model(x), trained(x))
+    first, last = sorted((folder / "checkpoints").iterdir())
+    assert is_ours(first)
+    assert torch.equal(reopened(last)[0](x), trained(x))
+    assert not torch.equal(reopened(first)[0](x), trained(x))
+
+
+def test_what_cannot_be_reopened_says_why(
+    run: tuple[Path, torch.nn.Module], tmp_path: Path
+) -> None:
+    folder, _ = run
+    assert not is_ours(tmp_path)
+    (tmp_path / "run.eqp").write_bytes((folder / "run.eqp").read_bytes())
+    with pytest.raises(InputError, match="has no checkpoint"):
+        reopened(tmp_path)
+    lonely = tmp_path / "a" / "b" / "step-00000001"
+    lonely.mkdir(parents=True)
+    (lonely / "state.json").write_text("{}")
+    with pytest.raises(InputError, match="its shape is not known"):
+        reopened(lonely)
