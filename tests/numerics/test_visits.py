@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.numerics.visits import adam_norm, token_sizes
+from equipoise.numerics.visits import adam_norm, kurtosis, token_sizes
 from tests.conftest import FLOATS
 
 
@@ -49,3 +49,14 @@ def test_the_length_of_adams_step(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), true, rtol=rough, atol=0)
     still = torch.zeros(3)
     assert adam_norm(still, still, floor=0.0).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_kurtosis(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(9, 40, generator=rng, dtype=torch.float64).exp().to(dtype)
+    square = (x.double() - x.double().mean()).square()
+    true = square.square().mean() / square.mean().square()
+    torch.testing.assert_close(kurtosis(x).double(), true, rtol=1e-6, atol=0)
+    assert kurtosis(torch.ones(4, dtype=dtype)).isnan()
+    assert kurtosis(torch.tensor([1.0, torch.nan], dtype=dtype)).isnan()

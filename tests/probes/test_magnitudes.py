@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.numerics.visits import kurtosis
 from equipoise.probes.magnitudes import Magnitudes
 from equipoise.probes.normalisers import NormScales
-from equipoise.probes.stream import StreamShape, kurtosis, token_cosine
+from equipoise.probes.stream import StreamShape, token_cosine
 from tests.probes.measuring import gpt, measured, tokens
 
 

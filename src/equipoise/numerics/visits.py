@@ -1,4 +1,4 @@
-"""Sizes of tokens and of Adam's update in one visit to memory each, on the CPU.
+"""Sizes of tokens and of Adam's update, and tails, without copies, on the CPU.
 
 Axes, in this file:  N token · D channel · P parameter.
 
@@ -60,6 +60,35 @@ def _sizes(x_ND: Singles, out_2N: Singles) -> None:
             centred += (x - mean) * (x - mean)
         out_2N[0, n] = math.sqrt(square / D)
         out_2N[1, n] = math.sqrt(centred / D)
+
+
+def kurtosis(x: Float[Tensor, "*x"]) -> Tensor:
+    """Return E[(x−μ)⁴]/E[(x−μ)²]² over all entries: 3 for a Gaussian.
+
+    >>> kurtosis(torch.tensor([1.0, -1.0]))
+    tensor(1.)
+    """
+    x = x.detach()
+    if not _readable(x):
+        square = (x - x.mean()).square()
+        return square.square().mean() / square.mean().square()
+    second, fourth = _powers(host_view(x).ravel())
+    ratio = fourth / second**2 * x.numel() if second > 0 else math.nan
+    return torch.tensor(ratio, dtype=torch.float32)
+
+
+@compiled(reorder=True)
+def _powers(x_P: Singles) -> tuple[float, float]:
+    """Return Σ(x−μ)² and Σ(x−μ)⁴."""
+    total, second, fourth = 0.0, 0.0, 0.0
+    for p in range(x_P.size):
+        total += x_P[p]
+    mean = total / x_P.size
+    for p in range(x_P.size):
+        square = (x_P[p] - mean) * (x_P[p] - mean)
+        second += square
+        fourth += square * square
+    return second, fourth
 
 
 def adam_norm(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics.visits import kurtosis
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
@@ -38,12 +39,6 @@ def _listen(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
     emit(site, "residual.kurtosis", kurtosis(x_BTD), how="mean")
     if x_BTD.ndim == 3 and x_BTD.shape[1] > 1:
         emit(site, "residual.token_cosine", token_cosine(x_BTD).mean(), how="mean")
-
-
-def kurtosis(x: Tensor) -> Tensor:
-    """Return E[(x−μ)⁴]/E[(x−μ)²]² over all entries: 3 for a Gaussian."""
-    square = (x - x.mean()).square()
-    return square.square().mean() / square.mean().square()
 
 
 def token_cosine(x_BTD: Tensor) -> Tensor:
