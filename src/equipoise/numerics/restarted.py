@@ -150,10 +150,9 @@ class _Space:
         keep = min(keep, self.room - 1)
         self._rotate(weights_KK[:, :keep])
         self.basis_KN[keep] = self.basis_KN[self.filled]
-        arrow_R = self.beta * weights_KK[-1, :keep]
+        # The next product fills its own row, arrow included.
         self.projected_KK[:] = 0
         self.projected_KK[range(keep), range(keep)] = values_K[:keep]
-        self.projected_KK[keep, :keep] = self.projected_KK[:keep, keep] = arrow_R
         self.filled = keep
 
     def _rotate(self, weights_KR: Small) -> None:
