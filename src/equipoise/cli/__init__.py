@@ -23,7 +23,7 @@ import equipoise
 from equipoise.errors import EquipoiseError, MissingExtraError
 
 COMMANDS = {
-    "curvature": "Say how sharp a loss is, which part makes it so, and what lr it bears.",
+    "curvature": "Say how sharp a loss is, why, and what step size it bears.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
     "lab": "Experiments with error bars: list, run, status, report.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
