@@ -230,8 +230,8 @@ def test_variants_are_compared_within_their_residual_form() -> None:
 
     found = evidence(recipe("rmsnorm"), run)
     said = finding(found).verdict
-    assert "pre-rmsnorm ends no differently than pre-layernorm" in said
-    assert "post-rmsnorm ends higher than post-layernorm (+1.000 nats" in said
+    assert "pre-rmsnorm against pre-layernorm: ends within a hundredth" in said
+    assert "post-rmsnorm against post-layernorm: ends higher (+1.000 nats" in said
     assert "gradients vanish (weakest ÷ last 1e-05)" in said
     assert "minus its baseline" in finding(found).grids[0].cells[-1][0]
     better = evidence(

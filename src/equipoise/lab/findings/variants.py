@@ -11,6 +11,8 @@ from equipoise.lab.findings.finding import (
 from equipoise.lab.results import Row, rows
 
 VANISHED = 1e-3
+SMALL = 0.01
+"""Nats: a difference below this matters to nobody, however steady it is."""
 
 
 def variants(evidence: Evidence) -> Finding:
@@ -36,16 +38,18 @@ def variants(evidence: Evidence) -> Finding:
 def _said(row: Row, other: Row) -> str:
     pair = row.against_first
     assert pair is not None
-    if pair.low > 0:
+    if abs(pair.mean) < SMALL:
+        loss = "ends within a hundredth of a nat"
+    elif pair.low > 0:
         loss = "ends higher"
     elif pair.high < 0:
         loss = "ends lower"
     else:
         loss = "ends no differently"
     return (
-        f"{row.arm} {loss} than {other.arm} ({pair.mean:+.3f} nats "
-        f"[{pair.low:+.3f}, {pair.high:+.3f}]) and its gradients "
-        f"{_pattern(row)}, as {other.arm}'s {_pattern(other)}."
+        f"{row.arm} against {other.arm}: {loss} ({pair.mean:+.3f} nats "
+        f"[{pair.low:+.3f}, {pair.high:+.3f}]); its gradients {_pattern(row)}, "
+        f"{other.arm}'s {_pattern(other)}."
     )
 
 
