@@ -78,7 +78,7 @@ def _moments(
     """Return Σe below 1, Σ e·(z - top), Σz² over visible keys and Σe²."""
     below, first, scores, masses = 0.0, 0.0, 0.0, 0.0
     for k in range(z_K.size):
-        below += e_K[k] if e_K[k] < _ONE else _ZERO
+        below += float(e_K[k]) if e_K[k] < _ONE else 0.0
         first += e_K[k] * max(z_K[k] - top, _FLOOR)
         scores += z_K[k] * z_K[k] if z_K[k] > _NOTHING else 0.0
         masses += e_K[k] * e_K[k]
@@ -119,7 +119,7 @@ def _row(
     below, first, scores, masses = _moments(z_K, top, e_K)
     tops, some = _counts(e_K)
     mass = below + tops
-    sums = (below, tops, some)
+    sums = (below, int(tops), int(some))
     out[LOWER], out[UPPER] = interval(e_K, sums, enough, scratch[1])
     out[MAX_LOGIT] = top
     out[ENTROPY] = max(math.log(mass) - first / mass, 0.0)
