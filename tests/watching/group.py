@@ -123,17 +123,19 @@ def scenarios(folder: Path) -> dict[str, Any]:
 def tensor_parallel(folder: Path) -> dict[str, Any]:
     """Every rank sees the whole batch, and holds half of the heads."""
     # Not above: transformers takes seconds to import, and others import this module.
-    from tests.watching.sharded import Llama, split_llama, split_patient
+    from tests.watching.sharded import Llama, probes, split_llama, split_patient
 
     out: dict[str, Any] = {}
     for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
         # The same dropout everywhere, or the ranks would train different models.
         model = split_patient(calm())
         out[f"tp.{kind}"] = train(model, run=run, mine=all_of_it, clip=False, bits=True)
-    deep = {"mine": all_of_it, "preset": "deep"}
-    model = split_patient(calm())
-    out["tp.truth"] = train(model, run=folder / "tp.eqp", clip=False, **deep)
-    out["llama.truth"] = train(split_llama(Llama()), run=folder / "llama.eqp", **deep)
+    model, run = split_patient(calm()), folder / "tp.eqp"
+    out["tp.truth"] = train(
+        model, run=run, clip=False, mine=all_of_it, probes=probes(2)
+    )
+    model, run = split_llama(Llama()), folder / "llama.eqp"
+    out["llama.truth"] = train(model, run=run, mine=all_of_it, probes=probes(2))
     for bad in (0, 1):
         run = folder / f"tp-poison-{bad}.eqp"
         model = split_patient(calm())

@@ -15,7 +15,7 @@ from equipoise.probes.histogram import HISTOGRAM, width_at
 from tests.watching.dying import free_port
 from tests.watching.group import STEPS, calm, halves
 from tests.watching.patients import batches, objective
-from tests.watching.sharded import Llama
+from tests.watching.sharded import Llama, probes
 
 Results = tuple[Path, list[dict[str, Any]]]
 
@@ -158,7 +158,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, equipoise.Run]:
     for name, model in (("tp", calm()), ("llama", Llama())):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = folder / f"{name}.eqp"
-        with equipoise.watch(model, optimizer, run=run, every=2, preset="deep"):
+        with equipoise.watch(model, optimizer, run=run, every=2, probes=probes(1)):
             for batch in batches(STEPS):
                 objective(model, torch.cat(halves(batch))).backward()
                 if name == "llama":
