@@ -51,6 +51,25 @@ def test_heads_that_share_keys_are_bounded_together() -> None:
         assert top(found.dense()) <= bound.functional * ROUNDING
 
 
+@pytest.mark.parametrize(("query", "copies"), [(0.0, 1), (9.0, 4)])
+def test_single_terms_are_bounded_where_they_stand_alone(
+    query: float, copies: int
+) -> None:
+    # W_Q = W_K = 0 leaves what scores bend in q and k together; with W_Q large and
+    # equal heads on one W_K, its block is that of one head times their number.
+    draw = Draw(0)
+    q, v, o = draw.normal(1, 3, 2), draw.normal(1, 3, 2), draw.normal(1, 2, 3)
+    heads = Heads(
+        w_q_HDE=query * q.expand(copies, -1, -1),
+        w_k_GDE=torch.zeros(1, 3, 2, dtype=torch.float64),
+        w_v_GDF=v,
+        w_o_HFD=o.expand(copies, -1, -1),
+    )
+    x, g = draw.normal(5, 3), draw.normal(5, 3)
+    truth = top(attention_hessian(heads, x, g, output=False).dense())
+    assert 0 < truth <= attention_curvature_bound(heads, x, g).functional * ROUNDING
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_block_bound_holds(activation: str) -> None:
     for seed in range(12):
