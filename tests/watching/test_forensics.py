@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
+from equipoise.watching.alarm import Alarm
 from equipoise.watching.replay import bundle_path, first_bad_module, loaded
 from tests.watching.patients import Patient, batches, hooks_on, objective
 
@@ -220,3 +223,23 @@ def test_replay_on_the_command_line(
         replay.built("nowhere:nothing")
     with pytest.raises(InputError, match="not a model"):
         replay.built("pathlib:Path")
+
+
+def test_a_rank_that_is_ill_alone_runs_no_pass_that_others_must_join() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Patient()
+        fully_shard(model)
+        asked: list[str] = []
+
+        class Joined:
+            def replay(self, model: nn.Module) -> None:
+                asked.append("replayed")
+
+        alarm = Alarm(model, held=lambda: Joined())  # type: ignore[arg-type,return-value]
+        root = objective(model, batches(1)[0]) * float("nan")
+        alarm.loss(3, root.detach(), root)
+        (found,) = alarm.taken()
+    finally:
+        dist.destroy_process_group()
+    assert not asked and found.rule == "nonfinite.forward"

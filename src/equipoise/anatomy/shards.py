@@ -6,6 +6,7 @@ Any operation on a DTensor but these may communicate, which no hook may do.
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 
@@ -27,6 +28,16 @@ def local_part(x: Tensor) -> Tensor:
 def is_sharded(x: Tensor) -> bool:
     """Say whether this rank holds only a part of the tensor."""
     return isinstance(x, DTensor) and any(isinstance(p, Shard) for p in x.placements)
+
+
+def needs_all_ranks(model: nn.Module) -> bool:
+    """Say whether a pass waits for other ranks: FSDP2's modules, sharded weights.
+
+    FSDP2's own weights are plain tensors between its gathering and its resharding.
+    """
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
+        is_sharded(parameter) for parameter in model.parameters()
+    )
 
 
 def split(x: Tensor, axis: int) -> Split:

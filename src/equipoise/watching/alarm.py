@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.names import unwrapped
+from equipoise.anatomy.shards import needs_all_ranks
 from equipoise.records import Finding
 from equipoise.watching import forensics
 from equipoise.watching.forensics import Culprit
@@ -85,7 +86,8 @@ class Alarm:
     def _replayed(self, step: int) -> Culprit | None:
         """Save the held batch, run it once more, and see where it goes wrong."""
         batch = self.held()
-        if batch is None:
+        # Only this rank may be ill: a pass that gathers weights would wait for ever.
+        if batch is None or needs_all_ranks(self.model):
             return None
         if self.keep is not None:
             save(bundle_path(self.keep, step), batch, unwrapped(self.model))
