@@ -51,23 +51,42 @@ def test_heads_that_share_keys_are_bounded_together() -> None:
         assert top(found.dense()) <= bound.functional * ROUNDING
 
 
-@pytest.mark.parametrize(("query", "copies"), [(0.0, 1), (9.0, 4)])
-def test_single_terms_are_bounded_where_they_stand_alone(
-    query: float, copies: int
-) -> None:
-    # W_Q = W_K = 0 leaves what scores bend in q and k together; with W_Q large and
-    # equal heads on one W_K, its block is that of one head times their number.
-    draw = Draw(0)
+def equal_heads(draw: Draw, *, query: float, copies: int) -> Heads:
+    """Return equal heads on one W_K = 0 and one W_V."""
     q, v, o = draw.normal(1, 3, 2), draw.normal(1, 3, 2), draw.normal(1, 2, 3)
-    heads = Heads(
+    return Heads(
         w_q_HDE=query * q.expand(copies, -1, -1),
         w_k_GDE=torch.zeros(1, 3, 2, dtype=torch.float64),
         w_v_GDF=v,
         w_o_HFD=o.expand(copies, -1, -1),
+        causal=True,
     )
-    x, g = draw.normal(5, 3), draw.normal(5, 3)
+
+
+@pytest.mark.parametrize(("query", "copies"), [(0.0, 1), (1e3, 1), (1e3, 4)])
+def test_single_terms_are_attained_where_they_stand_alone(
+    query: float, copies: int
+) -> None:
+    # W_Q = W_K = 0 leaves what scores bend in q and k together. With W_Q large the
+    # block of W_K is all, and that of one head times their number; of three causal
+    # queries only the last bends: two equal keys do not, nor does one.
+    draw = Draw(0)
+    heads = equal_heads(draw, query=query, copies=copies)
+    x, g = draw.normal(3, 3), draw.normal(3, 3)
     truth = top(attention_hessian(heads, x, g, output=False).dense())
-    assert 0 < truth <= attention_curvature_bound(heads, x, g).functional * ROUNDING
+    bound = attention_curvature_bound(heads, x, g).functional
+    assert 0 < truth <= bound * ROUNDING <= 1.01 * truth
+
+
+def test_equal_heads_on_one_value_add_up() -> None:
+    # With W_Q = W_K = 0 only W_V moves the output: four heads, four times as far.
+    draw, zero = Draw(0), torch.zeros(3, 3, dtype=torch.float64)
+    heads = equal_heads(draw, query=0.0, copies=4)
+    x = draw.normal(3, 3)
+    mixed = torch.ones(3, 3).to(x).tril() / torch.tensor([[1.0], [2.0], [3.0]]) @ x
+    truth = (4 * top(mixed) * top(heads.w_o_HFD[0])) ** 2
+    bound = attention_curvature_bound(heads, x, zero, loss_curvature=1.0)
+    assert bound.value == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

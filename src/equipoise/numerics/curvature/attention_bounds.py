@@ -56,7 +56,7 @@ def attention_curvature_bound(
     if not all_finite(x_LD, g_LD, *heads.weights):
         return AttentionBound(value=math.nan, functional=math.nan, outer=math.nan)
     norms = attention_norms(heads, x_LD, g_LD, mask=mask)
-    j_N = norms.jacobian(torch.ones(len(x_LD)))
+    j_N = norms.jacobian(torch.eye(x_LD.shape[1]).expand(len(x_LD), -1, -1))
     outer_NN = loss_curvature * torch.outer(j_N, j_N)
     return AttentionBound(
         value=top(norms.functional_NN + outer_NN),
@@ -82,10 +82,16 @@ class AttentionNorms:
         tied_NN: Tensor = self.tied_N[:, None] * bent_NN * self.tied_N
         return tied_NN
 
-    def jacobian(self, weight_L: Tensor) -> Tensor:
-        """Return the norms of ∂y/∂W when row i of y counts ``weight_L[i]`` times."""
-        weight_L = weight_L.to(self.tied_N)
-        return self.tied_N * torch.cat([h.jacobian(weight_L) for h in self.each])
+    def jacobian(self, gram_LDD: Tensor) -> Tensor:
+        """Return the norms of Σ C_i·∂y_i/∂W, CᵀC given for every row of y."""
+        gram_LDD = gram_LDD.to(self.tied_N)
+        return self.tied_N * torch.cat([h.jacobian(gram_LDD) for h in self.each])
+
+    def crossed(self, gram_LDD: Tensor, right_LM: Tensor) -> Tensor:
+        """Return bounds on Σ_i (C_i·∂y_i/∂W)ᵀ ⊗ r_i, CᵀC given for every row."""
+        gram_LDD = gram_LDD.to(self.tied_N)
+        each = [head.crossed(gram_LDD, right_LM) for head in self.each]
+        return self.tied_N * torch.cat(each)
 
 
 def attention_norms(
@@ -111,33 +117,55 @@ class _Head:
         self.q_QE = queries.at.q_HQE[0]
         self.k_QKE = queries.about(queries.at.k_HKE[0])
         self.x_QKD = queries.about(queries.x_KD)
+        left_QFK = (queries.a_QK[..., None] * queries.about(queries.at.v_HKF[0])).mT
+        # Norms of products see only R of Mᵀ = QR.
+        self.moved = tuple(
+            torch.linalg.qr((left_QFK @ right).mT, mode="r").R
+            for right in (self.k_QKE, self.x_QKD)
+        )
 
     def functional(self) -> Tensor:
         """Return the norms of the blocks of ∇²⟨g, y⟩, ordered Q, K, V."""
         s, (x, q, c) = self.scale, (self.queries.x_QD, self.q_QE, self.queries.c_QF)
         p, a = self.queries.p_QK, self.queries.a_QK
         crossed = self.queries.x_QD.mT @ p @ self.queries.x_KD
-        qq = s**2 * _summed(self._norm(p, self.k_QKE, self.k_QKE), x, x)
-        kk = s**2 * _summed(self._norm(p, self.x_QKD, self.x_QKD), q, q)
-        qk = s**2 * _summed(self._norm(p, self.k_QKE, self.x_QKD), x, q)
+        qq = s**2 * summed(self._norm(p, self.k_QKE, self.k_QKE), x, x)
+        kk = s**2 * summed(self._norm(p, self.x_QKD, self.x_QKD), q, q)
+        qk = s**2 * summed(self._norm(p, self.k_QKE, self.x_QKD), x, q)
         qk = qk + s * torch.linalg.matrix_norm(crossed, ord=2)
-        vq = s * _summed(self._norm(a, self.x_QKD, self.k_QKE), c, x)
-        vk = s * _summed(self._norm(a, self.x_QKD, self.x_QKD), c, q)
+        vq = s * summed(self._norm(a, self.x_QKD, self.k_QKE), c, x)
+        vk = s * summed(self._norm(a, self.x_QKD, self.x_QKD), c, q)
         zero = torch.zeros_like(vk)
         rows = [[qq, qk, vq], [qk, kk, vk], [vq, vk, zero]]
         return torch.stack([torch.stack(row) for row in rows])
 
-    def jacobian(self, weight_Q: Tensor) -> Tensor:
-        """Return ‖∂y/∂W‖ for Q, K, V: rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O."""
-        queries, s = self.queries, self.scale
-        w_o_FD = queries.at.heads.w_o_HFD[0]
-        v_QKD, a = queries.about(queries.at.v_HKF[0]) @ w_o_FD, queries.a_QK
-        for_q = (weight_Q * self._norm(a, v_QKD, self.k_QKE)).square()
-        for_k = (weight_Q * self._norm(a, v_QKD, self.x_QKD)).square()
-        mixed = top(weight_Q[:, None] * (a @ queries.x_KD)) * top(w_o_FD)
-        of_q = s * _summed(for_q, queries.x_QD, queries.x_QD).sqrt()
-        of_k = s * _summed(for_k, self.q_QE, self.q_QE).sqrt()
-        return torch.stack([of_q, of_k, of_q.new_tensor(mixed)])
+    def jacobian(self, gram_QDD: Tensor) -> Tensor:
+        """Return ‖Σ C_i·∂y_i/∂W‖ for Q, K, V."""
+        pairs = zip(self._sizes(gram_QDD), self._lefts, strict=True)
+        return torch.stack([summed(size, left, left).sqrt() for size, left in pairs])
+
+    def crossed(self, gram_QDD: Tensor, right_QM: Tensor) -> Tensor:
+        """Return bounds on Σ_i (C_i·∂y_i/∂W)ᵀ ⊗ r_i for Q, K, V."""
+        pairs = zip(self._sizes(gram_QDD), self._lefts, strict=True)
+        return torch.stack(
+            [summed(size.sqrt(), left, right_QM) for size, left in pairs]
+        )
+
+    @property
+    def _lefts(self) -> tuple[Tensor, Tensor, Tensor]:
+        mixed_QD = self.queries.a_QK @ self.queries.x_KD
+        return self.queries.x_QD, self.q_QE, mixed_QD
+
+    def _sizes(self, gram_QDD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ‖C_i M_i‖² of rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O of ∂y_i/∂W."""
+        w_o_FD = self.queries.at.heads.w_o_HFD[0]
+        gram_QFF = w_o_FD @ gram_QDD @ w_o_FD.mT
+        for_q, for_k = self.moved
+        return (
+            self.scale**2 * _largest(for_q @ gram_QFF @ for_q.mT),
+            self.scale**2 * _largest(for_k @ gram_QFF @ for_k.mT),
+            _largest(gram_QFF),
+        )
 
     def _norm(self, b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
         """Return ‖Σ_j b_ij f_ij h_ijᵀ‖₂ of every query."""
@@ -152,12 +180,18 @@ def _triangle(f_QKD: Tensor) -> Tensor:
     return f_QKD.mT if K >= D else torch.linalg.qr(f_QKD.mT, mode="r").R
 
 
-def _summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:
+def summed(weight_Q: Tensor, left_QD: Tensor, right_QE: Tensor) -> Tensor:
     """Return ‖Σ wᵢ lᵢlᵢᵀ‖^½·‖Σ wᵢ rᵢrᵢᵀ‖^½."""
     root_Q1 = weight_Q.sqrt()[:, None]
     norm = torch.linalg.matrix_norm
     both: Tensor = norm(root_Q1 * left_QD, ord=2) * norm(root_Q1 * right_QE, ord=2)
     return both
+
+
+def _largest(gram_QFF: Tensor) -> Tensor:
+    """Return the largest eigenvalue of each matrix, none being negative."""
+    found_Q: Tensor = torch.linalg.eigvalsh(gram_QFF)[..., -1].clamp_min(0)
+    return found_Q
 
 
 def all_finite(*tensors: Tensor) -> bool:

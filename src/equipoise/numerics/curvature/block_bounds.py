@@ -5,8 +5,9 @@ of each head, then W_in and W_out.
 
 The Hessian is Σ Jᵀ∇²⟨λ, φ⟩J over attention, norm, feed-forward net, norm and loss; each
 node adds a bound on its block (a, b) to the entry (a, b) of a matrix whose norm bounds
-‖H‖. Beyond attention tokens do not meet, so a node is a sum over tokens of small
-matrices: token i counts with the norm of its own, and not with that of the worst.
+‖H‖. Beyond attention tokens do not meet: a block is Σ_i l_i ⊗ M_i ⊗ r_i over tokens,
+and M_i, the product of all that token i goes through, counts with the norm of that
+product (``block_tokens``); only the sum over tokens is bounded.
 """
 
 import math
@@ -21,11 +22,13 @@ from equipoise.numerics.curvature.attention_bounds import (
     AttentionNorms,
     all_finite,
     attention_norms,
+    summed,
     top,
 )
+from equipoise.numerics.curvature.block_tokens import Tokens, norms_at, token
 from equipoise.numerics.curvature.feedforward import FeedForward, Unit, unit_at
 from equipoise.numerics.curvature.feedforward_blocks import feedforward_norms
-from equipoise.numerics.curvature.norm import norm_curvature, norm_product
+from equipoise.numerics.curvature.norm import norm_product
 from equipoise.numerics.lipschitz.forward import Mask, attend
 from equipoise.numerics.lipschitz.heads import Heads
 
@@ -75,51 +78,53 @@ def block_curvature_bound(
         loss_curvature: ‖∇²ℓ‖ at the output.
         mask: As for ``attend``.
     """
+    whole_NN = block_curvature_norms(
+        block, x_LD, g_LD, loss_curvature=loss_curvature, mask=mask
+    )
+    return top(whole_NN) if all_finite(whole_NN) else math.nan
+
+
+def block_curvature_norms(
+    block: PostNormBlock,
+    x_LD: Float[Tensor, "L D"],
+    g_LD: Float[Tensor, "L D"],
+    *,
+    loss_curvature: float,
+    mask: Mask | None = None,
+) -> Float[Tensor, "N N"]:
+    """Return a bound on the norm of every block of H; all NaN if anything was.
+
+    The order is Q, K, V of each head, then W_in and W_out. A weight that n heads share
+    stands there n times, its copies tied by √n.
+    """
     if block.net.w_up_DM is not None:
         raise InputError("the bound on a block is for a plain net, not a gated one")
     weights = (*block.heads.weights, block.net.w_in_DM, block.net.w_out_MO)
-    if not all_finite(x_LD, g_LD, *weights):
-        return math.nan
+    finite = all_finite(x_LD, g_LD, *weights)
     stream = _stream(block, x_LD, g_LD, mask=mask)
+    if not finite or not all_finite(stream.y_LD, stream.to_first_LD):
+        size = 3 * len(block.heads.w_q_HDE) + 2
+        return torch.full((size, size), math.nan)
     norms = attention_norms(block.heads, x_LD, stream.to_first_LD, mask=mask)
-    rows = _rows(block, stream, g_LD)
-    bend_1_L = _bend(stream.first_LD, stream.to_y_LD, block.gain_1_D, block.eps)
-    bend_2_L = _bend(stream.second_LD, g_LD, block.gain_2_D, block.eps)
-    last_L = loss_curvature * rows.slope_2_L.square()
-    whole_NN = _padded(norms.functional_NN)
-    j_N = _padded(norms.jacobian(bend_1_L.sqrt()))
-    whole_NN = whole_NN + torch.outer(j_N, j_N)
-    whole_NN = whole_NN + _net(block.net, stream, rows, norms)
-    for weight_L in (bend_2_L.sqrt(), last_L.sqrt()):
-        j_N = _at_second(stream, rows, norms, weight_L)
-        whole_NN = whole_NN + torch.outer(j_N, j_N)
-    return top(whole_NN)
+    tokens = _tokens(block, stream, g_LD)
+    met_NN = _met(block.net, stream, tokens, norms=norms)
+    whole_NN = _padded(norms.functional_NN) + met_NN
+    bent_N = _padded(norms.jacobian(tokens.bent_xDD))
+    last_N = _last(stream, tokens, norms)
+    loss_NN = loss_curvature * torch.outer(last_N, last_N)
+    return whole_NN + torch.outer(bent_N, bent_N) + loss_NN
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Norms of what each token's own matrices do, one number per token."""
-
-    slope_1_L: Tensor
-    """Of the first norm."""
-    slope_2_L: Tensor
-    through_L: Tensor
-    """Of 1 + net'."""
-    out_L: Tensor
-    """Of net' without W_in."""
-
-
-def _rows(block: PostNormBlock, stream: _Stream, g_LD: Tensor) -> _Rows:
-    slope_LM, w_in, w_out = stream.unit.slope_NM, block.net.w_in_DM, block.net.w_out_MO
-    eye_DD = torch.eye(len(w_in)).to(w_in)
-    through = [top(eye_DD + (w_in * s_M) @ w_out) for s_M in slope_LM]
-    out = [top(s_M[:, None] * w_out) for s_M in slope_LM]
-    return _Rows(
-        _steepest(stream.first_LD, block.gain_1_D, block.eps),
-        _steepest(stream.second_LD, block.gain_2_D, block.eps),
-        g_LD.new_tensor(through),
-        g_LD.new_tensor(out),
-    )
+def _tokens(block: PostNormBlock, stream: _Stream, g_LD: Tensor) -> Tokens:
+    eps, unit = block.eps, stream.unit
+    one = norms_at(stream.first_LD, stream.to_y_LD, gain_D=block.gain_1_D, eps=eps)
+    two = norms_at(stream.second_LD, g_LD, gain_D=block.gain_2_D, eps=eps)
+    rows = zip(one, two, unit.slope_NM, unit.uu_NM, strict=True)
+    each = [
+        token(block.net, norm_1, norm_2, slope_M=slope_M, uu_M=uu_M)
+        for norm_1, norm_2, slope_M, uu_M in rows
+    ]
+    return Tokens(*(torch.stack(rows) for rows in zip(*each, strict=True)))
 
 
 def _padded(m: Tensor) -> Tensor:
@@ -155,52 +160,28 @@ def _back(x_LD: Tensor, g_LD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     return norm_product(x_LD, gg_LD, still_LD, dgain_D=ones_D, eps=eps).x_xD
 
 
-def _steepest(x_LD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-    """Return ‖γ‖_∞/s of each row, at least ‖∂LN/∂x‖ there."""
-    std_L = x_LD.std(-1, correction=0)
-    return gain_D.abs().max() / (std_L.square() + eps).sqrt()
+def _last(stream: _Stream, tokens: Tokens, norms: AttentionNorms) -> Tensor:
+    """Return ‖∂z/∂W‖ of every weight."""
+    y, h = stream.y_LD, stream.unit.act.value
+    of_in, of_out = summed(tokens.last_in_x, y, y), summed(tokens.last_out_x, h, h)
+    own = torch.stack([of_in, of_out]).sqrt()
+    return torch.cat([norms.jacobian(tokens.last_xDD), own.to(norms.tied_N)])
 
 
-def _bend(x_LD: Tensor, g_LD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-    return norm_curvature(x_LD, g_LD, gain_D=gain_D, eps=eps)
-
-
-def _at_second(
-    stream: _Stream, rows: _Rows, norms: AttentionNorms, weight_L: Tensor
+def _met(
+    net: FeedForward, stream: _Stream, tokens: Tokens, *, norms: AttentionNorms
 ) -> Tensor:
-    """Return ‖∂(y + net(y))/∂W‖ of every weight, rows weighted."""
-    j_N = norms.jacobian(weight_L * rows.through_L * rows.slope_1_L)
-    w_in = top((weight_L * rows.out_L)[:, None] * stream.y_LD)
-    w_out = top(weight_L[:, None] * stream.unit.act.value)
-    return torch.cat([j_N, j_N.new_tensor([w_in, w_out])])
-
-
-def _net(
-    net: FeedForward, stream: _Stream, rows: _Rows, norms: AttentionNorms
-) -> Tensor:
-    """Return what the net itself bends, over all weights."""
-    unit, y_LD, g_LD, w_in = stream.unit, stream.y_LD, stream.to_second_LD, net.w_in_DM
-    bent_L = y_LD.new_tensor([top(w_in * row_M) for row_M in unit.uu_NM])
-    moved_L = y_LD.new_tensor([top(w_in * row_M) for row_M in unit.slope_NM])
-    y_y_L = y_LD.new_tensor([top((w_in * row_M) @ w_in.mT) for row_M in unit.uu_NM])
-    size_L = torch.linalg.vector_norm(unit.u_NM, dim=-1)
-    one_LM = unit.u_NM / size_L.clamp_min(torch.finfo(size_L.dtype).tiny)[:, None]
-    j_N = _padded(norms.jacobian(rows.slope_1_L * y_y_L.sqrt()))
-    whole_NN = torch.outer(j_N, j_N)
-    with_in_N = _crossed(rows, norms, bent_L, y_LD)
-    with_in_N = with_in_N + _crossed(rows, norms, size_L, one_LM)
-    whole_NN[:-2, -2] = whole_NN[-2, :-2] = with_in_N
-    whole_NN[:-2, -1] = whole_NN[-1, :-2] = _crossed(rows, norms, moved_L, g_LD)
-    own = feedforward_norms(net, y_LD, g_LD)
-    whole_NN[-2, -2] = own["in_in"]
-    whole_NN[-1, -2] = whole_NN[-2, -1] = own["in_out"]
+    """Return what bends beyond attention and meets W_in or W_out."""
+    unit, y, g, h = stream.unit, stream.y_LD, stream.to_second_LD, stream.unit.act.value
+    with_in = norms.crossed(tokens.with_in_xDD, y)
+    with_in = with_in + norms.crossed(tokens.first_xDD, unit.u_NM)
+    with_out = norms.crossed(tokens.with_out_xDD, g)
+    with_out = with_out + norms.crossed(tokens.with_hidden_xDD, h)
+    own = feedforward_norms(net, y, g)
+    whole_NN = with_in.new_zeros(len(with_in) + 2, len(with_in) + 2)
+    whole_NN[:-2, -2], whole_NN[:-2, -1] = with_in, with_out
+    whole_NN[-2, -1] = own["in_out"] + summed(tokens.in_out_x, y, h)
+    whole_NN = whole_NN + whole_NN.mT
+    whole_NN[-2, -2] = own["in_in"] + summed(tokens.in_in_x, y, y)
+    whole_NN[-1, -1] = summed(tokens.out_out_x, h, h)
     return whole_NN
-
-
-def _crossed(
-    rows: _Rows, norms: AttentionNorms, size_L: Tensor, right_LD: Tensor
-) -> Tensor:
-    """Return the bound on Σ_i J_iᵀ M_i ⊗ r_i, ‖M_i‖ = size: half of it on each side."""
-    # ‖∂y_i‖ ≤ slope·‖∂first_i‖: the slope is shared out as well.
-    half_L = (rows.slope_1_L * size_L).sqrt()
-    return norms.jacobian(half_L) * top(half_L[:, None] * right_LD)

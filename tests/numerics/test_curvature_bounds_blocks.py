@@ -1,0 +1,185 @@
+"""The bound on a block, with all that a block may have: never below a dense Hessian."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.numerics.curvature.attention_bounds import top
+from equipoise.numerics.curvature.block_bounds import (
+    PostNormBlock,
+    block_curvature_bound,
+    block_curvature_norms,
+)
+from equipoise.numerics.curvature.feedforward import FeedForward
+from equipoise.numerics.lipschitz.heads import Heads
+from tests.numerics.curvature_draws import Draw
+from tests.oracles import curvature as oracle
+
+# Two computations of one norm; a bound may be attained.
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """ℓ(z) = ⟨g, z⟩ + ½⟨z − z₀, S(z − z₀)⟩ at z₀, the output: S couples tokens."""
+
+    block: PostNormBlock
+    x: Tensor
+    g: Tensor
+    seen: Tensor
+    s: Tensor
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        net = self.block.net
+        return *self.block.heads.weights[:3], net.w_in_DM, net.w_out_MO
+
+    def output(
+        self, q: Tensor, k: Tensor, v: Tensor, w_in: Tensor, w_out: Tensor
+    ) -> Tensor:
+        block, x, times = self.block, self.x, len(q) // len(k)
+        k, v = (w.repeat_interleave(times, 0) for w in (k, v))
+        scores = (x @ q) @ (x @ k).mT / q.shape[-1] ** 0.5
+        rows = scores.masked_fill(~self.seen, -torch.inf).softmax(-1)
+        first = x + (rows @ (x @ v) @ block.heads.w_o_HFD).sum(0) + block.b_o_D
+        y = oracle.norm(first, block.gain_1_D, eps=block.eps, centred=True)
+        y = y + block.shift_1_D
+        hidden = oracle.ACTIVATIONS[block.net.activation](y @ w_in + block.net.b_in_M)
+        second = y + hidden @ w_out + block.b_out_D
+        return oracle.norm(second, block.gain_2_D, eps=block.eps, centred=True)
+
+    def hessian(self) -> Tensor:
+        held = self.output(*self.weights).detach()
+
+        def loss(*weights: Tensor) -> Tensor:
+            z = self.output(*weights)
+            off = (z - held).flatten()
+            return (self.g * z).sum() + off @ self.s @ off / 2
+
+        return oracle.whole_hessian(loss, self.weights)
+
+    def bound(self) -> float:
+        return block_curvature_bound(self.block, self.x, self.g, **self._given)
+
+    def norms(self) -> Tensor:
+        return block_curvature_norms(self.block, self.x, self.g, **self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {"loss_curvature": top(self.s), "mask": self.seen}
+
+    def places(self) -> list[tuple[list[int], slice]]:
+        """Return where each weight stands among the bounds, and in the Hessian."""
+        heads = self.block.heads.weights[:3]
+        H = len(heads[0])
+        among = [
+            [3 * h + kind for h in range(g * H // len(w), (g + 1) * H // len(w))]
+            for kind, w in enumerate(heads)
+            for g in range(len(w))
+        ]
+        sizes = [w[0].numel() for w in heads for _ in w]
+        sizes += [w.numel() for w in self.weights[3:]]
+        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        found = [slice(a, b) for a, b in pairwise(ends)]
+        return list(zip([*among, [3 * H], [3 * H + 1]], found, strict=True))
+
+
+def case_of(seed: int, *, heads: tuple[int, int] = (4, 2), L: int = 4) -> Case:
+    """Return a block with every size, every bias and every mask drawn."""
+    draw = Draw(seed)
+    (H, G), D, E, F = heads, draw.number(3, 4), draw.number(1, 2), draw.number(1, 2)
+    M = draw.number(2, 6)
+
+    def some(*shape: int) -> Tensor:
+        return draw.normal(*shape, scale=draw.choice([0.1, 0.5, 1.0, 3.0]))
+
+    s = draw.normal(L * D, L * D)
+    return Case(
+        block=PostNormBlock(
+            heads=Heads(
+                w_q_HDE=some(H, D, E),
+                w_k_GDE=some(G, D, E),
+                w_v_GDF=some(G, D, F),
+                w_o_HFD=some(H, F, D),
+            ),
+            net=FeedForward(
+                w_in_DM=some(D, M),
+                w_out_MO=some(M, D),
+                b_in_M=some(M),
+                activation=draw.choice(["gelu", "relu", "silu", "tanh"]),
+            ),
+            gain_1_D=some(D),
+            gain_2_D=some(D),
+            shift_1_D=some(D),
+            eps=draw.choice([1e-5, 0.1, 1.0]),
+            b_o_D=some(D),
+            b_out_D=some(D),
+        ),
+        x=some(L, D),
+        g=some(L, D),
+        seen=draw.seen(L),
+        s=draw.choice([0.0, 0.1, 1.0]) * (s + s.mT),
+    )
+
+
+def test_it_holds_with_everything_a_block_may_have() -> None:
+    for seed in range(40):
+        case = case_of(seed)
+        assert top(case.hessian()) <= case.bound() * ROUNDING
+
+
+def equal_heads(seed: int) -> Case:
+    """Return a block of four equal heads on one W_K and one W_V."""
+    case = case_of(seed, heads=(1, 1))
+    q, k, v, o = case.block.heads.weights
+    heads = Heads(
+        w_q_HDE=q.expand(4, -1, -1),
+        w_k_GDE=k,
+        w_v_GDF=v,
+        w_o_HFD=o.expand(4, -1, -1),
+    )
+    return replace(case, block=replace(case.block, heads=heads))
+
+
+@pytest.mark.parametrize("drawn", [partial(case_of, heads=(2, 2)), equal_heads])
+def test_every_block_of_the_hessian_has_its_own_bound(
+    drawn: Callable[[int], Case],
+) -> None:
+    for case in map(drawn, range(60)):
+        truth, bounds = case.hessian(), case.norms()
+        # Blocks that are zero are rounding next to the largest.
+        slack = 1e-12 * top(truth)
+        for (one, rows), (other, columns) in product(case.places(), repeat=2):
+            bound = top(bounds[one][:, other])
+            assert top(truth[rows, columns]) <= bound * ROUNDING + slack
+
+
+def test_one_token_has_no_sum_to_bound() -> None:
+    # W_out meets itself in the second norm alone: with one token its bound is attained.
+    for seed in range(10):
+        case = case_of(seed, L=1)
+        case = replace(case, s=torch.zeros_like(case.s))
+        _, place = case.places()[-1]
+        truth = top(case.hessian()[place, place])
+        assert float(case.norms()[-1, -1]) == pytest.approx(truth, rel=1e-8, abs=1e-14)
+
+
+def test_random_blocks_are_within_twenty_of_the_truth() -> None:
+    ratios = [case.bound() / top(case.hessian()) for case in map(case_of, range(40))]
+    assert 1 <= statistics.median(ratios) <= 20
+
+
+@pytest.mark.parametrize("name", ["gain_1_D", "gain_2_D", "shift_1_D", "b_out_D"])
+def test_nan_anywhere_is_nan(name: str) -> None:
+    case = case_of(0)
+    broken = torch.full_like(case.block.gain_1_D, torch.nan)
+    given = replace(case, block=replace(case.block, **{name: broken}))
+    assert math.isnan(given.bound()) and given.norms().isnan().all()
