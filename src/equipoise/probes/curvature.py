@@ -24,7 +24,14 @@ from equipoise.numerics.restarted import top_eigenvalues
 from equipoise.numerics.stopping import Search
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.held_batch import CrossEntropy, HeldBatch, held, recovered
+from equipoise.probes.held_batch import (
+    CrossEntropy,
+    HeldBatch,
+    batch_length,
+    cut,
+    held,
+    recovered,
+)
 from equipoise.probes.logits import output_logits
 from equipoise.probes.step_scale import StepScale, step_scale
 
@@ -53,6 +60,7 @@ class Sharpness:
     _count: int = -1
     _due: bool = False
     _batch: HeldBatch | None = None
+    _heard: tuple[Any, Any, Tensor, Tensor] | None = None
     _start: Tensor | None = None
     _anatomy: Anatomy | None = None
     _call: tuple[Any, Any] = field(default=((), {}))
@@ -82,8 +90,21 @@ class Sharpness:
             z.register_hook(guarded(partial(self._backward, args, kwargs, z.detach())))
 
     def _backward(self, args: Any, kwargs: Any, z: Tensor, g: Tensor) -> None:
-        """Tensor hooks die with the graph: there is nothing to take off later."""
-        entropy = recovered(z, g) if self._batch is None else None
+        """Tensor hooks die with the graph: there is nothing to take off later.
+
+        What the loss was is asked later: a look at a number here stops the device.
+        """
+        if self._batch is None and self._heard is None:
+            call = (args, dict(kwargs))
+            kept = cut(call, slice(None), length=batch_length(call))
+            self._heard = (*kept, z, g.clone())
+
+    def _settle(self) -> None:
+        """Hold what was heard, if its loss is one that we know."""
+        if self._heard is None:
+            return
+        (args, kwargs, z, g), self._heard = self._heard, None
+        entropy = recovered(z, g)
         if entropy is not None:
             self._hold(args, kwargs, entropy)
 
@@ -92,6 +113,7 @@ class Sharpness:
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Read the curvature at the weights that the step has just made."""
+        self._settle()
         if self._batch is None or self._anatomy is None or not self._due:
             return
         self._due = False

@@ -97,7 +97,8 @@ def score(evidence: Evidence, sweep: str, name: str, step: int) -> Score:
 def left_out(limits: Mapping[str, float], early: Mapping[str, float] | None) -> float:
     """Return the mean factor error of c / early (or of c), c from the other shapes.
 
-    >>> left_out({"a": 1.0, "b": 2.0, "c": 4.0}, {"a": 8.0, "b": 4.0, "c": 2.0})
+    >>> limits = {"a": 1.0, "b": 2.0, "c": 4.0}
+    >>> round(left_out(limits, {"a": 8.0, "b": 4.0, "c": 2.0}), 3)
     1.0
     >>> round(left_out({"a": 1.0, "b": 4.0}, None), 3)
     4.0

@@ -35,7 +35,7 @@ def softmax_product(
 
     Example:
         >>> a = torch.tensor([0.5, 0.5])
-        >>> softmax_product(a, torch.tensor([1.0, 0.0]), torch.ones(2))
+        >>> softmax_product(a, torch.tensor([1.0, 0.0]), torch.ones(2)).abs()
         tensor([0., 0.])
     """
     p_xK = softmax_gradient(a_xK, e_xK)
