@@ -162,11 +162,13 @@ def test_every_block_of_the_hessian_has_its_own_bound(
             assert top(truth[rows, columns]) <= bound * ROUNDING + slack
 
 
-def test_one_token_has_no_sum_to_bound() -> None:
-    # W_out meets itself in the second norm alone: with one token its bound is attained.
+@pytest.mark.parametrize(("slope", "curvature"), [(1.0, 0.0), (0.0, 1.0)])
+def test_one_token_has_no_sum_to_bound(slope: float, curvature: float) -> None:
+    # W_out meets itself in the second norm and in the loss: each alone is attained.
     for seed in range(10):
         case = case_of(seed, L=1)
-        case = replace(case, s=torch.zeros_like(case.s))
+        s = curvature * torch.eye(len(case.s)).to(case.s)
+        case = replace(case, s=s, g=slope * case.g)
         _, place = case.places()[-1]
         truth = top(case.hessian()[place, place])
         assert float(case.norms()[-1, -1]) == pytest.approx(truth, rel=1e-8, abs=1e-14)
@@ -177,9 +179,26 @@ def test_random_blocks_are_within_twenty_of_the_truth() -> None:
     assert 1 <= statistics.median(ratios) <= 20
 
 
-@pytest.mark.parametrize("name", ["gain_1_D", "gain_2_D", "shift_1_D", "b_out_D"])
-def test_nan_anywhere_is_nan(name: str) -> None:
+def broken(holder: Any, name: str, value: float) -> Any:
+    """Return the same with one entry of one tensor set."""
+    tensor = getattr(holder, name).clone()
+    tensor.view(-1)[0] = value
+    return replace(holder, **{name: tensor})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_what_is_broken_anywhere_is_nan(activation: str, value: float) -> None:
     case = case_of(0)
-    broken = torch.full_like(case.block.gain_1_D, torch.nan)
-    given = replace(case, block=replace(case.block, **{name: broken}))
-    assert math.isnan(given.bound()) and given.norms().isnan().all()
+    block = replace(case.block, net=replace(case.block.net, activation=activation))
+    held = ("gain_1_D", "gain_2_D", "shift_1_D", "b_o_D", "b_out_D")
+    given = [broken(block, name, value) for name in held]
+    for part, names in (
+        ("heads", ("w_q_HDE", "w_k_GDE", "w_v_GDF", "w_o_HFD")),
+        ("net", ("w_in_DM", "w_out_MO")),
+    ):
+        inner = [broken(getattr(block, part), name, value) for name in names]
+        given += [replace(block, **{part: changed}) for changed in inner]
+    cases = [replace(case, block=changed) for changed in given]
+    for one in [*cases, broken(case, "x", value), broken(case, "g", value)]:
+        assert math.isnan(one.bound()) and one.norms().isnan().all()
