@@ -11,8 +11,8 @@ import equipoise
 from equipoise.errors import InputError
 from equipoise.integrations.launcher import launched, owner
 
-SCRIPT = """
-import sys, torch
+MODEL = """
+import argparse, sys, torch
 from torch import nn
 
 class Model(nn.Module):
@@ -27,6 +27,13 @@ class Model(nn.Module):
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
+def loss(model):
+    return model(torch.randn(2, 6, 8)).square().mean()
+"""
+
+SCRIPT = (
+    MODEL
+    + """
 torch.manual_seed(0)
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))
@@ -37,6 +44,7 @@ for _ in range(7):
 torch.save(model.state_dict(), sys.argv[2])
 assert __name__ == "__main__" and "--flag" in sys.argv
 """
+)
 
 
 @pytest.fixture
@@ -78,26 +86,6 @@ def test_a_failing_script_shows_its_own_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ValueError: no data today" in done.stderr and "in train" in done.stderr
 
-
-MODEL = """
-import argparse, sys, torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(8, 8))
-        self.num_heads = 2
-    def forward(self, x):
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in maps)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(y.transpose(1, 2).flatten(2))
-
-def loss(model):
-    return model(torch.randn(2, 6, 8)).square().mean()
-"""
 
 ACCUMULATING = """
 def main():
