@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
 from equipoise.precision.study import Row, Study
+from equipoise.report.study_page import write_page
 from equipoise.report.table import short
 
 NOTES = (
@@ -77,27 +77,20 @@ def print_study(study: Study, *, rows: int = 20) -> None:
 
 def write_study(study: Study, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    page = environment.from_string(_PAGE).render(
+    return write_page(
+        path,
+        _PAGE,
         headline=headline(study),
         remarks=remarks(study),
         columns=COLUMNS,
         rows=[(cells(row), row.share, row.keep) for row in study.rows],
         notes=NOTES,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
 
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Precision</title><style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
-       padding: 0 1rem }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid #8884 }
-td:nth-child(n+2) { font-variant-numeric: tabular-nums }
+{{ style }}
 .bar { background: #3b7dd8; height: .6rem; border-radius: 2px; min-width: 1px }
 tr.keep { background: #f2a90022 }
 </style></head><body>

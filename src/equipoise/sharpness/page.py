@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
 from equipoise.numerics.quadrature import Density
+from equipoise.report.study_page import write_page
 from equipoise.report.table import short
 from equipoise.sharpness.study import Row, Study
 
@@ -113,8 +113,9 @@ def print_study(study: Study, *, rows: int = 40) -> None:
 
 def write_study(study: Study, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    page = environment.from_string(_PAGE).render(
+    return write_page(
+        path,
+        _PAGE,
         headline=headline(study),
         remarks=remarks(study),
         columns=COLUMNS,
@@ -124,9 +125,6 @@ def write_study(study: Study, path: Path) -> Path:
         spectrum=spectrum(study.density),
         size=(WIDTH, HEIGHT),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
 
 
 def bars(study: Study, row: Row) -> list[tuple[float, float]]:
@@ -164,12 +162,7 @@ def spectrum(density: Density) -> dict[str, object]:
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Curvature</title><style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
-       padding: 0 1rem }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid #8884 }
-td:nth-child(n+2) { font-variant-numeric: tabular-nums }
+{{ style }}
 .track { position: relative; height: .5rem; border-left: 1px solid #8888;
          border-right: 1px solid #8888; margin: 2px 0 }
 .track div { position: absolute; top: 0; height: 100%; background: #3b7dd8 }
