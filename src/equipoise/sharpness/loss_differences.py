@@ -41,7 +41,8 @@ def sample_losses(
 
     Example:
         >>> model, x = nn.Linear(1, 1, bias=False), torch.ones(2, 1)
-        >>> sample_losses(model, (x, model.weight.detach() * x + 2.0))
+        >>> _ = nn.init.constant_(model.weight, 0.5)
+        >>> sample_losses(model, (x, 2.5 * x))
         tensor([4., 4.])
     """
     twin = Twin(model, dtype=dtype)
