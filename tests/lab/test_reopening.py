@@ -57,5 +57,5 @@ def test_what_cannot_be_reopened_says_why(
     lonely = tmp_path / "a" / "b" / "step-00000001"
     lonely.mkdir(parents=True)
     (lonely / "state.json").write_text("{}")
-    with pytest.raises(InputError, match="its shape is not known"):
+    with pytest.raises(InputError, match="is no run with weights"):
         reopened(lonely)

@@ -211,6 +211,16 @@ def test_loading_batches(tmp_path: Path) -> None:
         loaded_batch(tmp_path / "list.json")
     with pytest.raises(InputError, match="no such batch"):
         loaded_batch(tmp_path / "b.pt")
+    whole = (tmp_path / "a.pt").read_bytes()
+    for name, torn in {
+        "empty.pt": b"",
+        "half.pt": whole[: len(whole) // 2],
+        "text.pt": b"text",
+        "text.safetensors": b"some text",
+    }.items():
+        (tmp_path / name).write_bytes(torn)
+        with pytest.raises(InputError, match="not a whole file of tensors"):
+            loaded_batch(tmp_path / name)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

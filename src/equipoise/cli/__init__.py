@@ -6,6 +6,7 @@ called ``app`` for a command with subcommands, and add one line to ``COMMANDS``.
 module may import torch: it is loaded when its command is typed, never for ``--help``.
 A dict called ``CONTEXT`` becomes the command's context settings (a command that hands
 on unknown options to somebody's script needs it). ``tests/test_surface.py`` pins them.
+A file whose name begins with ``_`` is what several commands share.
 
 Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
 and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
@@ -20,7 +21,7 @@ from typing import Annotated
 import typer
 
 import equipoise
-from equipoise.errors import EquipoiseError, MissingExtraError
+from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 
 COMMANDS = {
     "curvature": "Say how sharp a loss is, why, and what step size it bears.",
@@ -60,14 +61,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         application(given)(given, prog_name="equipoise")
-    except EquipoiseError as error:
-        _leave(str(error), error.exit_code)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in EXTRAS:
-            _leave_with_defect(error)
-        _leave(_missing(error), MissingExtraError.exit_code)
     except Exception as error:
-        _leave_with_defect(error)
+        if os.environ.get("EQUIPOISE_TRACEBACK"):
+            raise
+        typer.echo(f"equipoise: {_said(error)}", err=True)
+        sys.exit(_code(error))
 
 
 def application(given: list[str]) -> typer.Typer:
@@ -118,21 +116,36 @@ def _root(
     """A stability instrument for transformers."""
 
 
-def _missing(error: ModuleNotFoundError) -> str:
-    extra = EXTRAS[(error.name or "").split(".")[0]]
-    return f'needs {error.name}, not installed: pip install "equipoise[{extra}]"'
-
-
-def _leave(message: str, code: int) -> None:
-    typer.echo(f"equipoise: {message}", err=True)
-    sys.exit(code)
-
-
-def _leave_with_defect(error: Exception) -> None:
-    if os.environ.get("EQUIPOISE_TRACEBACK"):
-        raise error
-    _leave(
+def _said(error: Exception) -> str:
+    """Return the line that tells what went wrong and what to try next."""
+    if isinstance(error, EquipoiseError):
+        return str(error)
+    if (extra := _extra(error)) is not None:
+        name = getattr(error, "name", "")
+        return f'needs {name}, not installed: pip install "equipoise[{extra}]"'
+    if _is_outside(error):
+        return f"{error.filename}: {error.strerror}"  # type: ignore[attr-defined]
+    return (
         f"unexpected {type(error).__name__}: {error}\n"
-        "This is a defect of ours. EQUIPOISE_TRACEBACK=1 shows where it happened.",
-        DEFECT,
+        "This is a defect of ours. EQUIPOISE_TRACEBACK=1 shows where it happened."
     )
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, EquipoiseError):
+        return error.exit_code
+    if _extra(error) is not None:
+        return MissingExtraError.exit_code
+    return InputError.exit_code if _is_outside(error) else DEFECT
+
+
+def _extra(error: Exception) -> str | None:
+    """Return the extra that would bring a module that is not there."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    return EXTRAS.get((error.name or "").split(".")[0])
+
+
+def _is_outside(error: Exception) -> bool:
+    """Say whether the system refused a file: no room, no right, no such place."""
+    return isinstance(error, OSError) and error.filename is not None

@@ -1,5 +1,6 @@
 """``equipoise curvature MODEL``: how sharp a loss is, and because of which part."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,9 +9,19 @@ import typer
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from equipoise.cli._subject import (
+    BatchFile,
+    Html,
+    Model,
+    Rows,
+    in_one_line,
+    somebodys_code,
+    subject,
+)
 from equipoise.errors import InputError
 from equipoise.lab.data import embedded
-from equipoise.precision.loading import FORMS, loaded, loaded_batch
+from equipoise.precision.loading import UNPICKLING
+from equipoise.sharpness.objective import calls, mean_loss
 from equipoise.sharpness.page import print_study, write_study
 from equipoise.sharpness.study import study
 
@@ -19,38 +30,34 @@ SHAPE = (4, 32)
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=f"The model: {FORMS}.")],
+    model: Model,
     *,
-    batch: Annotated[
-        Path | None,
-        typer.Option(
-            help="Inputs and targets: .pt, .safetensors or .json, name → tensor."
-        ),
-    ] = None,
+    batch: BatchFile = None,
     lr: Annotated[
-        float | None, typer.Option(help="Step size to judge; SGD unless --optimizer.")
+        float | None,
+        typer.Option(help="Step size to judge; SGD unless --optimizer."),
     ] = None,
-    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
+    momentum: Annotated[float, typer.Option(min=0, max=1, help="Of SGD.")] = 0.0,
     optimizer: Annotated[
         Path | None,
         typer.Option(help="state_dict() of an Adam over model.parameters(), a .pt."),
     ] = None,
-    eigenvalues: Annotated[int, typer.Option(help="Largest ones to find.")] = 5,
-    probes: Annotated[int, typer.Option(help="Random vectors.")] = 4,
+    eigenvalues: Annotated[int, typer.Option(min=1, help="Largest ones to find.")] = 5,
+    probes: Annotated[int, typer.Option(min=1, help="Random vectors.")] = 4,
     every_block: Annotated[
         bool, typer.Option(help="Also the sharpness of each sublayer alone (slow).")
     ] = False,
     micro_batch: Annotated[
-        int | None, typer.Option(help="Samples at a time, to bound memory.")
+        int | None, typer.Option(min=1, help="Samples at a time, to bound memory.")
     ] = None,
-    rows: Annotated[int, typer.Option(help="Sublayers to show.")] = 40,
-    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    rows: Rows = 40,
+    html: Html = None,
 ) -> None:
     """Say which sublayer makes a loss sharp, and whether a step size is too large."""
-    found, own_batch = loaded(model)
-    given: Any = loaded_batch(batch) if batch is not None else own_batch
-    if given is None:
-        given = _made(found, model)
+    if lr is not None and not 0 < lr < math.inf:
+        raise InputError(f"--lr {lr}: a step size is positive")
+    found, own_batch = subject(model, batch, targets=True)
+    given = _tried(model, found, own_batch)
     result = study(
         found,
         given,
@@ -63,6 +70,15 @@ def command(
     print_study(result, rows=rows)
     if html is not None:
         typer.echo(f"wrote {write_study(result, html)}")
+
+
+def _tried(spec: str, model: nn.Module, batch: Any) -> Any:
+    """Return a batch of which the model has a loss; one is made up if there is none."""
+    given = _made(model, spec) if batch is None else batch
+    with somebodys_code(f"{spec} has no loss on this batch"), torch.no_grad():
+        for part in calls(model, given):
+            mean_loss(model(*part.args, **part.kwargs), part.target)
+    return given
 
 
 def _made(model: nn.Module, spec: str) -> torch.Tensor:
@@ -85,13 +101,13 @@ def _optimizer(
     if not state.is_file():
         raise InputError(f"{state}: no such file")
     adam = AdamW([p for p in model.parameters() if p.requires_grad])
-    saved = torch.load(state, weights_only=True)
     try:
-        adam.load_state_dict(saved)
-    except (KeyError, ValueError) as error:
+        adam.load_state_dict(torch.load(state, weights_only=True))
+    except UNPICKLING as error:
         raise InputError(
             f"{state} is not the state of one group of this model's parameters "
-            f"({error}); in Python, equipoise.sharpness.edge_of_stability takes any"
+            f"({in_one_line(error)}); in Python, "
+            "equipoise.sharpness.edge_of_stability takes any"
         ) from error
     for group in adam.param_groups:
         group["lr"] = group["lr"] if lr is None else lr

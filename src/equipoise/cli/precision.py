@@ -1,33 +1,25 @@
 """``equipoise precision MODEL``: what a narrow format does to a model, and where."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import nn
 
-from equipoise.errors import InputError
-from equipoise.lab.reopening import is_ours, reopened
-from equipoise.precision.batch import Batch
+from equipoise.cli._subject import BatchFile, Html, Model, Rows, subject, tried
 from equipoise.precision.emulation import Storage
-from equipoise.precision.loading import FORMS, loaded, loaded_batch
 from equipoise.precision.page import print_study, write_study
 from equipoise.precision.study import study
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=f"The model: {FORMS}.")],
+    model: Model,
     *,
-    batch: Annotated[
-        Path | None,
-        typer.Option(help="Inputs: .pt, .safetensors or .json, name → tensor."),
-    ] = None,
+    batch: BatchFile = None,
     format: Annotated[
         str, typer.Option(help="bf16, fp16, tf32, e4m3, e5m2, or generic e5m10.")
     ] = "bf16",
     target: Annotated[
         float | None,
-        typer.Option(help="Relative error to reach by keeping modules in fp32."),
+        typer.Option(min=0, help="Relative error to reach by keeping modules in fp32."),
     ] = None,
     scaled: Annotated[
         bool | None,
@@ -36,20 +28,16 @@ def command(
     every_module: Annotated[
         bool, typer.Option(help="Also measure each module alone (slow).")
     ] = False,
-    rows: Annotated[int, typer.Option(help="Modules to show.")] = 20,
-    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    rows: Rows = 20,
+    html: Html = None,
 ) -> None:
     """Predict and measure a model's error in a narrow format; say what to keep wide."""
     # First what is cheap to refuse: weights may take minutes to load.
     storage = Storage.named(format, scaled=scaled)
-    own_file = loaded_batch(batch) if batch is not None else None
-    found, own_batch = _found(model)
-    given = own_batch if own_file is None else own_file
-    if given is None:
-        raise InputError(f"{model} came without a batch: give one with --batch")
+    found, own_batch = subject(model, batch)
     result = study(
         found,
-        given,
+        tried(model, found, own_batch),
         storage=storage,
         target=target,
         every_module=every_module,
@@ -57,10 +45,3 @@ def command(
     print_study(result, rows=rows)
     if html is not None:
         typer.echo(f"wrote {write_study(result, html)}")
-
-
-def _found(model: str) -> tuple[nn.Module, Batch | None]:
-    if is_ours(Path(model)):
-        trained, (inputs, _) = reopened(Path(model))
-        return trained, inputs
-    return loaded(model)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from torch import nn
 
+from equipoise.cli._subject import somebodys_code
 from equipoise.errors import InputError, RunFileError
 from equipoise.watching import presets, replay
 
@@ -49,9 +50,8 @@ def built(where: str) -> nn.Module:
     name, _, function = where.partition(":")
     sys.path.insert(0, "")  # as `python -m` does: the user's module is usually here
     try:
-        made = getattr(import_module(name), function)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--model {where}: {error}; give module:function") from error
+        with somebodys_code(f"--model {where} (it is module:function)"):
+            made = getattr(import_module(name), function)()
     finally:
         sys.path.remove("")
     if not isinstance(made, nn.Module):

@@ -33,25 +33,26 @@ def opened(folder: Path) -> GPT | ViT:
     Args:
         folder: ``lab/selection/softmax/seed-42-…``, or ``…/checkpoints/step-00000100``.
     """
+    task = task_of(folder)
+    model = build(task.arm, task.seed)
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval()
+
+
+def task_of(folder: Path) -> Task:
+    """Return what was trained in a folder that has weights."""
     run = _run_of(folder)
     if run is None or not (folder / WEIGHTS).is_file():
         raise InputError(
             f"{folder} is no run with weights: it needs {WEIGHTS}, and a {RESULT} or "
             "run.eqp here or two folders up"
         )
-    task = _task(run)
-    model = build(task.arm, task.seed)
-    model.load_state_dict(load_file(folder / WEIGHTS))
-    return model.eval()
+    if (run / RESULT).is_file():
+        return Task.from_mapping(json.loads((run / RESULT).read_text())["task"])
+    return Task.from_mapping(open_run(run / "run.eqp").info.details["task"])
 
 
 def _run_of(folder: Path) -> Path | None:
     places = (folder, folder.resolve().parent.parent)
     found = (p for p in places if (p / RESULT).is_file() or (p / "run.eqp").is_file())
     return next(found, None)
-
-
-def _task(run: Path) -> Task:
-    if (run / RESULT).is_file():
-        return Task.from_mapping(json.loads((run / RESULT).read_text())["task"])
-    return Task.from_mapping(open_run(run / "run.eqp").info.details["task"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from equipoise.lab.experiment import Experiment
 from equipoise.lab.labels import NAMES
 from equipoise.lab.results import Row
+from equipoise.report import place
 from equipoise.report.html import rendered
 from equipoise.report.views import view
 from equipoise.store import Run, open_run
@@ -30,9 +31,7 @@ def write_page(
     report = view(runs, title=experiment.question, verdict=verdict)
     shown = [row for row in rows if row.arm in runs]
     page = rendered(replace(report, table=lines(experiment, shown)))
-    place = root / "report.html"
-    place.write_text(page, encoding="utf-8")
-    return place
+    return place.write_page(root / "report.html", page)
 
 
 def lines(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, list[str]]]:

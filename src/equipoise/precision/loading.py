@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,11 @@ FORMS = (
     "a Hugging Face model directory, a run of the lab or one of its checkpoints, "
     "FILE.py:FUNCTION or package.module:FUNCTION "
     "(the function returns a model, or a model and a batch)"
+)
+# What reading a pickle may raise, as its documentation warns.
+UNPICKLING = (
+    *(UnpicklingError, EOFError, AttributeError, ImportError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
 )
 SENTENCES = [
     "A model that trains in one precision may not serve in another.",
@@ -44,16 +50,24 @@ def loaded_batch(path: Path) -> Batch:
     """Return a batch from ``.pt`` (tensors only), ``.safetensors`` or ``.json``."""
     if not path.is_file():
         raise InputError(f"{path}: no such batch file")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
     if path.suffix == ".json":
         return _from_json(path)
-    if path.suffix in {".pt", ".pth"}:
-        batch: Batch = torch.load(path, weights_only=True)
-        return batch
+    if path.suffix in {".safetensors", ".pt", ".pth"}:
+        return _from_tensors(path)
     raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
+
+
+def _from_tensors(path: Path) -> Batch:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        batch: Batch = torch.load(path, weights_only=True)
+    except (SafetensorError, *UNPICKLING) as error:
+        raise InputError(f"{path}: not a whole file of tensors") from error
+    return batch
 
 
 def _from_json(path: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.precision.study import Row, Study
-from equipoise.report.study_page import write_page
+from equipoise.report.study_page import StudyPage
 from equipoise.report.table import short
 
 NOTES = (
@@ -77,9 +77,8 @@ def print_study(study: Study, *, rows: int = 20) -> None:
 
 def write_study(study: Study, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
-    return write_page(
+    return _PAGE.write(
         path,
-        _PAGE,
         headline=headline(study),
         remarks=remarks(study),
         columns=COLUMNS,
@@ -88,21 +87,19 @@ def write_study(study: Study, path: Path) -> Path:
     )
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Precision</title><style>
-{{ style }}
-.bar { background: #3b7dd8; height: .6rem; border-radius: 2px; min-width: 1px }
-tr.keep { background: #f2a90022 }
-</style></head><body>
-<h1>Where the low-precision error comes from</h1>
-<p>{{ headline }}</p>
-<ul>{% for line in remarks %}<li>{{ line }}</li>{% endfor %}</ul>
-<table><thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
+_PAGE = StudyPage(
+    title="Precision",
+    heading="Where the low-precision error comes from",
+    style=""".bar { background: #3b7dd8; height: .6rem; border-radius: 2px;
+       min-width: 1px }
+tr.keep { background: #f2a90022 }""",
+    body="""<div class="wide"><table><thead><tr>
+{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
 <th scope="col">share</th></tr></thead><tbody>
 {% for cells, share, keep in rows %}<tr{% if keep %} class="keep"{% endif %}>
 {% for cell in cells %}<td>{{ cell }}</td>{% endfor %}
 <td><div class="bar" style="width: {{ '%.2f' | format(100 * share) }}%"></div></td></tr>
-{% endfor %}</tbody></table>
+{% endfor %}</tbody></table></div>
 <p>{{ notes }}. Rows marked are those to keep in fp32.</p>
-</body></html>
-"""
+""",
+)

@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from equipoise.report.panel import Panel, Runs
+from equipoise.report.place import write_page
 from equipoise.report.table import ABSENT, short
 from equipoise.report.views import Report, view
 
@@ -29,10 +30,7 @@ def write_report(
 ) -> Path:
     """Write the report of some runs, side by side, and return where it is."""
     page = rendered(view(runs, title=title, verdict=verdict, severity=severity))
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(page, encoding="utf-8")
-    return place
+    return write_page(Path(path), page)
 
 
 def rendered(report: Report) -> str:

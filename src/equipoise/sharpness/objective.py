@@ -67,17 +67,24 @@ def mean_loss(output: Any, target: Any) -> Tensor:
     if isinstance(own, Tensor):
         return own
     z = output_logits(output)
-    if z is None or not isinstance(target, Tensor):
+    if z is None:
+        raise InputError(
+            f"no loss to differentiate: {type(output).__name__} holds neither a loss "
+            "nor logits; use a model with a head, or one of your own around it that "
+            "returns its loss (FILE.py:FUNCTION; in Python, loss= also does)"
+        )
+    if not isinstance(target, Tensor):
         raise InputError(
             "no loss to differentiate: the model returns none and the batch has no "
-            "targets; give (inputs, targets), add labels, or pass loss="
+            "targets; add labels to the batch (in Python, also (inputs, targets))"
         )
     if target.is_floating_point():
         return F.mse_loss(z, target.to(z.dtype))
     flat, wanted = z.reshape(-1, z.shape[-1]), target.reshape(-1)
     if len(flat) != len(wanted):
         raise InputError(
-            f"{len(flat)} rows of logits and {len(wanted)} targets: pass loss="
+            f"{len(flat)} rows of logits and {len(wanted)} targets: give one target "
+            "for each row (in Python, loss= may compare them otherwise)"
         )
     return F.cross_entropy(flat, wanted, ignore_index=IGNORED)
 

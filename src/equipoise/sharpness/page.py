@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.numerics.quadrature import Density
-from equipoise.report.study_page import write_page
+from equipoise.report.study_page import StudyPage
 from equipoise.report.table import short
 from equipoise.sharpness.study import Row, Study
 
@@ -113,9 +113,8 @@ def print_study(study: Study, *, rows: int = 40) -> None:
 
 def write_study(study: Study, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
-    return write_page(
+    return _PAGE.write(
         path,
-        _PAGE,
         headline=headline(study),
         remarks=remarks(study),
         columns=COLUMNS,
@@ -160,21 +159,17 @@ def spectrum(density: Density) -> dict[str, object]:
     }
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Curvature</title><style>
-{{ style }}
-.track { position: relative; height: .5rem; border-left: 1px solid #8888;
+_PAGE = StudyPage(
+    title="Curvature",
+    heading="What makes the loss sharp",
+    style=""".track { position: relative; height: .5rem; border-left: 1px solid #8888;
          border-right: 1px solid #8888; margin: 2px 0 }
 .track div { position: absolute; top: 0; height: 100%; background: #3b7dd8 }
 .track:nth-child(2) div { background: #d8573b }
 .track:nth-child(3) div { background: #3ba55c }
 svg { max-width: 100%; height: auto; border: 1px solid #8884 }
-.key span { padding: 0 .4rem; color: #fff; border-radius: 2px }
-</style></head><body>
-<h1>What makes the loss sharp</h1>
-<p>{{ headline }}</p>
-<ul>{% for line in remarks %}<li>{{ line }}</li>{% endfor %}</ul>
-<h2>Spectrum</h2>
+.key span { padding: 0 .4rem; color: #fff; border-radius: 2px }""",
+    body="""<h2>Spectrum</h2>
 <figure><svg viewBox="0 0 {{ size[0] }} {{ size[1] }}" width="{{ size[0] }}"
  height="{{ size[1] }}" role="img" aria-label="density of eigenvalues">
 <line x1="{{ spectrum.zero }}" x2="{{ spectrum.zero }}" y1="0" y2="{{ size[1] }}"
@@ -187,7 +182,8 @@ svg { max-width: 100%; height: auto; border: 1px solid #8884 }
 <p class="key"><span style="background:#3b7dd8">trace</span>
 <span style="background:#d8573b">λ₁</span>
 <span style="background:#3ba55c">next step</span>; zero in the middle.</p>
-<table><thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
+<div class="wide"><table><thead><tr>
+{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
 <th scope="col" style="width:30%">parts</th></tr></thead><tbody>
 {% for cells, bars in rows %}<tr>
 {% for cell in cells %}<td>{{ cell }}</td>{% endfor %}
@@ -195,7 +191,7 @@ svg { max-width: 100%; height: auto; border: 1px solid #8884 }
 {{ '%.2f' | format(left) }}%; width: {{ '%.2f' | format(width) }}%"></div></div>
 {% endfor %}</td></tr>
 {% endfor %}</tbody><tfoot><tr>{% for cell in total %}<td>{{ cell }}</td>{% endfor %}
-<td></td></tr></tfoot></table>
+<td></td></tr></tfoot></table></div>
 <p>{{ notes }}.</p>
-</body></html>
-"""
+""",
+)

@@ -1,0 +1,122 @@
+"""Commands about one model: bad input of every kind is one line, and costs nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import cli
+from equipoise.cli._subject import in_one_line
+from equipoise.errors import InputError
+from tests.cli.test_cli import run
+
+MODELS = """
+import torch
+from torch import nn
+from equipoise.lab.models import GPT, GPTConfig
+def gpt():
+    return GPT(GPTConfig(width=8, depth=1, heads=1, context=16))
+def pair():
+    return gpt(), torch.zeros(1, 16, dtype=torch.long)
+def misfit():
+    return nn.Linear(4, 4), torch.zeros(3, 5)
+def hidden():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(8, 4)
+        def forward(self, tokens):
+            return {"last_hidden_state": self.embedding(tokens)}
+    return Encoder()
+def raises():
+    raise RuntimeError("no weights here\\nand a second line")
+"""
+COMMANDS = ("curvature", "precision", "selection")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MODELS)
+    (tmp_path / "torn.py").write_text("def f(:")
+    (tmp_path / "torn.pt").write_bytes(b"torn")
+    (tmp_path / "other.json").write_text('{"pixels": [[1.0, 2.0]], "more": [1]}')
+    (tmp_path / "bare").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nothing",), "cannot find a model called 'nothing'"),
+        (("mine.py:raises",), "mine.py:raises: RuntimeError: no weights here"),
+        (("torn.py:f",), "SyntaxError"),
+        (("bare",), "no config.json"),
+        (("mine.py:misfit",), "on this batch: RuntimeError: mat1 and mat2"),
+        (("mine.py:gpt", "--batch", "torn.pt"), "not a whole file of tensors"),
+        (("mine.py:gpt", "--batch", "other.json"), "pixels"),
+        (("mine.py:pair", "--html", "."), "is a folder"),
+        (("mine.py:pair", "--html", "mine.py"), "it was not overwritten"),
+        (("mine.py:pair", "--html", "mine.py/page.html"), "nothing can be written"),
+    ],
+)
+def test_one_line_and_nothing_touched(
+    command: str,
+    words: tuple[str, ...],
+    says: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*.py")}
+    code, out, err = run(capsys, command, *words)
+    assert code == InputError.exit_code and out == ""
+    assert says in err and err.startswith("equipoise: ") and err.count("\n") == 1
+    assert before == {path: path.stat().st_mtime_ns for path in place.rglob("*.py")}
+    assert not list(place.rglob("*.html"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("curvature", "mine.py:hidden"), "returns its loss (FILE.py:FUNCTION"),
+        (("curvature", "mine.py:pair", "--lr", "0"), "a step size is positive"),
+        (("curvature", "mine.py:pair", "--lr", "nan"), "a step size is positive"),
+        (("curvature", "mine.py:pair", "--optimizer", "torn.pt"), "is not the state"),
+        (("precision", "mine.py:pair", "--format", "fp9"), "unknown format 'fp9'"),
+        (("selection", "mine.py:gpt"), "give one with --batch"),
+    ],
+)
+def test_what_one_command_refuses(
+    words: tuple[str, ...], says: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == InputError.exit_code and says in err and err.count("\n") == 1
+
+
+def test_the_system_refusing_a_file_is_no_defect(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["selection", "mine.py:pair", "--html", "page.html"]
+
+    def full(self: Path, *args: object, **options: object) -> int:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, _, err = run(capsys, *words)
+    assert code == InputError.exit_code and "No space left on device" in err
+    assert not list(place.glob("*page*"))
+
+
+def test_a_traceback_is_shown_when_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_TRACEBACK", "1")
+    with pytest.raises(InputError) as raised:
+        cli.main(["selection", "mine.py:raises"])
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_an_exception_without_words() -> None:
+    assert in_one_line(ValueError()) == "ValueError: no message"
+    assert torch.is_grad_enabled()
