@@ -99,6 +99,48 @@ def test_blocks_are_the_whole(monkeypatch: Any, rng: torch.Generator) -> None:
     torch.testing.assert_close(rows(call), whole)
 
 
+@pytest.mark.parametrize("elements", [1, K, 3 * K, H * Q * K, 1 << 18])
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_are_the_whole(
+    case: str, elements: int, monkeypatch: Any, rng: torch.Generator
+) -> None:
+    """Each piece is copied away at once: the next is written where it was."""
+    monkeypatch.setattr(calls, "PIECE_ELEMENTS", elements)
+    monkeypatch.setattr(calls, "PIECE_QUERIES", 2)
+    q, k, v = qkv(rng)
+    args, kwargs = CASES[case]
+    for call in (
+        heard(q, k, v, *args, **kwargs),
+        heard(q, k[:, :2], v[:, :2], *args, enable_gqa=True, **kwargs),
+    ):
+        whole = call.scores(slice(0, Q))
+        read, seen = torch.full_like(whole, torch.nan), whole.shape[3]
+        for where, piece in call.pieces():
+            read[*where, : piece.shape[-1]] = piece
+        hidden = read.isnan()  # keys that no row of the piece sees
+        if call.causal:
+            hidden |= ~torch.ones(Q, seen, dtype=torch.bool).tril()
+        torch.testing.assert_close(read.masked_fill(hidden, float("-inf")), whole)
+
+
+def test_pieces_of_what_a_user_modifies_are_whole_heads() -> None:
+    """``flex_attention`` numbers sequences and heads from 0."""
+    q = torch.randn(2, 3, 4, D)
+    head = torch.arange(3.0)[:, None, None]
+    call = AttentionCall(
+        module=None, kind="flex", q_BHQD=q, k_BGKD=q, modify=lambda s, at: s + head
+    )
+    (_, piece), *_ = call.pieces()
+    torch.testing.assert_close(piece, q @ q.mT + head)
+
+
+def test_scores_of_the_model_are_not_written_to() -> None:
+    theirs = torch.full((1, 2, 3, 3), -1e9)
+    call = AttentionCall(module=None, kind="softmax", scores_BHQK=theirs)
+    assert all((piece == float("-inf")).all() for _, piece in call.pieces())
+    assert (theirs == -1e9).all()
+
+
 HIDE = {"lowest": torch.finfo(torch.float32).min, "-1e9": -1e9, "-1e4": -1e4}
 
 

@@ -1,11 +1,14 @@
 """One attention call, as it was made, and how to read its scores again in blocks.
 
 Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width ·
-q the queries of one block.
+b, h, g, q, k the part of one block or piece.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,10 @@ from torch.nn import functional as F
 
 # Scores held at once: 8 MiB of float32. Attention is never whole in memory.
 BLOCK_ELEMENTS = 1 << 21
+# A piece is read once and forgotten: 1 MiB is still in the cache when it is read.
+PIECE_ELEMENTS = 1 << 18
+# Queries below which a product waits for the keys; rather fewer heads at once, then.
+PIECE_QUERIES = 64
 # At or below this score a key is hidden. Models hide with -inf, the lowest number of a
 # dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
 HIDDEN = -9e3
@@ -21,6 +28,15 @@ HIDDEN = -9e3
 SEES_ITSELF = {"XLNetRelativeAttention"}
 
 Modify = Callable[[Tensor, slice], Tensor]
+ALL = slice(None)
+
+
+class Where(NamedTuple):
+    """Some queries of some heads of some sequences."""
+
+    sequences: slice = ALL
+    heads: slice = ALL
+    queries: slice = ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,41 +85,65 @@ class AttentionCall:
         for queries in self._steps():
             yield queries, self.scores(queries)
 
-    def causal_blocks(self) -> Iterator[tuple[int | None, Tensor]]:
-        """Yield (first query or None, scores_BHqK): a causal mask is left to you.
+    def pieces(self) -> Iterator[tuple[Where, Tensor]]:
+        """Yield (where, scores_bhqk), all in one room: read each before the next.
 
-        With a first query, row i of the block sees the keys up to that query + i only;
-        what lies beyond was not hidden, which saves a visit to all scores.
+        One room, because blocks that grow with the causal mask leave holes in the heap
+        that none of their successors fits into. A causal mask is left to you: row i
+        sees the keys up to ``queries.start`` + i; what lies beyond was not hidden,
+        which saves a visit to all scores.
         """
-        for queries in self._steps():
-            scores = self.scores(queries, hide_future=False)
-            yield queries.start if self.causal else None, scores
+        sizes = self._piece()
+        whole = self.shape[:3]
+        room = self._room(sizes)
+        parts = (_cut(n, size) for n, size in zip(whole, sizes, strict=True))
+        for where in map(Where._make, product(*parts)):
+            yield where, self._scores(where, hide_future=False, room=room)
 
-    def _steps(self) -> Iterator[slice]:
-        """Yield queries in parts of one size, as many as one block holds."""
+    def _piece(self) -> tuple[int, int, int]:
+        """Return how many sequences, heads and queries a piece holds."""
         B, H, Q, K = self.shape
-        most = max(1, BLOCK_ELEMENTS // max(1, B * H * K))
-        step = -(-Q // max(1, -(-Q // most)))
-        for start in range(0, Q, step):
-            yield slice(start, min(start + step, Q))
+        room = PIECE_ELEMENTS // max(1, K)
+        if self.modify is not None:  # it counts sequences and heads from 0
+            return B, H, max(1, room // max(1, B * H))
+        group = 1 if self.k_BGKD is None else H // self.k_BGKD.shape[1]
+        heads = min(H, room // max(1, min(Q, PIECE_QUERIES)))
+        heads = max(1, heads // group) * group
+        queries = max(1, min(Q, room // heads))
+        whole = heads == H and queries == Q
+        return (max(1, room // (heads * queries)) if whole else 1), heads, queries
 
-    def scores(self, queries: slice, *, hide_future: bool = True) -> Tensor:
+    def _room(self, sizes: tuple[int, int, int]) -> Tensor | None:
+        if self.q_BHQD is None:
+            return None
+        dtype = _wide(self.q_BHQD.dtype)
+        return self.q_BHQD.new_empty(prod(sizes) * self.shape[3], dtype=dtype)
+
+    def _steps(self) -> list[slice]:
+        """Return queries in parts of one size, as many as one block holds."""
+        B, H, Q, K = self.shape
+        return _cut(Q, max(1, BLOCK_ELEMENTS // max(1, B * H * K)))
+
+    def scores(self, queries: slice) -> Tensor:
         """Return scores_BHqK of some queries, hidden keys at -inf, at least float32."""
+        return self._scores(Where(queries=queries), hide_future=True)
+
+    def _scores(
+        self, where: Where, *, hide_future: bool, room: Tensor | None = None
+    ) -> Tensor:
+        queries = where.queries
         keys = slice(0, queries.stop if self.causal else self.shape[3])
-        scores = self._raw(queries, keys)
-        ours = self.scores_BHQK is None
+        scores = self._raw(where, keys, room)
         if self.mask is not None:
-            scores, ours = _masked(scores, _window(self.mask, queries, keys)), True
+            scores = _masked(scores, _window(self.mask, *where, keys))
         if self.causal and hide_future:
-            after = _after(queries, scores)
-            fill = scores.masked_fill_ if ours else scores.masked_fill
-            scores = fill(after, float("-inf"))
+            scores = scores.masked_fill_(_after(queries, scores), float("-inf"))
         if self.modify is not None:
             scores = self.modify(scores, queries)
-        if ours and (self.mask is None or self.mask.dtype == torch.bool):
-            if self.modify is None:
-                return scores  # nothing but -inf hides here: one visit less
-        return scores.masked_fill(scores <= HIDDEN, float("-inf"))
+        told = self.scores_BHQK is None and self.modify is None
+        if told and (self.mask is None or self.mask.dtype == torch.bool):
+            return scores  # nothing but -inf hides here: one visit less
+        return scores.masked_fill_(scores <= HIDDEN, float("-inf"))
 
     def counted_BQ(self) -> Tensor:
         """Return where a query is real: False for padding, which nobody may see.
@@ -124,7 +164,7 @@ class AttentionCall:
     def _seen_BK(self) -> Tensor:
         """Return which keys any query of any head may see; NaN is seen."""
         if self.mask is not None and not self.causal and self.modify is None:
-            mask = _window(self.mask, slice(None), slice(None))
+            mask = _window(self.mask, ALL, ALL, ALL, ALL)
             if mask.dtype == torch.bool:
                 return mask.any(2).any(1)
             return ~(mask.amax((1, 2)) <= HIDDEN)
@@ -139,39 +179,59 @@ class AttentionCall:
         best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=HIDDEN) for b_Bk in best]
         return ~(torch.stack(best).amax(0) <= HIDDEN)
 
-    def _raw(self, queries: slice, keys: slice) -> Tensor:
+    def _raw(self, where: Where, keys: slice, room: Tensor | None) -> Tensor:
+        """Return scores that are ours to change."""
         if self.scores_BHQK is not None:
-            return _wide(self.scores_BHQK.detach()[:, :, queries, keys])
+            theirs = self.scores_BHQK.detach()[(*where, keys)]
+            return theirs.to(_wide(theirs.dtype), copy=True)
         assert self.q_BHQD is not None and self.k_BGKD is not None
-        q_BHqD = _wide(self.q_BHQD.detach()[:, :, queries]) * self.scale
-        k_BGkD = _wide(self.k_BGKD.detach()[:, :, keys])
-        return _grouped_scores(q_BHqD, k_BGkD)
+        q_bhqD, k_BGKD = self.q_BHQD.detach()[where], self.k_BGKD.detach()
+        group = self.shape[1] // k_BGKD.shape[1]
+        served = slice(
+            *(h and h // group for h in (where.heads.start, where.heads.stop))
+        )
+        k_bgkD = k_BGKD[where.sequences, served, keys]
+        wide = _wide(q_bhqD.dtype)
+        return _grouped_scores(q_bhqD.to(wide) * self.scale, k_bgkD.to(wide), room)
 
 
-def _grouped_scores(q_BHqD: Tensor, k_BGkD: Tensor) -> Tensor:
-    """Return q kᵀ where each key head serves H/G query heads; keys are not repeated."""
-    B, H, q, D = q_BHqD.shape
-    G = k_BGkD.shape[1]
-    grouped = q_BHqD.reshape(B, G, H // G * q, D) @ k_BGkD.mT
-    return grouped.view(B, H, q, -1)
+def _grouped_scores(q_bhqD: Tensor, k_bgkD: Tensor, room: Tensor | None) -> Tensor:
+    """Return q kᵀ where each key head serves h/g query heads; keys are not repeated."""
+    b, h, q, D = q_bhqD.shape
+    g, k = k_bgkD.shape[1:3]
+    grouped = q_bhqD.reshape(b, g, h // g * q, D)
+    if room is None:
+        return (grouped @ k_bgkD.mT).view(b, h, q, k)
+    out = room[: b * h * q * k].view(b, g, h // g * q, k)
+    return torch.matmul(grouped, k_bgkD.mT, out=out).view(b, h, q, k)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _cut(whole: int, size: int) -> list[slice]:
+    """Return slices of nearly one size that cover the whole.
+
+    >>> _cut(5, 3)
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    step = -(-whole // max(1, -(-whole // size)))
+    return [slice(i, min(i + step, whole)) for i in range(0, whole, max(1, step))]
 
 
-def _window(mask: Tensor, queries: slice, keys: slice) -> Tensor:
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _window(mask: Tensor, *parts: slice) -> Tensor:
     mask = mask.detach()
     while mask.ndim < 4:
         mask = mask.unsqueeze(0)
-    rows = queries if mask.shape[2] > 1 else slice(None)
-    return mask[:, :, rows, keys] if mask.shape[3] > 1 else mask[:, :, rows]
+    shape = mask.shape
+    return mask[tuple(p if n > 1 else ALL for p, n in zip(parts, shape, strict=True))]
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, float("-inf"))
-    return scores + mask.to(scores.dtype)
+        return scores.masked_fill_(~mask, float("-inf"))
+    return scores.add_(mask.to(scores.dtype))
 
 
 def _after(queries: slice, scores: Tensor) -> Tensor:

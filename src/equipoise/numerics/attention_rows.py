@@ -4,6 +4,7 @@ Axes, in this file:  x any leading axes · N row · K key.
 """
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,11 +22,12 @@ from equipoise.numerics import (
 from equipoise.numerics.balance_compile import COMPILED, over_rows
 from equipoise.numerics.balance_fill import OPEN
 from equipoise.numerics.balance_ladder import DEPTH
+from equipoise.numerics.host_view import host_view
 
 # |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
 _ENOUGH = 2.0**-11
 _OPTIONS = (_ENOUGH, float("inf"), DEPTH)
-_COLUMNS = attention_rows_cpu.COLUMNS
+COLUMNS = attention_rows_cpu.COLUMNS
 Rows = NDArray[np.floating]
 Limits = NDArray[np.int64]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,6 +53,13 @@ class RowStatistics:
     """Σp²."""
     visible: Int[Tensor, "*x"]
     """Keys with a score above -inf."""
+
+    @classmethod
+    def of(cls, columns_Cx: Float[Tensor, "C *x"]) -> Self:
+        """Return the columns of ``row_columns`` under their names."""
+        *columns, visible = columns_Cx.unbind(0)
+        names = [field.name for field in fields(cls)][:-1]
+        return cls(**dict(zip(names, columns, strict=True)), visible=visible.int())
 
     @property
     def jacobian_norm(self) -> Float[Tensor, "*x"]:
@@ -91,6 +100,17 @@ def row_statistics(
         >>> read.theta_lower, read.visible
         (tensor([1.0000, 0.8889]), tensor([2, 3], dtype=torch.int32))
     """
+    return RowStatistics.of(row_columns(scores, causal_from=causal_from))
+
+
+def row_columns(
+    scores: Float[Tensor, "*x K"], *, causal_from: int | None = None
+) -> Float[Tensor, "C *x"]:
+    """Return the same in one tensor, for who puts the rows of many blocks together.
+
+    >>> row_columns(torch.zeros(5, 2)).shape == (COLUMNS, 5)
+    True
+    """
     if scores.dtype not in _FLOATS or scores.ndim == 0 or scores.shape[-1] == 0:
         raise InputError(
             f"scores must be a float tensor with at least one key on the last axis, "
@@ -105,10 +125,7 @@ def row_statistics(
     else:
         z_xK = z_xK if causal_from is None else _hidden(z_xK, causal_from)
         out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1])).T
-    *columns, visible = out_CN.reshape(_COLUMNS, *scores.shape[:-1]).unbind(0)
-    names = [field.name for field in fields(RowStatistics)][:-1]
-    read = dict(zip(names, columns, strict=True))
-    return RowStatistics(**read, visible=visible.int())
+    return out_CN.reshape(COLUMNS, *scores.shape[:-1])
 
 
 def _limits(z_xK: Tensor, causal_from: int | None) -> tuple[int, int]:
@@ -130,8 +147,9 @@ def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
 
 
 def _on_cpu(z_NK: Tensor, sees: tuple[int, int]) -> Tensor:
-    z = z_NK.contiguous().numpy()
-    out_CN = np.empty((_COLUMNS, len(z)), np.float32)
+    z_NK = z_NK.contiguous()
+    z = host_view(z_NK)
+    out_CN = np.empty((COLUMNS, len(z)), np.float32)
 
     def work(start: int, stop: int) -> None:
         limit_N = sees[0] + np.arange(start, stop) % sees[1]
