@@ -123,7 +123,7 @@ def scenarios(folder: Path) -> dict[str, Any]:
 def tensor_parallel(folder: Path) -> dict[str, Any]:
     """Every rank sees the whole batch, and holds half of the heads."""
     # Not above: transformers takes seconds to import, and others import this module.
-    from tests.watching.sharded import Llama, probes, split_llama, split_patient
+    from tests.watching.sharded import Llama, split_llama, split_patient
 
     out: dict[str, Any] = {}
     for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
@@ -131,11 +131,9 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
         model = split_patient(calm())
         out[f"tp.{kind}"] = train(model, run=run, mine=all_of_it, clip=False, bits=True)
     model, run = split_patient(calm()), folder / "tp.eqp"
-    out["tp.truth"] = train(
-        model, run=run, clip=False, mine=all_of_it, probes=probes(2)
-    )
+    out["tp.truth"] = train(model, run=run, clip=False, mine=all_of_it, preset="deep")
     model, run = split_llama(Llama()), folder / "llama.eqp"
-    out["llama.truth"] = train(model, run=run, mine=all_of_it, probes=probes(2))
+    out["llama.truth"] = train(model, run=run, mine=all_of_it, preset="deep")
     for bad in (0, 1):
         run = folder / f"tp-poison-{bad}.eqp"
         model = split_patient(calm())
@@ -161,15 +159,16 @@ def _apart(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def reported(scenarios: Callable[[Path], dict[str, Any]], *, ranks: int) -> None:
+    """Be one of some ranks, and write what the scenarios say."""
     rank, port, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     (folder / f"rank-{rank}.json").write_text(json.dumps(scenarios(folder)))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    reported(scenarios, ranks=2)

@@ -14,11 +14,6 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from equipoise.probes.capture import Probe
-from equipoise.probes.gain import HeadProducts
-from equipoise.probes.lipschitz import LocalLipschitz
-from equipoise.probes.precision import NumericalFragility
-from equipoise.watching import presets
 from tests.watching.patients import TOKENS
 
 PATIENT = {
@@ -60,12 +55,6 @@ def split_llama(model: Any) -> nn.Module:
         },
     )
     return model  # type: ignore[no-any-return]
-
-
-def probes(ranks: int) -> list[Probe]:
-    """The default preset, and what reads heads one by one."""
-    by_head = [HeadProducts(), LocalLipschitz(), NumericalFragility()]
-    return [*presets.probes("default", ranks=ranks), *by_head]
 
 
 class Whole(ParallelStyle):

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from equipoise.anatomy.shards import is_sharded, split
+from equipoise.anatomy.shards import (
+    Split,
+    is_sharded,
+    last_sharded_axis,
+    sharded_axes,
+    split,
+    whole,
+)
 from equipoise.anatomy.sites import Interleaved, Projections, Weight
 
 
@@ -37,6 +44,36 @@ def held_here(projections: Projections, heads: int) -> Projections | None:
     divides = kv_heads > 0 and q.matrix().shape[0] % heads == 0
     made = Projections(q=q, k=k, v=v, o=o, heads=heads, kv_heads=max(kv_heads, 1))
     return made if divides else None
+
+
+def shard_of(weight: Weight) -> tuple[Tensor, Split] | None:
+    """Return this rank's rows of a sharded map, or its columns as rows, and which.
+
+    None where it is split both ways, where shards cut the rows of a fused map, and
+    where adapters stand beside it.
+    """
+    held = _tensor(weight)
+    axes = sharded_axes(held) if held is not None else ()
+    if held is None or len(axes) != 1 or hasattr(weight.module, "base_layer"):
+        return None
+    (axis,) = axes
+    found = split(held, axis)
+    if axis != int(weight.transposed):
+        return replace(weight, local=True).matrix().mT, found
+    local = _local(weight, found.parts)
+    return None if local is None else (local.matrix(), found)
+
+
+def gathered_rows(weight: Weight) -> Tensor | None:
+    """Return a map whole, with rows along the axis over which the model is split.
+
+    All ranks must ask. FSDP's axis of the mesh comes before tensor parallelism's.
+    """
+    held = _tensor(weight)
+    if held is None or hasattr(weight.module, "base_layer"):
+        return None
+    matrix = weight.part_of(whole(held.detach()))
+    return matrix if last_sharded_axis(held) == int(weight.transposed) else matrix.mT
 
 
 def _tensor(weight: Weight) -> Tensor | None:

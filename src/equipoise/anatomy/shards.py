@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 
 class Split(NamedTuple):
@@ -27,7 +27,35 @@ def local_part(x: Tensor) -> Tensor:
 
 def is_sharded(x: Tensor) -> bool:
     """Say whether this rank holds only a part of the tensor."""
-    return isinstance(x, DTensor) and any(isinstance(p, Shard) for p in x.placements)
+    return _times_split(x) > 0
+
+
+def stays_sharded(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that no rank holds whole even while the model runs.
+
+    FSDP2 gathers what it splits, over one axis of a mesh; tensor parallelism does not.
+    """
+    gathered = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+        for parameter in module.parameters()
+    }
+    return [p for p in model.parameters() if _times_split(p) > (id(p) in gathered)]
+
+
+def _times_split(x: Tensor) -> int:
+    return sum(map(splits, x.placements)) if isinstance(x, DTensor) else 0
+
+
+def splits(placement: Placement) -> bool:
+    """Say whether a placement leaves each rank a part: FSDP2's strided shards too."""
+    return not (placement.is_replicate() or placement.is_partial())
+
+
+def whole(x: Tensor) -> Tensor:
+    """Return all of a tensor by asking the other ranks, all of which must do so too."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def needs_all_ranks(model: nn.Module) -> bool:
@@ -51,6 +79,13 @@ def split(x: Tensor, axis: int) -> Split:
             size = x.device_mesh.size(dimension)
             found = Split(found.part * size + here, found.parts * size)
     return found
+
+
+def last_sharded_axis(x: Tensor) -> int | None:
+    """Return the axis that the innermost mesh dimension splits, if any."""
+    placements = x.placements if isinstance(x, DTensor) else ()
+    dims = [p.dim for p in placements if isinstance(p, Shard)]
+    return dims[-1] % x.ndim if dims else None
 
 
 def sharded_axes(x: Tensor) -> set[int]:

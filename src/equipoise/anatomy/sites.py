@@ -47,7 +47,10 @@ class Weight:
     def matrix(self) -> Tensor:
         """Return the (out, in) matrix as it is now; whole only where the module is."""
         weight = effective(self.module, self.attribute)
-        weight = local_part(weight) if self.local else weight
+        return self.part_of(local_part(weight) if self.local else weight)
+
+    def part_of(self, weight: Tensor) -> Tensor:
+        """Return the (out, in) matrix of this projection from the stored tensor."""
         weight = weight.mT if self.transposed else weight
         if self.rows is None:
             return weight
@@ -134,8 +137,14 @@ class Anatomy:
     """What was guessed rather than declared, in words for the user."""
     noticed: dict[str, str] = field(default_factory=dict)
     """Calls that were seen but could not be read, as they are met: name → reason."""
-    partly: dict[str, str] = field(default_factory=dict)
+    partly: dict[str, list[str]] = field(default_factory=dict)
     """Sites that are read but for something, as they are met: name → what, and why."""
+
+    def lacks(self, site: str, why: str) -> None:
+        """Note once what cannot be read of a site that is read otherwise."""
+        known = self.partly.setdefault(site, [])
+        if why not in known:
+            known.append(why)
 
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the site of a module, if it is one we expected."""

@@ -5,7 +5,7 @@ attention calls, which the interceptor hands to it while the model runs; to grad
 once a backward pass is over; to weights, once the optimiser has moved them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.boundary import Boundary, Hook
 from equipoise.probes.emission import Emit
 from equipoise.probes.heard import AttentionTap, Heard
+from equipoise.probes.sharing import Parts
 from equipoise.probes.window import Window
 
 
@@ -71,6 +72,22 @@ class UpdateProbe(Probe, Protocol):
     """A probe that also looks once the optimiser has moved the weights."""
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class SharingProbe(Probe, Protocol):
+    """A probe that also reads what no rank holds whole.
+
+    ``begin`` is called once on every rank, outside any pass, where asking the others is
+    allowed. ``parts`` are what this rank adds to the one exchange of a sampled step;
+    ``on_parts`` is handed every rank's, the same on all of them.
+    """
+
+    def begin(self, anatomy: Anatomy) -> None: ...
+
+    def parts(self) -> Parts: ...
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None: ...
 
 
 @contextmanager

@@ -36,6 +36,10 @@ from equipoise.probes.logits import output_logits
 from equipoise.probes.step_scale import StepScale, step_scale
 
 LARGEST = 200_000_000
+SHARDED = (
+    "its weights are sharded, and a second derivative would ask the other ranks from "
+    "within a hook: curvature.* is not read"
+)
 
 
 @dataclass(slots=True)
@@ -70,14 +74,17 @@ class Sharpness:
     ) -> Iterator[RemovableHandle]:
         self._anatomy, self._count = anatomy, self._count + 1
         self._due = self._count % self.every == 0
-        if self._batch is None and self._readable(anatomy.model):
+        if self._batch is None and self._readable(anatomy):
             listen = guarded(partial(self._forward, guarded))
             yield listening.after(anatomy.model, listen, with_kwargs=True)
 
-    def _readable(self, model: nn.Module) -> bool:
-        weights = list(model.parameters())
+    def _readable(self, anatomy: Anatomy) -> bool:
+        weights = list(anatomy.model.parameters())
         small = sum(p.numel() for p in weights) <= self.largest
-        return small and not any(is_sharded(p) for p in weights)
+        if any(is_sharded(p) for p in weights):
+            anatomy.lacks("", SHARDED)
+            return False
+        return small
 
     def _forward(
         self, guarded: Guarded, module: nn.Module, args: Any, kwargs: Any, output: Any

@@ -3,8 +3,9 @@
 Axes, in this file:  H head · G key-value head · R head width · D model width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,12 +19,9 @@ from equipoise.numerics.head_products import head_product_norms
 from equipoise.numerics.tracking import tracked_norm
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
+from equipoise.probes.sharded_norms import ALONE, LETTERS, ShardedNorms
+from equipoise.probes.sharing import Parts
 
-SHARDED = (
-    "its weights are sharded over tensor-parallel ranks, and the norm of a part is no "
-    "part of the norm: projection.norm, projection.G, sensitivity, the papers' kappas "
-    "and attention.lipschitz are not read (what is read head by head is)"
-)
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]
 
@@ -33,11 +31,15 @@ class ProjectionGain:
     """Emit G = ‖W_O‖₂‖W_Q‖₂‖W_K‖₂‖W_V‖₂ of each attention site (Emadi 2026, §6).
 
     The vectors of the last sample start the next: weights move little between samples.
+    Of sharded maps every rank gives its share of the products, and all together read.
     """
 
     name: str = "gain"
+    ranks: int = 1
+    """How many watch together."""
     _anatomy: Anatomy | None = None
     _start: Start = field(default_factory=dict)
+    _sharded: ShardedNorms = field(default_factory=ShardedNorms)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -50,17 +52,37 @@ class ProjectionGain:
         if projections is None:
             return
         if not is_whole(projections):
-            assert self._anatomy is not None
-            self._anatomy.partly.setdefault(site, SHARDED)
+            self._share(site, projections)
             return
         norms = []
-        for letter in "qkvo":
-            matrix = getattr(projections, letter).matrix()
-            start = self._start.get((site, letter))
-            norm, self._start[site, letter] = tracked_norm(matrix, start=start)
+        for letter in LETTERS:
+            norm = self._norm(site, letter, getattr(projections, letter).matrix())
             emit(site, f"projection.norm.{letter}", norm)
             norms.append(norm)
         emit(site, "projection.G", torch.stack(norms).prod())
+
+    def begin(self, anatomy: Anatomy) -> None:
+        self._sharded.begin(anatomy)
+
+    def parts(self) -> Parts:
+        return self._sharded.taken()
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        self._sharded.joined(ranks, emit)
+
+    def _norm(self, site: str, letter: str, matrix: Tensor) -> Tensor:
+        start = self._start.get((site, letter))
+        norm, self._start[site, letter] = tracked_norm(matrix, start=start)
+        return norm
+
+    def _share(self, site: str, projections: Projections) -> None:
+        assert self._anatomy is not None
+        if self.ranks == 1:
+            self._anatomy.lacks(site, ALONE)
+            return
+        why = self._sharded.add(site, projections, partial(self._norm, site))
+        if why is not None:
+            self._anatomy.lacks(site, why)
 
 
 @dataclass(slots=True)

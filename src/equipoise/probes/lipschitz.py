@@ -4,14 +4,15 @@ Axes, in this file:  B batch · H head · G key-value head · Q query · K key �
 width · E head width.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.shards import head_split
 from equipoise.anatomy.sites import Anatomy, Projections
 from equipoise.numerics.lipschitz.forward import attend_captured
 from equipoise.numerics.lipschitz.heads import Heads
@@ -19,6 +20,7 @@ from equipoise.numerics.lipschitz.local import local_paths
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.gain import projections_here
+from equipoise.probes.sharing import Held, Parts, copies, names
 
 # Attention whose queries and keys are what the projections gave: no rotation.
 UNTURNED = {
@@ -26,6 +28,7 @@ UNTURNED = {
     *("OPTAttention", "CLIPAttention", "WhisperAttention", "MultiheadAttention"),
 }
 # Names under which models normalise queries and keys; the derivative of that needs x.
+LIPSCHITZ = "attention.lipschitz"
 QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
 
 
@@ -41,7 +44,10 @@ class LocalLipschitz:
     name: str = "lipschitz"
     at_most: int = 64
     """Queries to look at per call."""
+    ranks: int = 1
+    """How many watch together."""
     _anatomy: Anatomy | None = None
+    _held: Held = field(default_factory=Held)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -65,9 +71,22 @@ class LocalLipschitz:
         )
         turned = type(call.module).__name__ not in UNTURNED
         total_HQ = local_paths(attended, any_rotation=turned).total_HQ
-        if not projections.q.local:  # the sum over heads needs all of them
-            emit(site, "attention.lipschitz", total_HQ.sum(0).amax(), how="max")
         emit(site, "attention.lipschitz.heads", total_HQ.amax(-1), how="max")
+        if not projections.q.local:
+            emit(site, LIPSCHITZ, total_HQ.sum(0).amax(), how="max")
+        elif self.ranks > 1:  # the sum over heads needs all of them
+            self._held.add(site, total_HQ.sum(0), head_split(call.module))
+
+    def begin(self, anatomy: Anatomy) -> None:
+        """Nothing to ask the others for."""
+
+    def parts(self) -> Parts:
+        return self._held.taken()
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        for site in names(ranks):
+            for heads in copies(ranks, site):
+                emit(site, LIPSCHITZ, torch.stack(heads).sum(0).amax(), how="max")
 
 
 def _normalises(module: nn.Module | None) -> bool:

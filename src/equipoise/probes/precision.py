@@ -4,8 +4,8 @@ Axes, in this file: B batch · H head · Q query · K key · D head width · T t
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.shards import WHOLE, head_split
+from equipoise.anatomy.shards import WHOLE, Split, head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics import fragility_v1 as v1
 from equipoise.numerics import fragility_v2 as v2
@@ -24,12 +24,23 @@ from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
 from equipoise.probes.normalisers import EPSILONS
+from equipoise.probes.sharing import Held, Parts, copies, names
 
 # A sample is enough for an error size, and keeps the cost of a reading flat in L.
 QUERIES = 256
+# Over heads, the terms of the second paper are maxima or root-sum-squares.
+LARGEST, SUMMED = ("gain", "v_spectral"), ("q", "k", "s", "p", "a")
+APART = (
+    "its heads lie on several ranks and this rank watches alone: the papers' kappas, "
+    "which are of all heads together, are not read"
+)
+DRAWN = (
+    "its heads lie on several ranks, and the first paper's kappas are maxima over a "
+    "sample of all heads drawn with one generator: baek_v1.kappa_* are not read"
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NumericalFragility:
     """Emit the published indicators and ours, for attention and for norms.
 
@@ -38,10 +49,15 @@ class NumericalFragility:
     """
 
     name: str = "fragility"
+    ranks: int = 1
+    """How many watch together."""
+    _held: Held = field(default_factory=Held)
+    _anatomy: Anatomy | None = None
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
         yield from at_inputs(anatomy.norms, partial(_norm, emit), guarded)
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
@@ -56,16 +72,51 @@ class NumericalFragility:
             (q, k, v), eye, format=FORMATS["bf16"], scale=call.scale, visible_QK=visible
         )
         emit(site, "precision.rms_error.bf16", found.relative, how="mean")
-        if head_split(call.module) != WHOLE:  # the papers' are of all heads together
+        later = v2.attention_v2((q, k, v), visible_NK=visible)
+        split = head_split(call.module)
+        if split != WHOLE:  # the papers' are of all heads together
+            self._share(site, later, split)
             return
+        _published_later(emit, site, later)
         rng = torch.Generator().manual_seed(0)
         s = (call.scale * (q @ k.mT)).masked_fill(~visible, -math.inf)
         emit(site, "baek_v1.kappa_softmax", v1.kappa_softmax(s, generator=rng))
         emit(site, "baek_v1.kappa_score", v1.kappa_score(q, k, generator=rng))
         emit(site, "baek_v1.kappa_value", v1.kappa_value(v, generator=rng))
-        later = v2.attention_v2((q, k, v), visible_NK=visible)
-        for name in ("kappa_softmax", "chi_score", "kappa_val"):
-            emit(site, f"baek_v2.{name}", getattr(later, name))
+
+    def _share(self, site: str, here: v2.AttentionV2, split: Split) -> None:
+        assert self._anatomy is not None
+        self._anatomy.lacks(site, DRAWN if self.ranks > 1 else APART)
+        if self.ranks > 1:
+            numbers = [getattr(here, name) for name in (*LARGEST, *SUMMED)]
+            width = torch.full_like(here.p, here.head_width)
+            self._held.add(site, torch.stack([*numbers, width]), split)
+
+    def begin(self, anatomy: Anatomy) -> None:
+        """Nothing to ask the others for."""
+
+    def parts(self) -> Parts:
+        return self._held.taken()
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        for site in names(ranks):
+            for heads in copies(ranks, site)[:1]:
+                _published_later(emit, site, _of_all_heads(torch.stack(heads)))
+
+
+def _of_all_heads(parts_RN: Tensor) -> v2.AttentionV2:
+    largest_N, norm_N = parts_RN.amax(0), torch.linalg.vector_norm(parts_RN, dim=0)
+    at = {name: i for i, name in enumerate((*LARGEST, *SUMMED))}
+    return v2.AttentionV2(
+        head_width=int(largest_N[-1]),
+        **{name: largest_N[at[name]] for name in LARGEST},
+        **{name: norm_N[at[name]] for name in SUMMED},
+    )
+
+
+def _published_later(emit: Emit, site: str, found: v2.AttentionV2) -> None:
+    for name in ("kappa_softmax", "chi_score", "kappa_val"):
+        emit(site, f"baek_v2.{name}", getattr(found, name))
 
 
 def _first_sequence(

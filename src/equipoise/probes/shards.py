@@ -14,7 +14,7 @@ def copies(x: Tensor, ranks: int) -> int:
     if not isinstance(x, DTensor):
         return ranks
     sizes = zip(x.device_mesh.shape, x.placements, strict=True)
-    apart = (n for n, p in sizes if p.is_shard() or p.is_partial())
+    apart = (n for n, p in sizes if not p.is_replicate())
     return max(1, ranks // prod(apart))
 
 

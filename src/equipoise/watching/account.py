@@ -14,6 +14,7 @@ from equipoise.watching.light import Entry, Light
 from equipoise.watching.message import Message
 from equipoise.watching.meter import Meter
 from equipoise.watching.ranks import Ranks
+from equipoise.watching.sampling import Sampler
 from equipoise.watching.schedule import Schedule
 
 
@@ -24,7 +25,7 @@ class Account:
     ledger: Ledger
     ranks: Ranks
     schedule: Schedule
-    blocks: list[str]
+    sampler: Sampler
     light: Light = field(default_factory=Light)
     _waiting: list[Finding] = field(default_factory=list)
     _reported: set[str] = field(default_factory=set)
@@ -38,6 +39,7 @@ class Account:
         """Write a sampled step; return the findings all ranks agree on."""
         message = Message(
             table=table,
+            parts=self.sampler.parts(),
             scalars=self.light.taken(),
             findings=self._waiting,
             cost=meter.cost or 0.0,
@@ -51,6 +53,9 @@ class Account:
         self.light.taken()
         whole = combined(answers) if len(answers) > 1 else message
         self._waiting = []
+        shared = self.sampler.together([answer.parts for answer in answers])
+        for quantity, sites in shared.items():
+            whole.table.setdefault(quantity, {}).update(sites)
         findings = [*whole.findings, *self._adapted(step, whole)]
         self._write(step, whole, findings)
         return findings
@@ -105,7 +110,7 @@ class Account:
         readings: list[Reading] = light.as_readings(whole.scalars)
         now = [reading for reading in readings if reading.step == step]
         heavy = collector.as_readings(step, whole.table)
-        more = derived(step, [*now, *heavy], self.blocks)
+        more = derived(step, [*now, *heavy], list(self.sampler.anatomy.blocks))
         self.ledger.write([*readings, *heavy, *more], findings)
 
     def _adapted(self, step: int, whole: Message) -> list[Finding]:

@@ -81,7 +81,7 @@ class Watch:
         self._alarm = Alarm(anatomy.model, rank=ranks.rank, keep=path)
         self._silence = Silence(anatomy)
         self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
-        self._account = Account(ledger, ranks, self._schedule, list(anatomy.blocks))
+        self._account = Account(ledger, ranks, self._schedule, self._sampler)
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._ever_stepped = self._refused = False
         self._number = id(self)
@@ -90,6 +90,7 @@ class Watch:
         """Takes off what may be taken off at any moment."""
         self._holding, self._stack = ExitStack(), ExitStack()
         self._attach()
+        self._guarded(self._sampler.begin)(ranks.count)
         self._arm()
 
     @property

@@ -30,7 +30,7 @@ MINIMAL: tuple[Maker, ...] = (
 )
 DEFAULT: tuple[Maker, ...] = (
     *MINIMAL,
-    lambda ranks: ProjectionGain(),
+    lambda ranks: ProjectionGain(ranks=ranks),
     lambda ranks: Magnitudes(),
     lambda ranks: NormScales(),
     lambda ranks: StreamShape(),
@@ -42,9 +42,9 @@ DEFAULT: tuple[Maker, ...] = (
 DEEP: tuple[Maker, ...] = (
     *DEFAULT,
     lambda ranks: HeadProducts(),
-    lambda ranks: LocalLipschitz(),
+    lambda ranks: LocalLipschitz(ranks=ranks),
     lambda ranks: HeadSelection(),
-    lambda ranks: NumericalFragility(),
+    lambda ranks: NumericalFragility(ranks=ranks),
     lambda ranks: Sharpness(),
 )
 

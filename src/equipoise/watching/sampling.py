@@ -11,11 +11,13 @@ from equipoise.probes.boundary import Boundary
 from equipoise.probes.capture import (
     GradientProbe,
     Probe,
+    SharingProbe,
     UpdateProbe,
     attached,
     listening,
 )
 from equipoise.probes.heard import Heard
+from equipoise.probes.sharing import Parts
 from equipoise.watching.collector import Collector, Table
 from equipoise.watching.held import Holder, compiled_parts
 
@@ -39,6 +41,11 @@ class Sampler:
         self.heard = Heard()
         self.armed = False
         self._opened: Callable[[], bool] = bool
+
+    def begin(self, ranks: int) -> None:
+        """Let probes ask the other ranks, all of which are here, outside any pass."""
+        for probe in self._sharing() if ranks > 1 else ():
+            self.boundary.guarded(probe.name, probe.begin)(self.anatomy)
 
     def arm(self) -> None:
         """Wait for the next forward pass."""
@@ -89,6 +96,23 @@ class Sampler:
         self._probe_pass()
         self.close()
         return self._collector.taken(self.heard.first_heads)
+
+    def parts(self) -> dict[str, Parts]:
+        """Return what this rank holds of readings that no rank can make alone."""
+        held = {probe.name: probe.parts() for probe in self._sharing()}
+        return {name: parts for name, parts in held.items() if parts}
+
+    def together(self, ranks: Sequence[dict[str, Parts]]) -> Table:
+        """Return the readings that all ranks' parts make, the same on every rank."""
+        emit = Collector()
+        for probe in self._sharing():
+            theirs = [parts.get(probe.name, {}) for parts in ranks]
+            if any(theirs):
+                self.boundary.guarded(probe.name, probe.on_parts)(theirs, emit)
+        return emit.taken()
+
+    def _sharing(self) -> list[SharingProbe]:
+        return [probe for probe in self.probes if isinstance(probe, SharingProbe)]
 
     def close(self) -> None:
         """Take everything off the model."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.unread import unread
+from equipoise.anatomy.unread import unnoticed, unread
 from equipoise.errors import SilentSiteError
 from equipoise.probes.heard import Heard
 from equipoise.records import Finding
@@ -42,10 +42,14 @@ class Silence:
 
     def _unread(self, step: int, heard: Heard) -> list[Finding]:
         """Name, once, what was met and could not be read: one finding per reason."""
-        noticed = self.anatomy.noticed.items()
-        met = {site: why for site, why in noticed if site not in heard.attention}
+        silent = unnoticed(self.anatomy, heard.ran, heard.attention)
+        noticed = {**(silent if heard.passed else {}), **self.anatomy.noticed}
+        met = [
+            (site, why) for site, why in noticed.items() if site not in heard.attention
+        ]
+        partly = self.anatomy.partly.items()
         reasons: dict[str, list[str]] = {}
-        for site, why in {**met, **self.anatomy.partly}.items():
+        for site, why in [*met, *((site, why) for site, all in partly for why in all)]:
             if (site, why) not in self._named:
                 self._named.add((site, why))
                 reasons.setdefault(why, []).append(site)

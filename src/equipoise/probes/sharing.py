@@ -1,0 +1,57 @@
+"""What a rank holds of a reading that takes several ranks to make."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from equipoise.anatomy.shards import Split
+
+
+class Part(NamedTuple):
+    """Numbers of one rank, and which part of the whole they are."""
+
+    values: Tensor
+    """Float32, on the host once it has been exchanged."""
+    split: Split
+
+
+Parts = Mapping[str, Part]
+"""What it is a part of → the part."""
+
+
+@dataclass(slots=True)
+class Held:
+    """This rank's parts until the ranks next exchange."""
+
+    _parts: dict[str, Part] = field(default_factory=dict)
+
+    def add(self, name: str, values: Tensor, split: Split) -> None:
+        self._parts[name] = Part(values, split)
+
+    def taken(self) -> Parts:
+        """Return the parts since the last call, on the host."""
+        held, self._parts = self._parts, {}
+        return {n: Part(p.values.float().cpu(), p.split) for n, p in held.items()}
+
+
+def copies(ranks: Sequence[Parts], name: str) -> list[list[Tensor]]:
+    """Return each copy of one thing as its parts in order; none that is incomplete.
+
+    Ranks that hold the same part (data parallel) stand in the order of their number, so
+    the first of every part belong together: the ranks of a mesh are sorted alike.
+    """
+    held = [parts[name] for parts in ranks if name in parts]
+    counts = {part.split.parts for part in held}
+    if len(counts) != 1:
+        return []
+    by_part: list[list[Tensor]] = [[] for _ in range(counts.pop())]
+    for part in held:
+        by_part[part.split.part].append(part.values)
+    return [list(whole) for whole in zip(*by_part, strict=False)]
+
+
+def names(ranks: Sequence[Parts]) -> list[str]:
+    """Return what any rank holds a part of, in the order of first mention."""
+    return list(dict.fromkeys(name for parts in ranks for name in parts))
