@@ -73,7 +73,45 @@ def test_a_guess_is_never_held_to_it(tmp_path: Path) -> None:
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
         for batch in batches(2):
             step(model, optimizer, batch)
-    assert not handle.findings
+    (found,) = handle.findings
+    assert (found.severity, found.rule) == ("info", "watch.unread")
+    assert found.site == "blocks.1.attention" and "linear" in found.message
+
+
+def test_a_model_without_attention_is_told_so_once(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
+        for _ in range(2):
+            model(torch.randn(2, 4)).pow(2).mean().backward()
+            optimizer.step()
+    (found,) = handle.findings
+    assert (found.severity, found.site) == (
+        "info",
+        "",
+    ) and "no attention" in found.message
+    assert {"loss", "gradient.norm"} <= {*equipoise.open_run(handle.path).quantities}
+
+
+def test_a_pass_that_raised_is_no_silence(tmp_path: Path) -> None:
+    """Whoever runs out of memory and tries again with less is not told off."""
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    failing = model.blocks[1].attention.v_proj.register_forward_hook(_out_of_memory)
+    with declared():
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    with pytest.raises(MemoryError):
+        objective(model, batches(1)[0])
+    failing.remove()
+    for batch in batches(2):
+        step(model, optimizer, batch)
+    handle.close()
+    series = equipoise.open_run(handle.path).series("attention.entropy")
+    assert not handle.findings and list(series["blocks.1.attention"][0]) == [1]
+
+
+def _out_of_memory(*_: object) -> None:
+    raise MemoryError
 
 
 def test_what_did_not_run_has_nothing_to_say(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from types import CodeType
 
 from torch import nn
@@ -13,6 +13,15 @@ from equipoise.anatomy.sites import Anatomy
 FLASH = ("flash", "sage", "paged", "kernels-community")
 FOREIGN = ("flash_attn", "xformers", "sageattention", "transformer_engine", "fla")
 SWITCH = "choose sdpa or eager attention to read it"
+NONE_SEEN = (
+    "no softmax over scores and no fused attention was seen while it ran: linear "
+    "attention, weights made by another function (sigmoid, ReLU, sparsemax, Gumbel), a "
+    "softmax written out by hand, or code that was scripted or compiled before"
+)
+NONE_AT_ALL = (
+    "no attention was met: what needs attention is not read, all else is (loss, "
+    "gradients, norms, updates)"
+)
 
 
 def unread(anatomy: Anatomy, heard: Container[str]) -> dict[str, str]:
@@ -27,20 +36,43 @@ def unread(anatomy: Anatomy, heard: Container[str]) -> dict[str, str]:
     return {**reasons, **noticed}
 
 
+def unnoticed(
+    anatomy: Anatomy, ran: Collection[str], heard: Collection[str]
+) -> dict[str, str]:
+    """Return what ran in a step and went unheard without a word: name → why.
+
+    Declared sites are not among them: they are held to speak. Nor is a guess whose
+    attention was heard in a module inside it, or around it.
+    """
+    if not heard and not anatomy.attention and not anatomy.noticed:
+        return {"": NONE_AT_ALL}
+    guessed = [s for s in anatomy.attention if not s.declared and s.name in ran]
+    return {
+        s.name: _reason(s.module) for s in guessed if not _spoken_for(s.name, heard)
+    }
+
+
+def _spoken_for(site: str, heard: Collection[str]) -> bool:
+    around = [name for name in heard if name and f"{site}.".startswith(f"{name}.")]
+    return site in heard or bool(around) or any(n.startswith(f"{site}.") for n in heard)
+
+
 def _reason(module: nn.Module) -> str:
     implementation = _implementation(module)
     if implementation.startswith(FLASH):
         return f"attn_implementation={implementation!r} returns no scores; {SWITCH}"
-    kernel = _foreign(type(module).forward.__code__, _globals(module))
+    kernel = _foreign(_code(module), _globals(module))
     if kernel:
         return f"it calls {kernel}, which returns no scores; {SWITCH}"
     if "linear" in f"{type(module).__name__} {_kind(module)}".lower():
         return "linear attention has no softmax over scores"
-    return (
-        "no softmax and no fused attention was called while it ran: linear attention, "
-        "a softmax written out by hand, code compiled before it was watched, or a "
-        "module that took no part in this step"
-    )
+    return NONE_SEEN
+
+
+def _code(module: nn.Module) -> CodeType | None:
+    """Return the code of a module's forward; a scripted one has none."""
+    forward = inspect.unwrap(type(module).forward)
+    return getattr(forward, "__code__", None)
 
 
 def _implementation(module: nn.Module) -> str:
@@ -57,9 +89,9 @@ def _globals(module: nn.Module) -> Mapping[str, object]:
     return vars(home) if home is not None else {}
 
 
-def _foreign(code: CodeType, names: Mapping[str, object]) -> str:
+def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
     """Return the foreign kernel a function names, by where its globals come from."""
-    for name in code.co_names:
+    for name in code.co_names if code else ():
         home = str(getattr(names.get(name), "__module__", "") or "")
         if home.partition(".")[0] in FOREIGN:
             return f"{home}.{name}"

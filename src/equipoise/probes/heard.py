@@ -18,8 +18,10 @@ from equipoise.probes.emission import Emit
 class Heard:
     """What one sampled step showed of each attention site, by name."""
 
+    passed: bool = False
+    """Whether a forward pass began while we listened."""
     ran: set[str] = field(default_factory=set)
-    """Sites whose forward was called."""
+    """Sites whose forward ran to its end: one that raised had no chance to speak."""
     attention: set[str] = field(default_factory=set)
     """Sites whose attention was read."""
     first_heads: dict[str, int] = field(default_factory=dict)
@@ -27,13 +29,13 @@ class Heard:
 
     def attach(self, anatomy: Anatomy) -> Iterator[RemovableHandle]:
         """Yield one hook per expected site, which notes that it ran."""
+        self.passed = True
         for site in anatomy.attention:
-            note = _note(self.ran, site.name)
-            yield listening.before(site.module, note)
+            yield listening.after(site.module, _note(self.ran, site.name))
 
 
 def _note(names: set[str], name: str) -> Callable[..., None]:
-    def note(module: Any, args: Any, kwargs: Any) -> None:
+    def note(module: Any, args: Any, output: Any) -> None:
         names.add(name)
 
     return note
