@@ -8,7 +8,7 @@ Two products read a matrix of 6 MB twice, and memory is what they wait for. Row 
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,51 @@ def _advance(a_MN: Array, basis_KN: Array, k: int, inverse: Any) -> tuple[Any, A
         for n in range(w_N.size):
             w_N[n] /= beta
     return alpha, beta
+
+
+@compiled()
+def _grow(a_MN: Array, basis_KN: Array, inverse: Any, found_2K: Array) -> int:
+    """Fill the space below its first direction; return the steps taken, 0 if broken."""
+    scale = 0.0
+    eps = np.finfo(a_MN.dtype).eps
+    for k in range(found_2K.shape[1]):
+        alpha, beta = _advance(a_MN, basis_KN, k, inverse)
+        found_2K[0, k], found_2K[1, k] = alpha, beta
+        scale = max(scale, abs(alpha) + beta)
+        if not math.isfinite(alpha + beta):
+            return 0
+        if beta <= 8 * eps * scale:
+            return k + 1
+    return int(found_2K.shape[1])
+
+
+class Space(NamedTuple):
+    """A Krylov space of AᵀA/unit²: its directions and its tridiagonal matrix."""
+
+    basis_KN: Array
+    alphas_K: Array
+    betas_K: Array
+
+
+def space(
+    matrix_MN: Tensor, start_N: Array, *, steps: int, unit: float = 1.0
+) -> Space | None:
+    """Return the space that some steps span, at once; None if a number is broken.
+
+    The space closes early where a product leaves it by no more than rounding. For a
+    plain CPU matrix only (see ``fused``).
+
+    >>> import torch
+    >>> space(torch.diag(torch.tensor([2.0, 1.0])), np.array([1, 0]), steps=2).alphas_K
+    array([4.])
+    """
+    a_MN = host_view(matrix_MN)
+    steps = min(steps, a_MN.shape[1])
+    basis_KN = np.empty((steps + 1, a_MN.shape[1]), a_MN.dtype)
+    basis_KN[0] = start_N / np.linalg.norm(start_N)
+    found_2K = np.empty((2, steps))
+    taken = _grow(a_MN, basis_KN, a_MN.dtype.type(1 / unit), found_2K)
+    return Space(basis_KN[:taken], *found_2K[:, :taken]) if taken else None
 
 
 Step = Callable[[Tensor, int], tuple[float, float]]

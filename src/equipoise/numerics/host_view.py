@@ -1,6 +1,5 @@
 """A tensor's memory as an array, without a trace on the tensor."""
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -8,10 +7,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-CTYPES: dict[torch.dtype, Any] = {
-    torch.float32: ctypes.c_float,
-    torch.float64: ctypes.c_double,
-}
+VIEWED: dict[torch.dtype, str] = {torch.float32: "=f4", torch.float64: "=f8"}
+
+
+class _Memory:
+    """What NumPy asks of an object whose numbers it may read where they lie."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(x.shape),
+            "typestr": np.dtype(VIEWED[x.dtype]).str,
+            "data": (x.data_ptr(), False),
+        }
 
 
 def host_view(x: Tensor) -> npt.NDArray[np.floating[Any]]:
@@ -24,5 +34,4 @@ def host_view(x: Tensor) -> npt.NDArray[np.floating[Any]]:
     >>> host_view(x).sum(), x.untyped_storage().resizable()
     (np.float32(6.0), True)
     """
-    buffer = (CTYPES[x.dtype] * x.numel()).from_address(x.data_ptr())
-    return np.frombuffer(buffer, np.dtype(CTYPES[x.dtype])).reshape(x.shape)
+    return np.asarray(_Memory(x))

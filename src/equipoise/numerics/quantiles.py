@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.numerics.host_view import CTYPES, host_view
+from equipoise.numerics.host_view import VIEWED, host_view
 
 Array = NDArray[np.floating[Any]]
 
@@ -30,7 +30,7 @@ def nan_quantiles(
         tensor([1.0000, 1.5000])
     """
     x_xN = x_xN.detach()
-    if not x_xN.is_cpu or x_xN.dtype not in CTYPES:
+    if not x_xN.is_cpu or x_xN.dtype not in VIEWED:
         wide = torch.promote_types(x_xN.dtype, torch.float32)
         at_q = torch.tensor(at, dtype=wide, device=x_xN.device)
         return torch.nanquantile(x_xN.to(wide), at_q, dim=-1)

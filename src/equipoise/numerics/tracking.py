@@ -9,13 +9,14 @@ no tolerance. The residual says afterwards how good the answer was.
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.gram import fused, gram_product, matrix_step, swept
-from equipoise.numerics.lanczos import Krylov
+from equipoise.numerics.gram import fused, gram_product, space, swept
+from equipoise.numerics.host_view import host_view
 
 COLD_STEPS = 32
 WARM_STEPS = 4
@@ -73,9 +74,9 @@ def fixed_steps(
     scale = torch.maximum(-low, high)
     # Also where the matrix is all zero, or subnormal and without an inverse.
     unit = scale.clamp(min=torch.finfo(scale.dtype).tiny)
-    start_N = _start(matrix_MN, start)
     if fused(matrix_MN):
-        return _on_cpu(matrix_MN, unit, start_N, steps)
+        return _on_cpu(matrix_MN, unit, start, steps)
+    start_N = _start(matrix_MN, start)
     basis_KN, alphas_K, betas_K = _lanczos(matrix_MN, unit, start_N, steps)
     T_KK = torch.diag(alphas_K)
     T_KK = T_KK + torch.diag(betas_K[:-1], 1) + torch.diag(betas_K[:-1], -1)
@@ -99,34 +100,48 @@ def _matrix(matrix_MN: Tensor, steps: int) -> Tensor:
 
 
 def _start(matrix_MN: Tensor, start: Tensor | None) -> Tensor:
-    N = matrix_MN.shape[1]
-    generator = torch.Generator().manual_seed(0)
-    random_N = torch.randn(N, generator=generator).to(matrix_MN)
+    random_N = _random(matrix_MN)
     if start is None:
         return random_N
-    if start.shape != (N,):
-        raise InputError(f"start has shape {tuple(start.shape)}, expected ({N},)")
+    _fits(start, matrix_MN)
     # A matrix that was broken once must not break every later answer.
     usable = start.isfinite().all() & (start != 0).any()
     return torch.where(usable, start.to(matrix_MN), random_N)
 
 
-def _on_cpu(matrix_MN: Tensor, unit: Tensor, start_N: Tensor, steps: int) -> Steps:
-    """The same in compiled loops: there is no device to wait for."""
-    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
-    size = float(unit.numpy())
-    krylov = Krylov(matrix_step(matrix_MN, size), start_N, at_most=steps)
-    while krylov.steps < krylov.at_most:
-        krylov.grow()
-        if krylov.closed or not krylov.finite:
-            break
-    if not krylov.finite:
+def _random(matrix_MN: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(matrix_MN.shape[1], generator=generator).to(matrix_MN)
+
+
+def _fits(start: Tensor, matrix_MN: Tensor) -> None:
+    if start.shape != matrix_MN.shape[1:]:
+        N = matrix_MN.shape[1]
+        raise InputError(f"start has shape {tuple(start.shape)}, expected ({N},)")
+
+
+def _on_cpu(matrix_MN: Tensor, unit: Tensor, start: Tensor | None, steps: int) -> Steps:
+    """The same in compiled loops: there is no device to wait for.
+
+    Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    """
+    start_N = None
+    if start is not None:
+        _fits(start, matrix_MN)
+        start_N = start.detach().to(matrix_MN).contiguous()
+    if start_N is None or not 0 < np.abs(host_view(start_N)).max() < math.inf:
+        start_N = _random(matrix_MN)
+    found = space(matrix_MN, host_view(start_N), steps=steps, unit=float(unit.numpy()))
+    if found is None:
         return Steps(unit * torch.nan, unit * torch.nan, start_N)
-    values_K, weights_KK = krylov.ritz()
-    value = math.sqrt(max(0.0, float(values_K[-1])))
-    residual = krylov.residual(weights_KK[:, -1]) / (value or 1.0)
-    vector_N = krylov.vector(weights_KK[:, -1])
-    return Steps(unit * value, unit * residual, vector_N)
+    off_K = found.betas_K[:-1]
+    T_KK = np.diag(found.alphas_K) + np.diag(off_K, 1) + np.diag(off_K, -1)
+    values_K, weights_KK = np.linalg.eigh(T_KK)
+    value, y_K = math.sqrt(max(0.0, values_K[-1])), weights_KK[:, -1]
+    residual = found.betas_K[-1] * abs(y_K[-1]) / (value or 1.0)
+    vector_N = y_K @ found.basis_KN
+    vector_N /= np.linalg.norm(vector_N)
+    return Steps(unit * value, unit * residual, torch.from_numpy(vector_N).to(unit))
 
 
 def _lanczos(
