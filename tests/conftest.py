@@ -14,6 +14,9 @@ torch.set_num_threads(1)  # tiny tensors: threads cost more than they give
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+# Seconds to wait for what always comes: only a broken program takes them all, however
+# slow or busy the machine.
+PATIENCE = 600
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 # What a test may need beyond the dev environment, and how to tell that it is there.

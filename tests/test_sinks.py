@@ -13,6 +13,7 @@ import pytest
 from equipoise.errors import InputError, MissingExtraError
 from equipoise.records import Reading
 from equipoise.sinks import SINKS, scalars, sink
+from tests.conftest import PATIENCE
 
 STEPS = {0: {"loss": 2.5, "norm/h.0": 1e-3}, 10: {"loss": math.nan, "norm/h.0": 4.0}}
 
@@ -139,7 +140,8 @@ def test_wandb_stays_offline(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
     fill("wandb", run)
     (folder,) = (run.with_suffix("") / "wandb").glob("offline-run-*")
     (log,) = folder.glob("*.wandb")
-    deadline = time.monotonic() + 20  # its helper process writes after finish() returns
+    # Its helper process writes after finish() returns.
+    deadline = time.monotonic() + PATIENCE
     while b"norm/h.0" not in log.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert b"norm/h.0" in log.read_bytes()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.numerics.attention_rows import row_statistics
 from equipoise.store import open_run
+from tests.conftest import PATIENCE
 from tests.lab import victim
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def train(
     for process in members:
         process.start()
     for process in members:
-        process.join(60)
+        process.join(PATIENCE)
     return [process.exitcode for process in members]
 
 
@@ -122,7 +123,7 @@ def test_torchrun_changes_nothing(unharmed: dict[Start, Path], tmp_path: Path) -
         env=environment,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert same(final(tmp_path), final(unharmed[DDP]))
 

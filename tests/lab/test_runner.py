@@ -24,6 +24,7 @@ from equipoise.lab.recipes import RECIPES, REPORTS, recipe
 from equipoise.lab.results import results
 from equipoise.lab.runner import lab_directory, run_experiment, standing
 from equipoise.lab.training import Progress, TrainOptions
+from tests.conftest import PATIENCE
 
 TRAIN = TrainOptions(
     steps=20, batch=2, warmup=2, watch=False, checkpoint_every=5, every=5
@@ -125,7 +126,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in path.read_text().split()] if path.exists() else []
 
 
-def wait_until(holds: object, seconds: float = 60) -> None:
+def wait_until(holds: object, seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not holds():  # type: ignore[operator]
         assert time.monotonic() < end, "took too long"

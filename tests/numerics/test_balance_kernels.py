@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.numerics import balance_ladder, balance_torch
 from equipoise.numerics.balance import balance
 from equipoise.numerics.balance_compile import cache_folder, over_rows
-from tests.conftest import FLOATS
+from tests.conftest import FLOATS, PATIENCE
 from tests.oracles import balance as oracle
 
 
@@ -180,7 +180,7 @@ def test_work_that_splits_again_does_not_wait_for_itself() -> None:
             target=over_rows, args=(outer, 1 << 10, 1 << 10), daemon=True
         )
         asking.start()
-        asking.join(timeout=20)
+        asking.join(timeout=PATIENCE)
         assert not asking.is_alive()
     finally:
         torch.set_num_threads(threads)

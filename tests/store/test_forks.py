@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from equipoise.store import open_run
+from tests.conftest import PATIENCE
 from tests.store.made import assert_pyramid_agrees, files
 
 CHILD = """
@@ -60,7 +61,7 @@ def test_children_leave_the_file_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", CHILD, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert open_run(path).steps.tolist() == list(range(int(done.stdout)))

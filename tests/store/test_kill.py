@@ -12,6 +12,7 @@ import pytest
 
 from equipoise.errors import RunFileError
 from equipoise.store import RunWriter, open_run
+from tests.conftest import PATIENCE
 from tests.store.doomed import append_for_ever, step_readings
 from tests.store.made import assert_pyramid_agrees, files
 
@@ -46,7 +47,7 @@ def killed(processes, path: Path, after: float, *, at_work: bool) -> list[int]:
     child.start()
     says.close()
     if at_work:
-        heard.poll(30)
+        heard.poll(PATIENCE)
     time.sleep(after)
     child.kill()
     child.join()
@@ -73,7 +74,8 @@ def test_kill_at_random_moments(processes, tmp_path: Path) -> None:
         total += len(steps)
         if steps or path.exists():
             check(path, steps, deep=kill % 15 == 14)
-    assert total > KILLS
+    # Three of four were heard at work before they were killed.
+    assert total >= 3 * KILLS // 4
     with RunWriter.resume(path) as writer:
         writer.append(step_readings(len(open_run(path).steps)))
     assert files(tmp_path) == ["run.eqp"]

@@ -16,6 +16,7 @@ import pytest
 from equipoise.errors import RunFileError
 from equipoise.store import RunWriter, lock, open_run, snapshot
 from equipoise.store.mounts import on_network
+from tests.conftest import PATIENCE
 from tests.store.made import INFO, assert_pyramid_agrees, files, sample
 
 TABLE = """\
@@ -79,7 +80,7 @@ def test_readers_see_snapshots_and_in_the_end_everything(place: Path) -> None:
     with away(place, publish_every=0.05) as writer:
         run = open_run(place)  # there from the first moment
         writer.append(sample(0))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not len(run.steps) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert run.steps.tolist() == [0]
@@ -103,7 +104,7 @@ os._exit(9)
 
 
 def test_a_killed_writer_resumes_from_its_local_file(place: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=PATIENCE)
     assert not len(open_run(place).steps)  # only the first snapshot was published
     with away(place) as writer:
         writer.append(sample(20))
@@ -113,7 +114,7 @@ def test_a_killed_writer_resumes_from_its_local_file(place: Path) -> None:
 
 
 def test_what_went_on_elsewhere_wins(place: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=PATIENCE)
     place.unlink()
     with RunWriter(place, INFO, network=False) as other:  # as another machine would
         for step in range(100, 130):
@@ -124,7 +125,7 @@ def test_what_went_on_elsewhere_wins(place: Path) -> None:
 
 
 def test_a_removed_run_starts_anew(place: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=PATIENCE)
     place.unlink()
     with away(place) as writer:
         writer.append(sample(7))
@@ -154,7 +155,7 @@ def test_an_absent_server_is_logged_and_tried_again(
     with caplog.at_level(logging.WARNING, "equipoise"):
         writer = away(place, publish_every=0.02)
         monkeypatch.setattr(snapshot, "publish", fail_once)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         for step in range(10_000):
             writer.append(sample(step))
             time.sleep(0.01)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading
 from equipoise.store import RunWriter, live, open_run
+from tests.conftest import PATIENCE
 from tests.store.made import INFO, assert_pyramid_agrees, files, reading, sample
 
 HOLD = """
@@ -171,7 +172,9 @@ def test_second_writer_is_told_who_holds_the_run(path: Path) -> None:
 
 def test_a_script_that_just_ends_leaves_one_file(path: Path) -> None:
     code = HOLD.replace("time.sleep(60)", "")
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, timeout=PATIENCE
+    )
     assert files(path.parent) == ["run.eqp"]
 
 
