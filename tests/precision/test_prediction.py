@@ -116,6 +116,29 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("name", ["fp16", "e4m3"])
+def test_a_model_that_works_in_place_reads_the_same(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self, *, in_place: bool) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+            self.in_place = in_place
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.up(x)
+            y = y.mul_(3.0).relu_() if self.in_place else (y * 3.0).relu()
+            z: torch.Tensor = self.down(y)
+            return z.add_(x) if self.in_place else z + x
+
+    torch.manual_seed(0)
+    x, storage = torch.randn(2, 5, 8), Storage.named(name)
+    plain, in_place = Net(in_place=False), Net(in_place=True)
+    in_place.load_state_dict(plain.state_dict())
+    want = predicted(plain, x, storage=storage)
+    found = predicted(in_place, x, storage=storage)
+    assert found.by_module == pytest.approx(want.by_module, rel=1e-6)
+
+
 def test_shares_and_names() -> None:
     found = Prediction(
         variance={"a": {"weight": 3e-6, "score": 1e-6}, "b": {"add": 4e-6}}
@@ -139,6 +162,8 @@ def test_errors() -> None:
         predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), probes=0)
     with pytest.raises(InputError, match="two rows"):
         predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), rows=1)
+    with pytest.raises(InputError, match="two words"):
+        predicted(model, torch.ones(1, 2), storage=Storage.named("bf16"), words=1)
     with pytest.raises(InputError, match="nothing to be relative to"):
         predicted(model, torch.zeros(1, 2), storage=Storage.named("bf16"))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.precision.emulation import Storage
+from equipoise.precision.later import Later
 from equipoise.precision.operations import HIDDEN
 from equipoise.precision.sparse_product import WIDE, sparse_product
 from equipoise.precision.walk import LinearCall
@@ -25,6 +26,8 @@ from equipoise.precision.walk import LinearCall
 SAMPLED_FEATURES = 32
 CHUNK = 1 << 16
 Index = tuple[EllipsisType | slice, ...]
+Affine = tuple[Tensor, Tensor | None]
+"""A weight and its bias."""
 HEAD_KINDS = frozenset({"score", "prob", "mix"})
 
 
@@ -74,36 +77,58 @@ class Carriage:
 
     def linear(self, site: str, call: LinearCall) -> Tensor:
         weight_MK = call.oriented(call.weight.detach())
-        bias = None if call.bias is None else call.bias.detach()
-        x = call.x.detach()
-        if weight_MK.shape[0] >= WIDE and call.x.requires_grad:
-            return self._wide(site, call.x, (weight_MK, bias))
-        y = nn.functional.linear(call.x, weight_MK, bias)
-        y = self.stored(site, "product", y)
-        _on_gradient(y, lambda g: self._weigh(site, (x, g), (weight_MK, bias)))
+        bias_M = None if call.bias is None else call.bias.detach()
+        affine = (weight_MK, bias_M)
+        if len(weight_MK) < WIDE or not call.x.requires_grad:
+            return self._product(site, call.x, affine)
+        x = call.x.clone()  # as it is now, whatever is done to it in place
+        return Later.of(
+            x,
+            len(weight_MK),
+            made=lambda: self._wide(site, x, affine),
+            some=lambda m: self._product(site, x, _picked(affine, m), of=weight_MK),
+        )
+
+    def _product(
+        self, site: str, x: Tensor, affine: Affine, *, of: Tensor | None = None
+    ) -> Tensor:
+        """Return x·Wᵀ + b; ``of`` is the weight as stored, where W is part of it."""
+        given = x.detach()
+        y = self.stored(site, "product", nn.functional.linear(x, *affine))
+        _on_gradient(y, lambda g: self._weigh(site, (given, g), affine, of=of))
         return y
 
-    def _wide(
-        self, site: str, x: Tensor, affine: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
+    def _wide(self, site: str, x: Tensor, affine: Affine) -> Tensor:
         weight_MK, bias_M = affine
         given = x.detach()
 
         def heard(g: Tensor, live_m: Tensor, weight_mK: Tensor) -> None:
-            some = self._rows(g)
-            value = y.detach()[some].index_select(-1, live_m)
-            self._add(site, "product", (value, g[some]), of=y.detach(), entries=g)
+            read = (value.index_select(-1, live_m), g[some])
+            self._add(site, "product", read, scale=scale, entries=g.numel())
             bias_m = None if bias_M is None else bias_M[live_m]
             self._weigh(site, (given, g), (weight_mK, bias_m), of=weight_MK)
 
         y = sparse_product(x, weight_MK, bias_M, heard=heard)
+        some, value, scale = self._kept(y)
         return y
 
     def _note(self, site: str, kind: str, x: Tensor) -> None:
-        value, some = x.detach(), self._rows(x)
+        some, value, scale = self._kept(x)
         _on_gradient(
-            x, lambda g: self._add(site, kind, (value[some], g[some]), of=value)
+            x,
+            lambda g: self._add(
+                site, kind, (value, g[some]), scale=scale, entries=g.numel()
+            ),
         )
+
+    def _kept(self, x: Tensor) -> tuple[Index, Tensor, float]:
+        """Return which rows of a tensor to read, those rows, and its scale."""
+        some = self._rows(x)
+        # A copy: a model may go on in place (x += y) before the gradient comes.
+        return some, x.detach()[some].clone(), self._scale(x.detach())
+
+    def _scale(self, x: Tensor) -> float:
+        return self.storage.scale(_plain(x)) if self.storage.scales else 1.0
 
     def _rows(self, x: Tensor) -> Index:
         """Return an index of the rows to read of a tensor of this shape."""
@@ -120,18 +145,16 @@ class Carriage:
         kind: str,
         read: tuple[Tensor, Tensor],
         *,
-        of: Tensor,
-        entries: Tensor | None = None,
+        scale: float,
+        entries: int,
     ) -> None:
         """Note what was read of a stored tensor and of its gradient.
 
-        ``entries`` has the shape the sum is over, where it is not the tensor's own.
+        ``scale`` is that of the whole tensor; ``entries`` how many the sum is over.
         """
         x, g = read
-        scale = self.storage.scale(_plain(of)) if self.storage.scales else 1.0
         parts = self._carried(x, g, scale)
-        whole = of if entries is None else entries
-        times = whole.numel() / max(1, x.numel())
+        times = entries / max(1, x.numel())
         heads = kind in HEAD_KINDS and x.dim() == 4
         self.sums[site][kind].append(
             Noted(
@@ -145,7 +168,7 @@ class Carriage:
         self,
         site: str,
         flow: tuple[Tensor, Tensor],
-        affine: tuple[Tensor, Tensor | None],
+        affine: Affine,
         *,
         of: Tensor | None = None,
     ) -> None:
@@ -161,10 +184,22 @@ class Carriage:
         # Layers that store W transposed would be read with a stride, time and again.
         some_mK = weight_MK[start::step].contiguous()
         g_mK = g_NM[:, start::step].mT @ x_NK
-        stored = weight_MK if of is None else of
-        self._add(site, "weight", (some_mK, g_mK), of=stored, entries=weight_MK)
+        self._add(
+            site,
+            "weight",
+            (some_mK, g_mK),
+            scale=self._scale(weight_MK if of is None else of),
+            entries=weight_MK.numel(),
+        )
         if bias_M is not None:
-            self._add(site, "weight", (bias_M, g_NM.sum(0)), of=bias_M)
+            read = (bias_M, g_NM.sum(0))
+            self._add(
+                site,
+                "weight",
+                read,
+                scale=self._scale(bias_M),
+                entries=bias_M.numel(),
+            )
 
     def _carried(self, x: Tensor, g: Tensor, scale: float) -> Tensor:
         """Return Σ r²g² of each row; numbers that hide keys are left out."""
@@ -187,19 +222,31 @@ class Carriage:
         return torch.cat(found).double().reshape(x.shape[:-1])
 
 
+def _picked(affine: Affine, features_m: Tensor) -> Affine:
+    weight_MK, bias_M = affine
+    bias_m = None if bias_M is None else bias_M.index_select(0, features_m)
+    return weight_MK.index_select(0, features_m), bias_m
+
+
 def _split(x: Tensor, rows: int) -> tuple[Tensor, ...]:
     pieces: tuple[Tensor, ...] = x.reshape(-1, x.shape[-1]).split(rows)
     return pieces
 
 
 def _plain(x: Tensor) -> Tensor:
-    hides = x.abs() >= HIDDEN
-    return x.masked_fill(hides, 0.0) if bool(hides.any()) else x
+    # Extremes first: a comparison of every number takes ten times as long.
+    if x.numel() and all(abs(float(end)) < HIDDEN for end in torch.aminmax(x)):
+        return x
+    return x.masked_fill(x.abs() >= HIDDEN, 0.0)
 
 
 def _with_history(x: Tensor) -> Tensor:
     # The first live tensors have no history: start one, safe for in-place calls.
-    return x if x.requires_grad else x.detach().requires_grad_().clone()
+    if not x.requires_grad:
+        return x.detach().requires_grad_().clone()
+    # Linear layers give views, and a view's hooks are lost when it is changed in place.
+    y: Tensor = torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x
+    return y
 
 
 def _variance(parts: Tensor, times: float) -> float:

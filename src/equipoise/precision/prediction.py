@@ -7,11 +7,12 @@ E(∂⟨ξ,Y⟩/∂x)² = ‖∂Y/∂x‖². So one backward pass of ⟨ξ,Y⟩ 
 to the output at once, and a module's share is Σ r²g² over what it stores.
 
 An output of many features (a vocabulary) is probed at some of them, drawn at random and
-weighted up: unbiased, and the way back through the head costs almost nothing.
+weighted up: unbiased. Where the output is the head's product, nothing else of it is
+made, and ‖Y‖ is estimated from the same features.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,9 +22,10 @@ from equipoise.errors import InputError
 from equipoise.precision.batch import Batch, output_of
 from equipoise.precision.carriage import Carriage, Noted
 from equipoise.precision.emulation import Storage
+from equipoise.precision.later import Later
 from equipoise.precision.walk import walked
 
-PROBED_FEATURES = 2048
+WORDS = 2048
 ROWS = 32
 
 
@@ -37,8 +39,8 @@ class Prediction:
     """Per attention module and head: the part of it made inside the head, by rounding
     scores, probabilities and their product with the values."""
     sampling_error: float = 0.0
-    """Relative standard error of ``total`` from reading some rows and weight columns
-    only; how much one probe differs from another comes on top."""
+    """Relative standard error of ``total`` from reading some rows, weight columns and
+    words only; how much one probe differs from another comes on top."""
 
     @property
     def by_module(self) -> dict[str, float]:
@@ -69,6 +71,7 @@ def predicted(
     probes: int = 1,
     seed: int = 0,
     rows: int | None = ROWS,
+    words: int | None = WORDS,
 ) -> Prediction:
     """Return the predicted error of the model's output on a batch, module by module.
 
@@ -79,32 +82,70 @@ def predicted(
         probes: random output probes; one backward pass each.
         seed: of the probes and of what is sampled.
         rows: how many rows (tokens, queries) of each tensor to read; None for all.
+        words: output features a probe looks at, of twice as many or more; None for all.
 
     First order, residuals independent, no overflow: read it with the range table.
     """
-    if probes < 1 or (rows is not None and rows < 2):
-        raise InputError(
-            f"predicted needs at least one probe and two rows, got {probes} and {rows}"
-        )
+    _check(probes, rows, words)
     rng = torch.Generator().manual_seed(seed)
     carriage = Carriage(storage, rng, rows)
-    training = model.training
-    try:
-        model.eval()
-        with torch.enable_grad(), walked(model, carriage):
-            y = output_of(model, batch)
-    finally:
-        model.train(training)
-    size = _norm(y.detach())
+    y = _followed(model, batch, carriage)
+    views = _views(y, rng, probes=probes, words=words)
+    size, spread = _size(y, views)
     if not (math.isfinite(size) and size > 0):
         raise InputError(
             f"the model's output has norm {size}: nothing to be relative to"
         )
-    for _ in range(probes):
+    for view in views:
         # Divided by ‖Y‖ here: squares of raw gradients may leave float32's range.
-        probe = _probe(y, rng, size=1 / size)
-        torch.autograd.backward(y, probe, retain_graph=probes > 1)
-    return _prediction(carriage, probes)
+        larger = math.sqrt(y.numel() / view.numel()) / size
+        torch.autograd.backward(
+            view, _signs(view, rng) * larger, retain_graph=probes > 1
+        )
+    return _prediction(carriage, probes, spread)
+
+
+def _check(probes: int, rows: int | None, words: int | None) -> None:
+    few = [n for n in (rows, words) if n is not None and n < 2]
+    if probes < 1 or few:
+        raise InputError(
+            "predicted needs at least one probe, two rows and two words, got "
+            f"{probes}, {rows} and {words}"
+        )
+
+
+def _followed(model: nn.Module, batch: Batch, carriage: Carriage) -> Tensor:
+    """Return the model's output, its history seen by the carriage."""
+    training = model.training
+    try:
+        model.eval()
+        with torch.enable_grad(), walked(model, carriage):
+            return output_of(model, batch)
+    finally:
+        model.train(training)
+
+
+def _views(
+    y: Tensor, rng: torch.Generator, *, probes: int, words: int | None
+) -> list[Tensor]:
+    """Return what each probe looks at: the output, or some features drawn for it."""
+    M = y.shape[-1] if y.dim() else 1
+    if words is None or M <= 2 * words:
+        return [y.whole if isinstance(y, Later) else y] * probes
+    chosen = [torch.randperm(M, generator=rng)[:words] for _ in range(probes)]
+    if isinstance(y, Later) and not y.is_made:
+        return [y.some(m.to(y.device)) for m in chosen]
+    return [y.index_select(-1, m.to(y.device)) for m in chosen]
+
+
+def _size(y: Tensor, views: list[Tensor]) -> tuple[float, float]:
+    """Return ‖Y‖, and the relative standard error it was estimated with."""
+    if not isinstance(y, Later) or y.is_made:
+        return _norm(y.detach()), 0.0
+    squares_m = torch.cat([v.detach().flatten(0, -2).square().sum(0) for v in views])
+    mean, n, M = float(squares_m.double().mean()), len(squares_m), y.shape[-1]
+    left = max(0.0, 1 - n / M)
+    return math.sqrt(mean * M), float(squares_m.std()) / mean * math.sqrt(left / n) / 2
 
 
 def _norm(y: Tensor) -> float:
@@ -113,25 +154,11 @@ def _norm(y: Tensor) -> float:
     return float(norms.double().norm())
 
 
-def _probe(y: Tensor, rng: torch.Generator, *, size: float) -> Tensor:
-    """Return random signs; of many features, on some of them and larger.
-
-    Either way E ξξᵀ = size²·1.
-    """
-    M = y.shape[-1] if y.dim() else 1
-    if M <= 2 * PROBED_FEATURES:
-        return _signs(y.shape, y, rng) * size
-    some = torch.randperm(M, generator=rng)[:PROBED_FEATURES].to(y.device)
-    signs = _signs((*y.shape[:-1], PROBED_FEATURES), y, rng)
-    larger = size * math.sqrt(M / PROBED_FEATURES)
-    return torch.zeros_like(y).index_copy_(-1, some, signs * larger)
+def _signs(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, like.shape, generator=rng).to(like) * 2 - 1
 
 
-def _signs(shape: Sequence[int], like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, tuple(shape), generator=rng).to(like) * 2 - 1
-
-
-def _prediction(carriage: Carriage, probes: int) -> Prediction:
+def _prediction(carriage: Carriage, probes: int, spread: float) -> Prediction:
     noted = [
         (site, kind, note)
         for site, kinds in carriage.sums.items()
@@ -147,12 +174,13 @@ def _prediction(carriage: Carriage, probes: int) -> Prediction:
     return Prediction(
         variance=variance,
         heads={site: tuple(found.tolist()) for site, found in heads.items()},
-        sampling_error=_relative_error([note for *_, note in noted]),
+        sampling_error=math.hypot(spread, _relative_error(n for *_, n in noted)),
     )
 
 
-def _relative_error(notes: list[Noted]) -> float:
+def _relative_error(found: Iterable[Noted]) -> float:
     """Return the relative standard error of √Σ: half that of Σ."""
+    notes = list(found)
     total = sum(note.total for note in notes)
     spread = math.sqrt(sum(note.variance for note in notes))
     return spread / total / 2 if total else 0.0

@@ -34,7 +34,11 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight_MK)
         ctx.heard = heard
-        return torch.nn.functional.linear(x, weight_MK, bias_M)
+        # No view of a flat product: the model may go on in place.
+        y = x.new_empty((*x.shape[:-1], len(weight_MK)))
+        y_NM, x_NK = y.view(-1, len(weight_MK)), x.reshape(-1, x.shape[-1])
+        torch.mm(x_NK, weight_MK.mT, out=y_NM)
+        return y if bias_M is None else y.add_(bias_M)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
