@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.callers import Caller
 from equipoise.anatomy.calls import AttentionCall, Modify
-from equipoise.anatomy.modes import aside
+from equipoise.anatomy.modes import aside, stands
 
 MODULE = "torch.nn.attention.flex_attention"
 SET_UP = "setup_compilation_env"
@@ -43,6 +43,9 @@ def overheard(mode: TorchFunctionMode, hear: Callable[[Given], None]) -> Iterato
                 yield backend
 
     def listened() -> AbstractContextManager[Any]:
+        if not stands(mode):  # another thread's call
+            alone: AbstractContextManager[Any] = set_up()
+            return alone
         return listening(_arguments(sys._getframe(1).f_locals))
 
     setattr(flex, SET_UP, listened)

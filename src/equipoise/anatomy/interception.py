@@ -15,6 +15,7 @@ from equipoise.anatomy.callers import Caller, caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.fastpath import FastPaths
 from equipoise.anatomy.fused import sdpa_call
+from equipoise.anatomy.modes import transformed
 from equipoise.anatomy.operations import SOFTMAXES, Function, foreign_kernel
 from equipoise.anatomy.shards import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
@@ -32,6 +33,9 @@ ENTRY_POINTS = {
 SPLIT_ROWS = (
     "its queries or keys are sharded along the sequence: no rank holds a whole row"
 )
+
+
+TRANSFORMED = "it runs inside torch.func (vmap, grad, jvp), whose tensors hide numbers"
 
 
 def _as_it_is(hook: Hook) -> Hook:
@@ -87,7 +91,10 @@ class Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         foreign = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-        if func in ENTRY_POINTS or self._trail or foreign:
+        if transformed():
+            if func in ENTRY_POINTS:
+                self._miss(self._caller(), TRANSFORMED)
+        elif func in ENTRY_POINTS or self._trail or foreign:
             self._notice(func, args, kwargs, out)
         return out
 

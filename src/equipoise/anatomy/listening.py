@@ -3,9 +3,11 @@
 ``nn.TransformerEncoderLayer`` gives up its fused path, and with it the patient's bits,
 as soon as any module inside it carries a forward hook of its own. It does not look at
 torch's global hooks; so ours are global, one for all, and exist only while somebody
-listens.
+listens. Whoever connects hears the calls of its own thread: another thread may be
+evaluating the same model.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,7 +38,7 @@ class _Switchboard:
         module._forward_pre_hooks_with_kwargs[self._torch.id] = True
         mine = self._hooks.setdefault(id(module), OrderedDict())
         handle = _Handle(mine, lambda: self._disconnected(module))
-        mine[handle.id] = hook
+        mine[handle.id] = _in_this_thread(hook)
         return handle
 
     def _called(self, module: nn.Module, *given: Any) -> None:
@@ -53,6 +55,16 @@ class _Switchboard:
             # torch's own handle forgets this one, and the dictionary would grow.
             torch_modules._global_forward_hooks_with_kwargs.pop(self._torch.id, None)
             self._torch = None
+
+
+def _in_this_thread(hook: After) -> After:
+    here = threading.get_ident()
+
+    def listen(*given: Any) -> None:
+        if threading.get_ident() == here:
+            hook(*given)
+
+    return listen
 
 
 class _Handle(RemovableHandle):

@@ -3,12 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
     _pop_mode,
     _push_mode,
 )
+
+
+def stands(mode: TorchFunctionMode) -> bool:
+    """Return whether a mode is on: each thread has a stack of its own."""
+    return any(mode is other for other in _get_current_function_mode_stack())
+
+
+def transformed() -> bool:
+    """Return whether ``torch.func`` is at work: its tensors hold no numbers to read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def step_aside(mode: TorchFunctionMode) -> int:

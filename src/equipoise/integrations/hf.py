@@ -27,10 +27,7 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
         self.handle: Watch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        # Accelerate wraps the optimiser; the hooks live on the one inside.
-        optimizer = given["optimizer"]
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.handle = watch(given["model"], optimizer, **self._options)
+        self.handle = watch(given["model"], given["optimizer"], **self._options)
         saved = _state_file(args, state)
         if state.global_step and saved.is_file():
             self.handle.load_state_dict(json.loads(saved.read_text()))

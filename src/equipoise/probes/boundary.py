@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from equipoise.anatomy.modes import transformed
+
 log = logging.getLogger("equipoise")
 
 Hook = Callable[..., None]
@@ -28,7 +30,7 @@ class Boundary:
 
         def call(*args: Any, **kwargs: Any) -> None:
             # Traced into somebody's compiled code, a hook must add nothing to it.
-            if torch.compiler.is_compiling() or name in self.failed:
+            if torch.compiler.is_compiling() or transformed() or name in self.failed:
                 return
             try:
                 with self.around(), torch.no_grad(), _full_precision():

@@ -61,6 +61,8 @@ class AttentionTap:
 
     def _heard(self, call: AttentionCall) -> None:
         site = self._site(call)
+        if 0 in call.shape:  # a batch without rows
+            return
         if part := head_split(call.module).part:
             self._first_heads[site] = part * call.shape[1]
         for listener in self._listeners:

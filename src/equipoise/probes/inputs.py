@@ -31,7 +31,7 @@ def _called(
     kwargs: Mapping[str, Any],
 ) -> None:
     x = hidden_states(args, kwargs)
-    if x is not None:
+    if x is not None and x.numel():  # a batch without rows has nothing to say
         # A shard of the sequence: anything else of a DTensor would ask other ranks.
         listen(site, module, local_part(x))
 

@@ -32,7 +32,7 @@ class OutputLogits:
 
 def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
     logits = output_logits(output)
-    if logits is None:
+    if logits is None or not logits.numel():
         return
     split, logits = is_sharded(logits), local_part(logits)
     emit("", "output.logit_max", logits.detach().abs().amax(), how="max")

@@ -8,6 +8,7 @@ passes and the recomputed forward of activation checkpointing find it shut.
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
@@ -56,15 +57,25 @@ class Door:
 NOTHING: Callable[..., None] = logging.getLogger("equipoise.copy").debug
 
 
+class _Depth(threading.local):
+    """How many doors the running thread stands behind."""
+
+    doors: int = 0
+
+
 class Window:
-    """Opens ``listening()`` while the measured forward pass runs, and only then."""
+    """Opens ``listening()`` while the measured forward pass runs, and only then.
+
+    Each thread counts its own doors: another one that evaluates the same model
+    meanwhile neither opens the window nor shuts it.
+    """
 
     def __init__(
         self, model: nn.Module, listening: Opening, *, only_training: bool
     ) -> None:
         self._model, self._listening = model, listening
         self._only_training = only_training
-        self._depth = 0
+        self._depth, self._opener = _Depth(), 0
         self._seen: set[int] = set()
         self._inside: ExitStack | None = None
         self._doors = ExitStack()
@@ -95,20 +106,21 @@ class Window:
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return  # somebody compiles a caller of the model: add nothing to its graph
-        if self._depth == 0 and _inside_compiled_function():
+        if self._depth.doors == 0 and _inside_compiled_function():
             return
-        outermost, self._depth = self._depth == 0, self._depth + 1
+        outermost = self._depth.doors == 0 and self._inside is None
+        self._depth.doors += 1
         counts = torch.is_grad_enabled() or not self._only_training
         if outermost and counts and id(module) not in self._seen:
             self._seen.add(id(module))
-            self._inside = ExitStack()
+            self._inside, self._opener = ExitStack(), threading.get_ident()
             self._inside.enter_context(self._listening())
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._depth == 0:
+        if torch.compiler.is_compiling() or self._depth.doors == 0:
             return
-        self._depth -= 1
-        if self._depth == 0:
+        self._depth.doors -= 1
+        if self._depth.doors == 0 and self._opener == threading.get_ident():
             self._shut()
 
     def _shut(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal, Protocol, get_args
 
 from equipoise.errors import InputError
@@ -42,12 +43,21 @@ class WatchOptions:
     """Where readings go besides the run file."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise InputError(f"every={self.every}: sample every 1, 2, … steps")
-        if self.budget is not None and not 0 < self.budget <= 1:
-            raise InputError(f"budget={self.budget}: a share of time, such as 0.02")
+        if not _steps(self.every, least=1):
+            raise InputError(f"every={self.every!r}: sample every 1, 2, … steps")
+        if self.budget is not None and not _share(self.budget):
+            raise InputError(f"budget={self.budget!r}: a share of time, such as 0.02")
         if self.preset not in get_args(Preset):
             known = ", ".join(get_args(Preset))
             raise InputError(f"preset={self.preset!r}: choose one of {known}")
-        if any(step < 0 for step in self.at):
-            raise InputError(f"at={sorted(self.at)}: steps count from 0")
+        if not isinstance(self.at, Collection) or not all(map(_steps, self.at)):
+            raise InputError(f"at={self.at!r}: a list of steps, which count from 0")
+
+
+def _steps(value: object, *, least: int = 0) -> bool:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and int(value) >= least  # type: ignore[call-overload]
+
+
+def _share(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) <= 1

@@ -13,6 +13,7 @@ import equipoise
 from equipoise.anatomy.names import unwrapped
 from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.sites import Anatomy
+from equipoise.errors import InputError
 from equipoise.probes.capture import Probe
 from equipoise.records import RunInfo
 from equipoise.store import RunWriter, open_run, run_path
@@ -53,10 +54,10 @@ def watch(
             are asked for what is not given.
 
     Raises:
-        InputError: If an option does not exist or makes no sense.
+        InputError: If this is no model or no optimiser, or an option makes no sense.
         RunFileError: If the run file cannot be written.
     """
-    chosen = settings.chosen(options)
+    chosen, optimizer = settings.chosen(options), _counted(model, optimizer)
     old = _watched.get(id(unwrapped(model)))
     if old is not None and not old.closed:
         if _same(old, optimizer, run, chosen) and probes is None:
@@ -87,6 +88,37 @@ def watch(
     _watched[id(unwrapped(model))] = handle
     announce.attached(handle)
     return handle
+
+
+def _counted(model: object, optimizer: object) -> Optimizer | None:
+    """Return the optimiser whose steps count: of one that Accelerate wraps, the inner.
+
+    Raises:
+        InputError: If the one is no module, or the other no optimiser.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"watch was given a {type(model).__name__} where a model belongs: give it "
+            "the torch.nn.Module that you train, then the optimiser"
+        )
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if inner is not None and not isinstance(inner, Optimizer):
+        raise InputError(
+            f"{type(inner).__name__} is no torch.optim.Optimizer, so nobody can see "
+            "when its step ends: leave it out, and call .step(loss=…) on what watch "
+            "returns after each step"
+        )
+    if inner is not None and not _trains(inner, model):
+        log.warning(
+            "equipoise: the optimiser holds no parameter of %s: is it another model's?",
+            type(model).__name__,
+        )
+    return inner
+
+
+def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    mine = {id(p) for p in model.parameters()}
+    return any(id(p) in mine for g in optimizer.param_groups for p in g["params"])
 
 
 def _same(

@@ -1,0 +1,148 @@
+"""Loops and calls nobody foresaw: the training goes on, and nothing of ours is lost."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise
+from equipoise.errors import InputError
+from equipoise.watching import Watch
+from tests.watching.patients import WIDTH, Patient, batches, objective
+
+
+def watched(model: nn.Module, path: Path, **options: Any) -> tuple[Any, Watch]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = path / "a.eqp"
+    return optimizer, equipoise.watch(model, optimizer, run=run, every=1, **options)
+
+
+class Meanwhile(nn.Module):
+    """In the middle of its forward pass, another thread evaluates the same model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patient = Patient()
+        self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval()
+        self.failures: list[BaseException] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.patient(tokens)
+        if torch.is_grad_enabled():
+            thread = threading.Thread(target=self._evaluate, args=(tokens,))
+            thread.start()
+            thread.join()
+        else:
+            x = self.patient.embedding(tokens)
+            self.inner(x, x, x)
+        return out
+
+    def _evaluate(self, tokens: Tensor) -> None:
+        try:
+            with torch.no_grad():
+                self(tokens)
+        except BaseException as failure:
+            self.failures.append(failure)
+
+
+def test_another_thread_evaluates_the_model_meanwhile(tmp_path: Path) -> None:
+    model = Meanwhile()
+    optimizer, handle = watched(model, tmp_path, strict=True)
+    for batch in batches(2):
+        objective(model, batch).backward()
+        optimizer.step()
+    handle.close()
+    assert not model.failures
+    theta = equipoise.open_run(handle.path).series("attention.theta.p5")
+    assert set(theta) == {f"patient.blocks.{i}.attention" for i in (0, 1)}
+
+
+def test_inside_torch_func_attention_is_named_as_unread(tmp_path: Path) -> None:
+    model = Patient().eval()  # torch.func takes no statistics
+    handle = equipoise.watch(model, run=tmp_path / "a.eqp", strict=True)
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, nn.Parameter], batch: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights, (batch[:, :-1],))
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    torch.func.grad(loss)(weights, batches(1)[0])
+    handle.step(loss=1.0)
+    handle.close()
+    (found,) = handle.findings
+    assert found.rule == "watch.unread" and "torch.func" in found.message
+
+
+class AnyBatch(nn.Module):
+    """Attention that bears a batch of no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, 2, WIDTH // 2)).transpose(1, 3)
+        y = F.scaled_dot_product_attention(*heads.unbind(2))
+        out: Tensor = x + self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+def test_a_batch_without_rows_costs_no_probe(tmp_path: Path) -> None:
+    model = nn.Sequential(AnyBatch(), AnyBatch())
+    optimizer, handle = watched(model, tmp_path, preset="deep")
+    x = torch.randn(2, 5, WIDTH)
+    for batch in (x[:0], x):
+        model(batch).pow(2).sum().backward()
+        optimizer.step()
+    handle.close()
+    assert not handle.findings
+    theta = equipoise.open_run(handle.path).series("attention.theta.p5")
+    assert list(theta["0"][0]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda m: ([m], None), "list.*torch.nn.Module"),
+        (lambda m: (m, m.parameters()), "no torch.optim.Optimizer.*step"),
+    ],
+)
+def test_what_is_no_model_and_no_optimiser(given: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        equipoise.watch(*given(Patient()))
+
+
+@pytest.mark.parametrize(
+    "option", [{"every": "ten"}, {"every": True}, {"at": 3}, {"budget": "2 %"}]
+)
+def test_an_option_of_another_kind_is_refused_by_name(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(InputError, match=f"{name}="):
+        equipoise.watch(Patient(), **option)
+
+
+def test_an_optimiser_of_another_model_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = torch.optim.SGD(Patient().parameters(), lr=0.1)
+    equipoise.watch(Patient(), stranger, run=tmp_path / "a.eqp").close()
+    assert "another model's" in caplog.text
+
+
+def test_accelerates_optimiser_is_looked_into(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = Patient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
+        for batch in batches(3):
+            accelerator.backward(objective(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert list(equipoise.open_run(handle.path).steps) == [0, 1, 2]
