@@ -6,9 +6,9 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.numerics.balance import balance
-from equipoise.numerics.balance_few import FEW, lists, nearest
+from equipoise.numerics.balance_few import FEW, WINDOW, lists, nearest, quickly
 from equipoise.numerics.balance_fill import OPEN
-from equipoise.numerics.balance_window import WINDOW, heaviest, interval
+from equipoise.numerics.balance_window import heaviest, interval
 from tests.oracles import balance as oracle
 
 ENOUGH = 2.0**-11
@@ -107,3 +107,23 @@ def test_the_nearest_subset_sum(n: int) -> None:
         assert proven == (best > 0)
         soon, _ = nearest(w, target, w.sum() + 1, 0.05, lists())
         assert best - 1e-14 <= abs(soon) <= max(best, 0.05) + 1e-14
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+def test_a_quick_subset_sum_is_one(spread: float) -> None:
+    """What it promises exists; and it seldom fails where sums lie dense."""
+    rng = np.random.default_rng(0)
+    failed = 0
+    for _ in range(60):
+        w = 1 + spread * rng.standard_normal(WINDOW).clip(-0.9, 3)
+        sums = np.zeros(1)
+        for x in w:
+            sums = np.concatenate([sums, sums + x])
+        mass, enough = 20 * w.sum(), 0.1
+        target = w.sum() * rng.uniform(0.45, 0.55)
+        near = quickly(w, target, mass, enough, lists())
+        if near == np.inf:
+            failed += 1
+        else:
+            assert np.abs(target - sums).min() <= near <= enough
+    assert failed <= (6 if spread == 1 else 60)

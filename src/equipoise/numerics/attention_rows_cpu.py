@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.balance_compile import compiled
-from equipoise.numerics.balance_few import lists
-from equipoise.numerics.balance_window import WINDOW, Scratch, interval
+from equipoise.numerics.balance_few import WINDOW, lists
+from equipoise.numerics.balance_window import Scratch, interval
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
@@ -56,18 +56,18 @@ def exponentials(z_K: Scores, top: np.float32, e_K: Scores) -> None:
 
 
 @compiled(reorder=True)
-def _extremes(z_K: Scores) -> tuple[np.int32, np.int32, int]:
+def _extremes(z_K: Scores) -> tuple[np.int32, np.int32, np.int32]:
     """Return the smallest and largest score as ordered integers, and the visible count.
 
     Flipping the magnitude bits of negative floats makes their patterns sort as
     integers, NaN beyond either infinity: integer extremes vectorise and see it.
     """
-    low, high, seen = np.int32(2**31 - 1), np.int32(-(2**31)), 0
+    low, high, seen = np.int32(2**31 - 1), np.int32(-(2**31)), np.int32(0)
     for k in range(z_K.size):
         pattern = np.float32(z_K[k]).view(np.int32)
         pattern ^= (pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)
         low, high = min(low, pattern), max(high, pattern)
-        seen += z_K[k] > _NOTHING
+        seen += np.int32(z_K[k] > _NOTHING)
     return low, high, seen
 
 

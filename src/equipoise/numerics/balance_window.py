@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.balance_compile import compiled
-from equipoise.numerics.balance_few import FEW, Lists, nearest
+from equipoise.numerics.balance_few import FEW, WINDOW, Lists, nearest, quickly
 from equipoise.numerics.balance_fill import OPEN, WIDTH
 from equipoise.numerics.balance_sorted import Row, theta
 
 Block = NDArray[np.float32]
 Scratch = tuple[Row, Lists]
-WINDOW = 12
 # A key above this many times the mean, and above 1/32 of the mass, is large.
 _LARGE = 4.0
 # Each takes keys a quarter as large as large ones.
@@ -154,6 +153,9 @@ def _attempt(
     first = _window(p_K, least, v_n)
     v_w, rest_K = v_n[:WINDOW], p_K[first:]
     gap, stop = _filled(rest_K, least, gap, v_w.sum() / 2)
+    near = quickly(v_w, gap, total, enough, room)
+    if near <= enough:
+        return near, False
     gap, _ = nearest(v_w, gap, total, enough, room)
     if abs(gap) > enough:
         gap = _walked(rest_K[:stop], rest_K[stop:], least, gap, enough)
