@@ -58,7 +58,7 @@ def test_run_then_report(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("lab", "run", "nothing"), "no experiment 'nothing'; there are prepost"),
+        (("lab", "run", "zzz"), "no experiment 'zzz'; there are prepost"),
         (("lab", "run", "smoke", "--on", "moon"), "must be one of local, ray"),
         (("lab", "report", "smoke"), "no finished run"),
     ],

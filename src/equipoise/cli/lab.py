@@ -16,20 +16,26 @@ from equipoise.lab.findings import finding
 from equipoise.lab.fragility_study import QUESTION, Study
 from equipoise.lab.options import one_of
 from equipoise.lab.pages import write_page
-from equipoise.lab.recipes import RECIPES, REPORTS, recipe
+from equipoise.lab.preflight import preflight
+from equipoise.lab.recipes import FRAGILITY, RECIPES, REPORTS, recipe
 from equipoise.lab.results import rows
 from equipoise.lab.runner import Where, lab_directory, run_experiment, standing
 from equipoise.lab.selection_paper import figures_of, kept_figures
+from equipoise.report.place import folder_place
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-ALL, FRAGILITY, SELECTION = "all", "fragility", "selection"
+ALL, SELECTION = "all", "selection"
 Quick = Annotated[bool, typer.Option("--quick", help="The version of minutes.")]
 Out = Annotated[
     Path | None, typer.Option(help="Where runs go; $EQUIPOISE_LAB or ./lab by default.")
 ]
 Publish = Annotated[
-    Path | None, typer.Option(help="Keep page, figures and raw numbers here as well.")
+    Path | None,
+    typer.Option(
+        help="Keep page, figures and raw numbers here as well.",
+        callback=lambda path: path and folder_place(path),
+    ),
 ]
 Data = Annotated[
     Path | None, typer.Option(help="A folder of CIFAR-10's files, for fragility.")
@@ -72,19 +78,23 @@ def run(
     """Make every run that is not finished, then report."""
     one_of("--on", on, ("local", "ray"))
     where: Where = "ray" if on == "ray" else "local"
-    failed = 0
+    home, failed = folder_place(out or lab_directory()), 0
+    experiments = [recipe(one, quick=quick) for one in _named(name)]
+    study = Study(quick=quick, cifar10=data)
+    # First what is cheap to refuse: the rest takes minutes or hours.
+    study.check()
+    for experiment in experiments if where == "local" else ():
+        preflight(standing(experiment, home / experiment.name).left)
     if name in (ALL, SELECTION):
-        _shown(figures_of(model, out or lab_directory(), quick=quick), publish)
-    for one in _named(name):
-        experiment = recipe(one, quick=quick)
+        _shown(figures_of(model, home, quick=quick), publish)
+    for experiment in experiments:
         failed += _run(experiment, out, where=where, workers=workers)
         _report(experiment, out, publish)
     if name == ALL:
         theorem(publish=publish)
     if name in (ALL, FRAGILITY):
-        study, console = Study(quick=quick, cifar10=data), Console()
-        root = (out or lab_directory()) / study.name
-        study.run(root, workers=workers, say=console.print)
+        root = home / study.name
+        study.run(root, workers=workers, say=Console().print)
         _shown(study.evidence(root), publish)
     if failed:
         raise EquipoiseError(f"{failed} runs failed")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from equipoise.lab import launch
 from equipoise.lab.curves import curve_measures
-from equipoise.lab.data import Batches, open_data
+from equipoise.lab.data import Batches, Opened, open_data
 from equipoise.lab.experiment import Arm, Task
 from equipoise.lab.judges import Trained, judged
 from equipoise.lab.measures import measures
@@ -35,9 +35,7 @@ def execute(
     if is_finished(folder):
         return outcome(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    arm = task.arm
-    context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
-    data = open_data(arm.data, batch=arm.train.batch, seed=task.seed, context=context)
+    arm, data = task.arm, data_of(task)
     trainer = Trainer(
         build(arm, task.seed),
         data.train,
@@ -62,6 +60,13 @@ def execute(
     found["cpu_seconds"] = time.process_time() - start
     _leave(folder, task, found, result)
     return outcome(folder)
+
+
+def data_of(task: Task) -> Opened:
+    """Return the batches a run is trained on and judged by."""
+    arm = task.arm
+    context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
+    return open_data(arm.data, batch=arm.train.batch, seed=task.seed, context=context)
 
 
 def build(arm: Arm, seed: int) -> GPT | ViT:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
-from equipoise.lab.data import DataOptions
+from equipoise.lab.data import DataOptions, cifar10
 from equipoise.lab.epsilon_control import controlled, policies
 from equipoise.lab.evidence import Evidence, rounded, surroundings
 from equipoise.lab.fragility import Subject, byte_gpt, looks, tiny_vit
@@ -146,6 +146,11 @@ class Study:
     def finished(self, root: Path) -> list[Piece]:
         return [piece for piece in self.plan if (root / piece.file).is_file()]
 
+    def check(self) -> None:
+        """Refuse a folder in which CIFAR-10 is not."""
+        if self.cifar10 is not None:
+            cifar10(self.cifar10, train=False)
+
     def run(self, root: Path, *, workers: int | None, say: Say) -> None:
         """Make what is not finished, ``workers`` at a time; one per core by default."""
         root.mkdir(parents=True, exist_ok=True)
@@ -155,9 +160,12 @@ class Study:
         count = workers or os.cpu_count() or 1
         with ProcessPoolExecutor(count, mp_context=spawn) as pool:
             jobs = [pool.submit(make, piece, root) for piece in left]
-            for at, (piece, job) in enumerate(zip(left, jobs, strict=True)):
-                job.result()
-                say(f"{at + 1} of {len(left)}: {piece.file}")
+            try:
+                for at, (piece, job) in enumerate(zip(left, jobs, strict=True)):
+                    job.result()
+                    say(f"{at + 1} of {len(left)}: {piece.file}")
+            finally:  # after a failure nothing new is begun
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def evidence(self, root: Path) -> Evidence:
         """Return what the finished pieces came to."""

@@ -1,6 +1,6 @@
 """Options are frozen dataclasses: read from JSON, checked key by key."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
@@ -23,16 +23,17 @@ def from_mapping(kind: type[T], given: Mapping[str, Any]) -> T:
     for key in given:
         if key not in known:
             raise InputError(
-                f"{kind.__name__} has no option {key!r}{_hint(key, known)}"
+                f"{kind.__name__} has no option {key!r}{meant(key, sorted(known))}"
             )
     return kind(**{key: _revived(hints[key], item) for key, item in given.items()})
 
 
-def _hint(key: str, known: set[str]) -> str:
-    close = get_close_matches(key, known, n=1)
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return the end of a message about a name that is none of the known."""
+    close = get_close_matches(name, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; it has {', '.join(sorted(known))}"
+    return f"; there are {', '.join(known)}"
 
 
 def _revived(hint: Any, item: Any) -> Any:

@@ -6,9 +6,9 @@ from torch import nn
 
 from equipoise.errors import InputError
 from equipoise.lab import checkpoint
-from equipoise.lab.data import Batch, open_data
+from equipoise.lab.data import Batch
+from equipoise.lab.execution import data_of
 from equipoise.lab.kept import WEIGHTS, opened, task_of
-from equipoise.lab.models import GPTConfig
 
 
 def is_ours(path: Path) -> bool:
@@ -25,10 +25,7 @@ def reopened(path: Path) -> tuple[nn.Module, Batch]:
     """
     whole = (path / WEIGHTS).is_file() or (path / "state.json").is_file()
     weights = path if whole else _newest(path)
-    model, task = opened(weights), task_of(weights)
-    arm = task.arm
-    context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
-    data = open_data(arm.data, batch=arm.train.batch, seed=task.seed, context=context)
+    model, data = opened(weights), data_of(task_of(weights))
     return model, (data.validation or data.train).take()
 
 

@@ -10,6 +10,7 @@ from equipoise.lab.execution import is_finished
 from equipoise.lab.experiment import Experiment, Task
 from equipoise.lab.local import Failure, Watcher, run_local
 from equipoise.lab.on_ray import run_on_ray
+from equipoise.lab.preflight import preflight
 from equipoise.lab.training import Progress
 
 Where = Literal["local", "ray"]
@@ -42,10 +43,15 @@ def run_experiment(
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> list[Failure]:
-    """Make every run that is not finished; return those that failed."""
+    """Make every run that is not finished; return those that failed.
+
+    What would end all of them alike is raised before the first.
+    """
+    left, told = standing(experiment, root).left, watcher or _silent
+    if on == "local":  # on a cluster the data may be where the runs are, and not here
+        preflight(left)
     root.mkdir(parents=True, exist_ok=True)
     (root / "experiment.json").write_text(json.dumps(asdict(experiment), indent=1))
-    left, told = standing(experiment, root).left, watcher or _silent
     if on == "ray":
         return run_on_ray(left, root, watcher=told)
     return run_local(left, root, workers=workers or os.cpu_count() or 1, watcher=told)

@@ -17,7 +17,19 @@ def page_place(path: Path) -> Path:
         raise InputError(f"{path} is a folder: name the page, as in {path}/page.html")
     if path.exists() and not _is_page(path):
         raise InputError(f"{path} exists and is not a page: it was not overwritten")
-    above = next(p for p in path.absolute().parents if p.exists())
+    return _reachable(path)
+
+
+def folder_place(path: Path) -> Path:
+    """Return the path if files may be written into a folder there, or say why not."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file: a folder is wanted")
+    return _reachable(path)
+
+
+def _reachable(path: Path) -> Path:
+    places = (path.absolute(), *path.absolute().parents)
+    above = next(p for p in places if p.is_dir() or (p != places[0] and p.exists()))
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(f"{path}: nothing can be written in {above}")
     return path

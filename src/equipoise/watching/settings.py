@@ -14,7 +14,10 @@ from equipoise.watching.options import WatchOptions
 FILE = "equipoise.toml"
 PREFIX = "EQUIPOISE_"
 # Read by others: where runs live, how the command line reports its defects.
-NOT_OURS = {"EQUIPOISE_RUNS", "EQUIPOISE_TRACEBACK", "EQUIPOISE_TEST_PROCESSES"}
+NOT_OURS = {
+    *("EQUIPOISE_LAB", "EQUIPOISE_RUNS"),
+    *("EQUIPOISE_TRACEBACK", "EQUIPOISE_TEST_PROCESSES"),
+}
 
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from equipoise.errors import InputError
 from equipoise.lab.experiment import Experiment
+from equipoise.lab.options import meant
 from equipoise.lab.recipes import (
     convergence,
     curvature,
@@ -15,6 +16,9 @@ from equipoise.lab.recipes import (
     smoke,
     thresholds,
 )
+
+FRAGILITY = "fragility"
+"""A study of its own kind, ``lab.fragility_study``, beside the recipes."""
 
 Recipe = Callable[[bool], Experiment]
 """quick → Experiment."""
@@ -52,6 +56,6 @@ REPORTS = (
 def recipe(name: str, *, quick: bool = False) -> Experiment:
     """Return the named experiment; the quick one keeps its own results."""
     if name not in RECIPES:
-        raise InputError(f"no experiment {name!r}; there are {', '.join(RECIPES)}")
+        raise InputError(f"no experiment {name!r}{meant(name, (*RECIPES, FRAGILITY))}")
     found = RECIPES[name](quick)
     return replace(found, name=f"{name}-quick") if quick else found
