@@ -217,3 +217,36 @@ def test_undeclared_models_say_what_was_guessed() -> None:
     assert "blocks of the residual stream" in anatomy.guessed
     assert list(anatomy.blocks) == ["model.layers.0", "model.layers.1"]
     assert all(s.projections for s in anatomy.attention)
+
+
+class Packed(nn.Module):
+    """Two codes of four bits in a byte, as quantised models keep their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        codes = torch.zeros(32, 1, dtype=torch.uint8)
+        self.weight = nn.Parameter(codes, requires_grad=False)
+
+
+class Adapted(nn.Module):
+    """LoRA over a packed weight."""
+
+    merged, active_adapters = False, ("mine",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = Packed()
+        self.lora_A = nn.ModuleDict({"mine": nn.Linear(8, 2)})
+
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        return torch.zeros(8, 8)
+
+
+@pytest.mark.parametrize("kind", [Packed, Adapted])
+def test_packed_weights_are_a_site_without_projections(kind: type[nn.Module]) -> None:
+    model = nn.Module()
+    model.num_heads = 2
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        model.add_module(name, kind())
+    (site,) = anatomy_of(model).attention
+    assert site.projections is None

@@ -67,7 +67,7 @@ def test_inside_torch_func_attention_is_named_as_unread(tmp_path: Path) -> None:
     handle = equipoise.watch(model, run=tmp_path / "a.eqp", strict=True)
     weights = dict(model.named_parameters())
 
-    def loss(weights: dict[str, nn.Parameter], batch: Tensor) -> Tensor:
+    def loss(weights: dict[str, Any], batch: Tensor) -> Tensor:
         logits = torch.func.functional_call(model, weights, (batch[:, :-1],))
         return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 

@@ -7,7 +7,7 @@ from torch import nn
 from equipoise.anatomy.families import Fused, Layout, Paired, Separate
 from equipoise.anatomy.paths import Place
 from equipoise.anatomy.shapes import HEAD_COUNTS, count
-from equipoise.anatomy.sites import Interleaved, Projections, Weight
+from equipoise.anatomy.sites import Interleaved, Projections, Weight, effective
 
 HEAD_WIDTHS = (
     *("head_dim", "head_size", "d_head", "dim_head", "attention_head_size"),
@@ -16,9 +16,18 @@ HEAD_WIDTHS = (
 
 
 def projections(place: Place, layout: Layout) -> Projections | None:
-    """Return the four weights of an attention module, or None if they do not fit."""
+    """Return the four weights of an attention module, or None if they do not fit.
+
+    Nor do packed weights: a quantised matrix holds codes, not the numbers they mean.
+    """
     if isinstance(layout, Fused):
-        return _of_fused(place, layout)
+        made = _of_fused(place, layout)
+    else:
+        made = _of_several(place, layout)
+    return made if made is not None and _are_numbers(made) else None
+
+
+def _of_several(place: Place, layout: Separate | Paired) -> Projections | None:
     found = _pair(place, layout) if isinstance(layout, Paired) else _four(place, layout)
     if found is None:
         return None
@@ -89,6 +98,13 @@ def _heads(module: nn.Module, rows: int) -> int | None:
         return heads
     width = count(module, HEAD_WIDTHS)
     return rows // width if width and rows % width == 0 else None
+
+
+def _are_numbers(made: Projections) -> bool:
+    weights = [
+        effective(w.module, w.attribute) for w in (made.q, made.k, made.v, made.o)
+    ]
+    return all(w.is_floating_point() and w.dtype.itemsize > 1 for w in weights)
 
 
 def _split(made: Projections) -> bool:

@@ -63,13 +63,16 @@ def effective(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight a module acts with: under LoRA, base and adapters together.
 
     peft keeps the user's layer as ``base_layer`` and adds the active adapters' update
-    on the fly, unless it has merged them already.
+    on the fly, unless it has merged them already. Of a packed weight (QLoRA) the codes
+    are returned as they are: what they mean is not in the tensor.
     """
     base = getattr(module, "base_layer", None)
     if base is None:
         plain: Tensor = getattr(module, attribute).detach()
         return plain
     weight = effective(base, attribute)
+    if not weight.is_floating_point():
+        return weight
     lora: Any = module
     for adapter in () if lora.merged else lora.active_adapters:
         if adapter in getattr(lora, "lora_A", ()):
