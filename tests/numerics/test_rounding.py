@@ -18,7 +18,8 @@ from equipoise.numerics.rounding import (
 )
 from tests.oracles import formats as oracle
 
-EIGHT_BITS = ["e4m3", "e5m2", "e3m4", "e2m5"]
+EIGHT_BITS = ["e4m3", "e5m2", "e3m4", "e2m5", "e6m1"]
+ALL_FINITE = Format(name="all finite", significand=4, exponent=4, finite_only=True)
 WIDE = [torch.float32, torch.float64]
 NATIVE = {
     "fp16": torch.float16,
@@ -41,9 +42,10 @@ def every_neighbourhood(format: Format, dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-@pytest.mark.parametrize("name", EIGHT_BITS)
-def test_exhaustive_for_eight_bits(name: str, dtype: torch.dtype) -> None:
-    format = format_named(name)
+@pytest.mark.parametrize(
+    "format", [*map(format_named, EIGHT_BITS), ALL_FINITE], ids=lambda f: f.name
+)
+def test_exhaustive_for_eight_bits(format: Format, dtype: torch.dtype) -> None:
     grid = oracle.numbers(format)
     values = every_neighbourhood(format, dtype)
     found = rounded(torch.tensor(values, dtype=dtype), format).tolist()

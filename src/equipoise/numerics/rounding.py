@@ -2,9 +2,10 @@
 
 Axes, in this file: x any.
 
-The wide dtype is float32 or float64; the result stays in it. Everything works on the
-bits: round half to even for normal numbers is an integer addition and a mask, and for
-subnormal ones an addition of a large constant that pushes the bits out. torch's own
+The wide dtype is float32 or float64; the result stays in it. Adding a number large
+enough pushes the bits below one quantum of the format out, half to even, and takes them
+with it when it is subtracted again; where so large a number overflows, the bits are
+rounded as an integer. torch's own
 ``.to(dtype)`` rounds float64 to float16 and bfloat16 *twice* (through float32), and its
 overflow rule for fp8 has changed between releases: neither is relied upon.
 """
@@ -114,7 +115,34 @@ def power_of_two_scale(x: Float[Tensor, "*x"], format: Format) -> float:
 
 
 def _nearest(x: Tensor, format: Format) -> Tensor:
-    """Return x on the format's grid, range ignored above."""
+    """Return x on the format's grid; beyond its range, beyond it still."""
+    _, wide, _ = _wide(x)
+    room = _headroom(x, format) - (wide - format.significand) - 1
+    return _pushed(x, format) if room >= 0 else _masked(x, format)
+
+
+def _headroom(x: Tensor, format: Format) -> int:
+    """Return how many binades x's dtype reaches beyond the format."""
+    _, _, exponent = _wide(x)
+    return int(2 ** (exponent - 1)) - 1 - _top(format)
+
+
+def _top(format: Format) -> int:
+    """Return the exponent of the largest number."""
+    return format.bias + (1 if format.finite_only else 0)
+
+
+def _pushed(x: Tensor, format: Format) -> Tensor:
+    """Return (x + p) - p with p = 1.5·2^(wide-1) quanta of the format at x."""
+    ints, wide, exponent = _wide(x)
+    mask = ((1 << exponent) - 1) << (wide - 1)
+    power = (x.view(ints) & mask).view(x.dtype)
+    power.clamp_(format.smallest_normal, 2.0 ** _top(format))
+    push = power.mul_(1.5 * 2.0 ** (wide - 1) * format.spacing)
+    return (x + push).sub_(push).copysign_(x)
+
+
+def _masked(x: Tensor, format: Format) -> Tensor:
     ints, wide, _ = _wide(x)
     drop = wide - format.significand
     bits = x.view(ints)
@@ -122,7 +150,6 @@ def _nearest(x: Tensor, format: Format) -> Tensor:
     if drop:
         odd = (bits >> drop) & 1
         near = ((bits + ((1 << (drop - 1)) - 1) + odd) & -(1 << drop)).view(x.dtype)
-    # Adding 1.5·2^(wide-1) quanta leaves no bit below one quantum.
     push = 1.5 * 2.0 ** (wide - 1) * format.smallest_subnormal
     tiny = x.abs() < format.smallest_normal
     flushed = ((x + push) - push).copysign(x)
@@ -131,9 +158,13 @@ def _nearest(x: Tensor, format: Format) -> Tensor:
 
 def _within_range(near: Tensor, format: Format, saturate: bool) -> Tensor:
     if saturate or format.overflow == "saturate":
-        return near.clamp(-format.largest, format.largest)
-    beyond = near.abs() > format.largest
-    return torch.where(beyond, torch.full_like(near, math.inf).copysign(near), near)
+        return near.clamp_(-format.largest, format.largest)
+    if format.finite_only:  # numbers of the last code lie in a binade with others
+        return torch.where(near.abs() > format.largest, near * math.inf, near)
+    # Beyond `largest` is the next power of two or more: let the wide dtype overflow.
+    # Multiplications take a tenth of the time of comparisons.
+    beyond = 2.0 ** _headroom(near, format)
+    return near.mul_(beyond).div_(beyond)
 
 
 def _wide(x: Tensor) -> tuple[torch.dtype, int, int]:

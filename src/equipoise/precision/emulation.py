@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.numerics.formats import Format, format_named
 from equipoise.numerics.rounding import power_of_two_scale, rounded
-from equipoise.precision.operations import HIDDEN
+from equipoise.precision.operations import HIDDEN, plain
 from equipoise.precision.walk import LinearCall, walked
 
 
@@ -39,10 +39,9 @@ class Storage:
 
     def rounded(self, x: Tensor) -> Tensor:
         """Return x as stored; numbers that hide keys pass through."""
-        marks = x.abs() >= HIDDEN
-        plain = x.masked_fill(marks, 0.0) if bool(marks.any()) else x
-        near = self.rounded_plain(plain, self.scale(plain))
-        return near if plain is x else torch.where(marks, x, near)
+        numbers = plain(x)
+        near = self.rounded_plain(numbers, self.scale(numbers))
+        return near if numbers is x else torch.where(x.abs() >= HIDDEN, x, near)
 
     def scale(self, x: Tensor) -> float:
         """Return the power of two the tensor is stored with."""
@@ -53,7 +52,7 @@ class Storage:
         if scale == 1.0:
             near = rounded(x, self.format)
             return near if near is not x else x.clone()
-        return rounded(x * scale, self.format) / scale
+        return rounded(x * scale, self.format).div_(scale)
 
 
 Narrow = Callable[[str], bool]
