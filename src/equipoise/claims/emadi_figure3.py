@@ -3,6 +3,7 @@
 Axes, in this file:  N row · K key · S sign vector.
 """
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,7 @@ def figure3(seed: int = 42) -> list[Point]:
 
 def theorem_evidence() -> Evidence:
     """Return the figure over Emadi's three seeds, as the lab keeps its results."""
+    start = time.process_time()
     runs: dict[str, Runs] = {}
     for seed in SEEDS:
         for point in figure3(seed):
@@ -62,7 +64,11 @@ def theorem_evidence() -> Evidence:
         arms={arm: {} for arm in runs},
         baselines={},
         runs=runs,
-        about={**surroundings(), "command": "equipoise lab theorem"},
+        about={
+            **surroundings(),
+            "command": "equipoise lab theorem",
+            "cpu_minutes": rounded((time.process_time() - start) / 60),
+        },
     )
 
 

@@ -65,7 +65,7 @@ def _made(evidence: Evidence) -> str:
         "and data",
         "Shared options": options,
         "Machine": about.get("machine"),
-        "Cost": f"{about.get('cpu_minutes')} CPU minutes",
+        "Cost": f"{about['cpu_minutes']} CPU minutes",
         "Versions": f"Python {about.get('python')}, torch {about.get('torch')}, "
         f"equipoise {about.get('equipoise')}",
         "Raw numbers": f"[{RAW}]({RAW}), from which this page is made",
@@ -91,7 +91,7 @@ def published(folder: Path) -> dict[str, Evidence]:
 
 def listing(found: Mapping[str, Evidence]) -> str:
     """Return the index: question and finding of each experiment."""
-    total = sum(e.about.get("cpu_minutes", 0) for e in found.values())
+    total = sum(e.about["cpu_minutes"] for e in found.values())
     parts = [
         "# Results",
         "Experiments of the lab, each with its seeds, intervals and raw numbers. "
