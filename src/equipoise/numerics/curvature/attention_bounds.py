@@ -13,6 +13,7 @@ that of the matrix of their norms; heads meet only in the first term.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.curvature.attention import plainly_attended
+from equipoise.numerics.curvature.attention_keys import crossed_norm, key_sides
 from equipoise.numerics.curvature.attention_moments import Queries, queries_of
 from equipoise.numerics.lipschitz.forward import Mask
 from equipoise.numerics.lipschitz.heads import Heads
@@ -48,7 +50,7 @@ def attention_curvature_bound(
     """Return a bound from the moments of each query, at the cost of a forward pass.
 
     Args:
-        heads: The layer, without rotation; heads that share keys count once each.
+        heads: The layer; heads that share keys count once each.
         x_LD, g_LD: What it reads, and the gradient of the loss at what it returns.
         loss_curvature: ‖∇²ℓ‖ at the output: 2/entries for a mean of squares.
         mask: As for ``attend``.
@@ -98,8 +100,6 @@ def attention_norms(
     heads: Heads, x_LD: Tensor, g_LD: Tensor, *, mask: Mask | None = None
 ) -> AttentionNorms:
     """Return what a bound on a layer, or on a block around it, is made of."""
-    if heads.rotary is not None:
-        raise InputError("this bound knows no rotation: read the norm by iteration")
     at = plainly_attended(heads, x_LD, mask=mask)
     x_LD = x_LD.to(at.p_HQK.dtype)
     each = [
@@ -114,64 +114,77 @@ class _Head:
 
     def __init__(self, queries: Queries) -> None:
         self.queries, self.scale = queries, queries.scale
-        self.q_QE = queries.at.q_HQE[0]
-        self.k_QKE = queries.about(queries.at.k_HKE[0])
+        self.k_QKE = _pulled(queries, queries.about(queries.at.k_HKE[0]))
         self.x_QKD = queries.about(queries.x_KD)
+        self.keys = key_sides(queries)
         left_QFK = (queries.a_QK[..., None] * queries.about(queries.at.v_HKF[0])).mT
         # Norms of products see only R of Mᵀ = QR.
-        self.moved = tuple(
+        self.moved = [
             torch.linalg.qr((left_QFK @ right).mT, mode="r").R
-            for right in (self.k_QKE, self.x_QKD)
-        )
+            for right in (self.k_QKE, *(key.factor_QKA for key in self.keys))
+        ]
 
     def functional(self) -> Tensor:
         """Return the norms of the blocks of ∇²⟨g, y⟩, ordered Q, K, V."""
-        s, (x, q, c) = self.scale, (self.queries.x_QD, self.q_QE, self.queries.c_QF)
+        s, x, c = self.scale, self.queries.x_QD, self.queries.c_QF
         p, a = self.queries.p_QK, self.queries.a_QK
-        crossed = self.queries.x_QD.mT @ p @ self.queries.x_KD
-        qq = s**2 * summed(self._norm(p, self.k_QKE, self.k_QKE), x, x)
-        kk = s**2 * summed(self._norm(p, self.x_QKD, self.x_QKD), q, q)
-        qk = s**2 * summed(self._norm(p, self.k_QKE, self.x_QKD), x, q)
-        qk = qk + s * torch.linalg.matrix_norm(crossed, ord=2)
-        vq = s * summed(self._norm(a, self.x_QKD, self.k_QKE), c, x)
-        vk = s * summed(self._norm(a, self.x_QKD, self.x_QKD), c, q)
+        qq = s**2 * summed(_norm(p, self.k_QKE, self.k_QKE), x, x)
+        kk = s**2 * _least(summed(_norm(p, f, f), q, q) for f, q in self.keys)
+        qk = s**2 * _least(summed(_norm(p, self.k_QKE, f), x, q) for f, q in self.keys)
+        qk = qk + s * crossed_norm(self.queries)
+        vq = s * summed(_norm(a, self.x_QKD, self.k_QKE), c, x)
+        vk = s * _least(summed(_norm(a, self.x_QKD, f), c, q) for f, q in self.keys)
         zero = torch.zeros_like(vk)
         rows = [[qq, qk, vq], [qk, kk, vk], [vq, vk, zero]]
         return torch.stack([torch.stack(row) for row in rows])
 
     def jacobian(self, gram_QDD: Tensor) -> Tensor:
         """Return ‖Σ C_i·∂y_i/∂W‖ for Q, K, V."""
-        pairs = zip(self._sizes(gram_QDD), self._lefts, strict=True)
-        return torch.stack([summed(size, left, left).sqrt() for size, left in pairs])
+        return torch.stack(
+            [
+                _least(summed(size, left, left).sqrt() for size, left in ways)
+                for ways in self._ways(gram_QDD)
+            ]
+        )
 
     def crossed(self, gram_QDD: Tensor, right_QM: Tensor) -> Tensor:
         """Return bounds on Σ_i (C_i·∂y_i/∂W)ᵀ ⊗ r_i for Q, K, V."""
-        pairs = zip(self._sizes(gram_QDD), self._lefts, strict=True)
         return torch.stack(
-            [summed(size.sqrt(), left, right_QM) for size, left in pairs]
+            [
+                _least(summed(size.sqrt(), left, right_QM) for size, left in ways)
+                for ways in self._ways(gram_QDD)
+            ]
         )
 
-    @property
-    def _lefts(self) -> tuple[Tensor, Tensor, Tensor]:
-        mixed_QD = self.queries.a_QK @ self.queries.x_KD
-        return self.queries.x_QD, self.q_QE, mixed_QD
-
-    def _sizes(self, gram_QDD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ‖C_i M_i‖² of rows x_i ⊗ M_i, q_i ⊗ M_i and m_i ⊗ W_O of ∂y_i/∂W."""
+    def _ways(self, gram_QDD: Tensor) -> list[list[tuple[Tensor, Tensor]]]:
+        """Return for Q, K, V every way to see ∂y_i/∂W as l_i ⊗ M_i: ‖C_i M_i‖², l_i."""
         w_o_FD = self.queries.at.heads.w_o_HFD[0]
         gram_QFF = w_o_FD @ gram_QDD @ w_o_FD.mT
-        for_q, for_k = self.moved
-        return (
-            self.scale**2 * _largest(for_q @ gram_QFF @ for_q.mT),
-            self.scale**2 * _largest(for_k @ gram_QFF @ for_k.mT),
-            _largest(gram_QFF),
+        for_q, *for_k = (
+            self.scale**2 * _largest(m @ gram_QFF @ m.mT) for m in self.moved
         )
+        mixed_QD = self.queries.a_QK @ self.queries.x_KD
+        return [
+            [(for_q, self.queries.x_QD)],
+            [(m_Q, key.left_QE) for m_Q, key in zip(for_k, self.keys, strict=True)],
+            [(_largest(gram_QFF), mixed_QD)],
+        ]
 
-    def _norm(self, b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
-        """Return ‖Σ_j b_ij f_ij h_ijᵀ‖₂ of every query."""
-        left_QAK = b_QK[:, None] * _triangle(f_QKD)
-        norm_Q: Tensor = torch.linalg.matrix_norm(left_QAK @ _triangle(h_QKE).mT, ord=2)
-        return norm_Q
+
+def _pulled(queries: Queries, k_QKE: Tensor) -> Tensor:
+    """Return R_iᵀk_ij: what a key means to x_i W_Q."""
+    return queries.at.pulled_queries(k_QKE.mT[None])[0].mT
+
+
+def _norm(b_QK: Tensor, f_QKD: Tensor, h_QKE: Tensor) -> Tensor:
+    """Return ‖Σ_j b_ij f_ij h_ijᵀ‖₂ of every query."""
+    left_QAK = b_QK[:, None] * _triangle(f_QKD)
+    norm_Q: Tensor = torch.linalg.matrix_norm(left_QAK @ _triangle(h_QKE).mT, ord=2)
+    return norm_Q
+
+
+def _least(bounds: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(bounds)).min(0).values
 
 
 def _triangle(f_QKD: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A bound on the Hessian of a whole post-norm block, summed over its nodes.
 
 Axes, in this file:  L token · D model width · M hidden unit · N weight matrix: Q, K, V
-of each head, then W_in and W_out.
+of each head, then W_in (with W_up, if the net is gated) and W_out.
 
 The Hessian is Σ Jᵀ∇²⟨λ, φ⟩J over attention, norm, feed-forward net, norm and loss; each
 node adds a bound on its block (a, b) to the entry (a, b) of a matrix whose norm bounds
@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.errors import InputError
 from equipoise.numerics.curvature.attention_bounds import (
     AttentionNorms,
     all_finite,
@@ -70,10 +69,10 @@ def block_curvature_bound(
     loss_curvature: float,
     mask: Mask | None = None,
 ) -> float:
-    """Return a bound on ‖H‖ over (W_Q, W_K, W_V, W_in, W_out) at one sequence.
+    """Return a bound on ‖H‖ over W_Q, W_K, W_V, W_in, W_up and W_out at one sequence.
 
     Args:
-        block: The weights; the net is plain (not gated).
+        block: The weights; the net may be gated, queries and keys rotated.
         x_LD, g_LD: What the block reads, and the gradient of the loss at what it says.
         loss_curvature: ‖∇²ℓ‖ at the output.
         mask: As for ``attend``.
@@ -94,11 +93,10 @@ def block_curvature_norms(
 ) -> Float[Tensor, "N N"]:
     """Return a bound on the norm of every block of H; all NaN if anything was.
 
-    The order is Q, K, V of each head, then W_in and W_out. A weight that n heads share
-    stands there n times, its copies tied by √n.
+    The order is Q, K, V of each head, then W_in (with W_up as one matrix, if the net is
+    gated) and W_out. A weight that n heads share stands there n times, its copies tied
+    by √n.
     """
-    if block.net.w_up_DM is not None:
-        raise InputError("the bound on a block is for a plain net, not a gated one")
     stream = _stream(block, x_LD, g_LD, mask=mask)
     # The last of the backward pass: whatever is broken has reached it.
     if not all_finite(stream.to_first_LD):
@@ -118,10 +116,9 @@ def _tokens(block: PostNormBlock, stream: _Stream, g_LD: Tensor) -> Tokens:
     eps, unit = block.eps, stream.unit
     one = norms_at(stream.first_LD, stream.to_y_LD, gain_D=block.gain_1_D, eps=eps)
     two = norms_at(stream.second_LD, g_LD, gain_D=block.gain_2_D, eps=eps)
-    rows = zip(one, two, unit.slope_NM, unit.uu_NM, strict=True)
     each = [
-        token(block.net, norm_1, norm_2, slope_M=slope_M, uu_M=uu_M)
-        for norm_1, norm_2, slope_M, uu_M in rows
+        token(block.net, unit.at(i), *norms)
+        for i, norms in enumerate(zip(one, two, strict=True))
     ]
     return Tokens(*(torch.stack(rows) for rows in zip(*each, strict=True)))
 
@@ -138,12 +135,12 @@ def _stream(
     first_LD = x_LD + (attend(heads, x_LD, mask=mask).o_HQF @ heads.w_o_HFD).sum(0)
     first_LD = first_LD if block.b_o_D is None else first_LD + block.b_o_D
     y_LD = _normed(first_LD, block.gain_1_D, block.eps) + block.shift_1_D
-    hidden_LM = unit_at(net, y_LD, y_LD.new_zeros(len(y_LD), net.w_out_MO.shape[1])).act
-    second_LD = y_LD + hidden_LM.value @ net.w_out_MO
+    still_LD = y_LD.new_zeros(len(y_LD), net.w_out_MO.shape[1])
+    second_LD = y_LD + unit_at(net, y_LD, still_LD).h_NM @ net.w_out_MO
     second_LD = second_LD if block.b_out_D is None else second_LD + block.b_out_D
     to_second_LD = _back(second_LD, g_LD, block.gain_2_D, block.eps)
     unit = unit_at(net, y_LD, to_second_LD)
-    to_y_LD = to_second_LD + unit.u_NM @ net.w_in_DM.mT
+    to_y_LD = to_second_LD + unit.entering_NZ @ net.w_entering_DZ.mT
     to_first_LD = _back(first_LD, to_y_LD, block.gain_1_D, block.eps)
     return _Stream(first_LD, y_LD, second_LD, unit, to_y_LD, to_first_LD, to_second_LD)
 
@@ -161,7 +158,7 @@ def _back(x_LD: Tensor, g_LD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
 
 def _last(stream: _Stream, tokens: Tokens, norms: AttentionNorms) -> Tensor:
     """Return ‖∂z/∂W‖ of every weight."""
-    y, h = stream.y_LD, stream.unit.act.value
+    y, h = stream.y_LD, stream.unit.h_NM
     of_in, of_out = summed(tokens.last_in_x, y, y), summed(tokens.last_out_x, h, h)
     own = torch.stack([of_in, of_out]).sqrt()
     return torch.cat([norms.jacobian(tokens.last_xDD), own.to(norms.tied_N)])
@@ -171,9 +168,9 @@ def _met(
     net: FeedForward, stream: _Stream, tokens: Tokens, *, norms: AttentionNorms
 ) -> Tensor:
     """Return what bends beyond attention and meets W_in or W_out."""
-    unit, y, g, h = stream.unit, stream.y_LD, stream.to_second_LD, stream.unit.act.value
+    unit, y, g, h = stream.unit, stream.y_LD, stream.to_second_LD, stream.unit.h_NM
     with_in = norms.crossed(tokens.with_in_xDD, y)
-    with_in = with_in + norms.crossed(tokens.first_xDD, unit.u_NM)
+    with_in = with_in + norms.crossed(tokens.first_xDD, unit.entering_NZ)
     with_out = norms.crossed(tokens.with_out_xDD, g)
     with_out = with_out + norms.crossed(tokens.with_hidden_xDD, h)
     own = feedforward_norms(net, y, g)

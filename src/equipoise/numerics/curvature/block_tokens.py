@@ -1,6 +1,7 @@
 """Beyond attention, one token of a post-norm block: products of its own matrices.
 
-Axes, in this file:  x any leading axes · L token · D model width · M hidden unit.
+Axes, in this file:  x any leading axes · L token · D model width · M hidden unit ·
+Z what enters the hidden units (M, or 2M in a gated net).
 
 f = x + attention(x) reaches the output as y = LN₁(f), s = y + net(y), z = LN₂(s), row
 by row, so that everything beyond f is a function of f_i, W_in and W_out alone. Norms
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.curvature.attention_bounds import top
-from equipoise.numerics.curvature.feedforward import FeedForward
+from equipoise.numerics.curvature.feedforward import FeedForward, Unit
 from equipoise.numerics.curvature.norm import norm_hessian
 
 
@@ -58,24 +59,25 @@ def norms_at(x_LD: Tensor, g_LD: Tensor, *, gain_D: Tensor, eps: float) -> list[
     return [NormAt(*row) for row in zip(slopes, bends, strict=True)]
 
 
-def token(
-    net: FeedForward, norm_1: NormAt, norm_2: NormAt, *, slope_M: Tensor, uu_M: Tensor
-) -> Tokens:
-    """Return the products of one token; φ' and n·φ'' of its hidden units are given."""
-    w_in, one_DD, bend_DD = net.w_in_DM, norm_1.slope_DD, norm_2.bend_DD
-    moved_DM, uu_DM = one_DD.mT @ (w_in * slope_M), one_DD.mT @ (w_in * uu_M)
-    out_DM = (slope_M[:, None] * net.w_out_MO).mT
-    through_DD = one_DD + out_DM @ w_in.mT @ one_DD
-    bent_DD = norm_1.bend_DD + uu_DM @ w_in.mT @ one_DD
-    in_DM = uu_DM + through_DD.mT @ bend_DD @ out_DM
+def token(net: FeedForward, unit: Unit, norm_1: NormAt, norm_2: NormAt) -> Tokens:
+    """Return the products of one token, whose hidden units are given."""
+    w_DZ, one_DD, bend_DD = net.w_entering_DZ, norm_1.slope_DD, norm_2.bend_DD
+    M = len(net.w_out_MO)
+    # u and v of a unit move the same h.
+    hidden_DM = (w_DZ * unit.slope_NZ).unflatten(-1, (-1, M)).sum(-2)
+    moved_DM, bent_DZ = one_DD.mT @ hidden_DM, one_DD.mT @ unit.bent(w_DZ)
+    out_DZ = net.w_out_MO.mT.repeat(1, w_DZ.shape[1] // M) * unit.slope_NZ
+    through_DD = one_DD + out_DZ @ w_DZ.mT @ one_DD
+    bent_DD = norm_1.bend_DD + bent_DZ @ w_DZ.mT @ one_DD
+    in_DZ = bent_DZ + through_DD.mT @ bend_DD @ out_DZ
     return Tokens(
         _absolute(bent_DD + through_DD.mT @ bend_DD @ through_DD),
-        in_DM @ in_DM.mT,
+        in_DZ @ in_DZ.mT,
         one_DD.mT @ one_DD,
         moved_DM @ moved_DM.mT,
         _gram(bend_DD @ through_DD),
         _gram(norm_2.slope_DD @ through_DD),
-        *_own(out_DM, norm_2),
+        *_own(out_DZ, norm_2),
     )
 
 
@@ -90,9 +92,9 @@ def _gram(c_DD: Tensor) -> Tensor:
     return c_DD.mT @ c_DD
 
 
-def _own(out_DM: Tensor, norm: NormAt) -> list[Tensor]:
+def _own(out_DZ: Tensor, norm: NormAt) -> list[Tensor]:
     """Return what W_in and W_out see of the second norm and beyond."""
-    root_AD = torch.linalg.qr(out_DM.mT, mode="r").R
+    root_AD = torch.linalg.qr(out_DZ.mT, mode="r").R
     bend_DD, slope_DD = norm.bend_DD, norm.slope_DD
     bent = [top(m) for m in (root_AD @ bend_DD @ root_AD.mT, root_AD @ bend_DD)]
     last = [top(root_AD @ slope_DD.mT) ** 2, top(slope_DD) ** 2]

@@ -1,6 +1,7 @@
 """Feed-forward nets, plain and gated: hidden units bend one by one.
 
-Axes, in this file:  N token · D, C input width · M hidden unit · O output width.
+Axes, in this file:  N token · D, C input width · M hidden unit · O output width ·
+Z what enters the hidden units: u alone (Z = M), or u and v of a gated net (Z = 2M).
 
 y = h W_out, h = φ(u)∘v with u = x W_in and v = x W_up (gated), or v = 1 (plain). For a
 cotangent g, n = g W_outᵀ reaches h; per unit ∂²/∂u² = n φ''(u) v, ∂²/∂u∂v = n φ'(u) and
@@ -43,6 +44,12 @@ class FeedForward:
                 f"{tuple(self.w_out_MO.shape)}"
             )
 
+    @property
+    def w_entering_DZ(self) -> Tensor:
+        """Return W_in, with W_up beside it if the net is gated."""
+        both = [self.w_in_DM] if self.w_up_DM is None else [self.w_in_DM, self.w_up_DM]
+        return torch.cat(both, -1)
+
 
 class Tangent(NamedTuple):
     """One tensor for x and for each weight: a tangent, or a product with one."""
@@ -60,6 +67,12 @@ class Unit:
     act: Derivatives
     up_NM: Tensor
     n_NM: Tensor
+    gated: bool = False
+
+    @property
+    def h_NM(self) -> Tensor:
+        """Return the hidden units themselves."""
+        return self.act.value * self.up_NM
 
     @property
     def slope_NM(self) -> Tensor:
@@ -82,6 +95,29 @@ class Unit:
     @property
     def uv_NM(self) -> Tensor:
         return self.n_NM * self.act.first
+
+    @property
+    def slope_NZ(self) -> Tensor:
+        """Return ∂h/∂u, and ∂h/∂v beside it."""
+        both = [self.slope_NM, self.act.value] if self.gated else [self.slope_NM]
+        return torch.cat(both, -1)
+
+    @property
+    def entering_NZ(self) -> Tensor:
+        """Return the cotangent of u, and that of v beside it."""
+        return torch.cat([self.u_NM, self.v_NM] if self.gated else [self.u_NM], -1)
+
+    def bent(self, w_DZ: Tensor) -> Tensor:
+        """Return w times ∂²/∂(u, v)² of one token's units."""
+        if not self.gated:
+            return w_DZ * self.uu_NM
+        u_DM, v_DM = w_DZ.chunk(2, -1)
+        return torch.cat([u_DM * self.uu_NM + v_DM * self.uv_NM, u_DM * self.uv_NM], -1)
+
+    def at(self, token: int) -> "Unit":
+        """Return the units of one token."""
+        act = Derivatives(*(value_NM[token] for value_NM in self.act))
+        return Unit(act, self.up_NM[token], self.n_NM[token], self.gated)
 
 
 def feedforward_product(
@@ -116,4 +152,4 @@ def unit_at(net: FeedForward, x_ND: Tensor, g_NO: Tensor) -> Unit:
     u_NM = x_ND @ net.w_in_DM
     act = derivatives(net.activation, u_NM if net.b_in_M is None else u_NM + net.b_in_M)
     up = torch.ones_like(act.value) if net.w_up_DM is None else x_ND @ net.w_up_DM
-    return Unit(act, up, g_NO @ net.w_out_MO.mT)
+    return Unit(act, up, g_NO @ net.w_out_MO.mT, net.w_up_DM is not None)

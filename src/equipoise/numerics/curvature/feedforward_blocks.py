@@ -134,15 +134,23 @@ def feedforward_norms(
 ) -> dict[str, float]:
     """Return ‖H(W_in, W_in)‖₂ and ‖H(W_in, W_out)‖₂, exactly: the worst unit's.
 
-    Blocks are Xᵀdiag(·)X and Xᵀdiag(·)G, of rank N at most: the orthogonal factor of Xᵀ
-    and Gᵀ is left away, so that a unit costs what N tokens do.
+    Of a gated net W_in stands for W_in and W_up together. Blocks are Xᵀdiag(·)X and
+    Xᵀdiag(·)G, of rank N at most: the orthogonal factor of Xᵀ and Gᵀ is left away, so
+    that a unit costs what N tokens do.
     """
     unit = unit_at(net, x_ND, g_NO)
     x_AN, g_BN = (torch.linalg.qr(rows.mT, mode="r").R for rows in (x_ND, g_NO))
-    pairs = {"in_in": (unit.uu_NM, x_AN), "in_out": (unit.slope_NM, g_BN)}
-    return {
-        name: float(
-            torch.linalg.matrix_norm((x_AN * d_NM.mT[:, None]) @ right.mT, ord=2).max()
-        )
-        for name, (d_NM, right) in pairs.items()
-    }
+
+    def between(d_NM: Tensor, right_CN: Tensor) -> Tensor:
+        found_MAC: Tensor = (x_AN * d_NM.mT[:, None]) @ right_CN.mT
+        return found_MAC
+
+    in_in, in_out = between(unit.uu_NM, x_AN), between(unit.slope_NM, g_BN)
+    if unit.gated:
+        both, value = between(unit.uv_NM, x_AN), between(unit.act.value, g_BN)
+        above = torch.cat([in_in, both], -1)
+        in_in = torch.cat([above, torch.cat([both, torch.zeros_like(both)], -1)], -2)
+        in_out = torch.cat([in_out, value], -2)
+    pairs = {"in_in": in_in, "in_out": in_out}
+    norm = torch.linalg.matrix_norm
+    return {name: float(norm(m, ord=2).max()) for name, m in pairs.items()}
