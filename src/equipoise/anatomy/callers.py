@@ -55,6 +55,16 @@ def sounds_crossed(name: str, module: nn.Module) -> bool:
     return any(word in last for word in CROSS_WORDS)
 
 
+def sounds_like_attention(module: nn.Module | None) -> bool:
+    """Return whether a module's class speaks of attention, whatever it computes.
+
+    >>> sounds_like_attention(nn.MultiheadAttention(4, 1)), sounds_like_attention(None)
+    (True, False)
+    """
+    name = "" if module is None else type(module).__name__.lower()
+    return "attention" in name or "attn" in name
+
+
 def _modules_on_the_stack() -> Iterator[tuple[nn.Module, bool]]:
     """Yield (module, whether another sequence was given), innermost first."""
     frame: FrameType | None = sys._getframe(2)

@@ -11,12 +11,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy import flex, multihead, nested
-from equipoise.anatomy.callers import Caller, caller
+from equipoise.anatomy.callers import Caller, caller, sounds_like_attention
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.fastpath import FastPaths
 from equipoise.anatomy.fused import sdpa_call
 from equipoise.anatomy.modes import transformed
-from equipoise.anatomy.operations import SOFTMAXES, Function, foreign_kernel
+from equipoise.anatomy.operations import (
+    FUSED,
+    SOFTMAXES,
+    Function,
+    foreign_kernel,
+)
 from equipoise.anatomy.shards import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
 from equipoise.anatomy.trail import LOST, Trail
@@ -25,7 +30,7 @@ Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
 ENTRY_POINTS = {
     *SOFTMAXES,
-    F.scaled_dot_product_attention,
+    *FUSED,
     F.multi_head_attention_forward,
 }
 
@@ -57,7 +62,7 @@ class Interceptor(TorchFunctionMode):
         self._sites = {id(site.module) for site in anatomy.attention}
         self._listener = listener
         self._trail = Trail(listener, self._miss)
-        self._notice = guarded(self._look)
+        self._notice, self._settle = guarded(self._look), guarded(self._trail.settle)
         self._hear_flex = guarded(self._flex)
         self._fast = FastPaths(self, anatomy, listener, guarded=guarded)
         self._around = ExitStack()
@@ -75,8 +80,9 @@ class Interceptor(TorchFunctionMode):
         trace: TracebackType | None,
     ) -> None:
         self._around.close()
+        self._settle()
         for who in self._trail.lost():
-            if id(who.module) in self._sites:
+            if id(who.module) in self._sites or sounds_like_attention(who.module):
                 self._miss(who, LOST)
         self._trail.clear()
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
@@ -99,7 +105,7 @@ class Interceptor(TorchFunctionMode):
         return out
 
     def _look(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
-        if func is F.scaled_dot_product_attention:
+        if func in FUSED:
             self._sdpa(args, kwargs)
         elif func is F.multi_head_attention_forward:
             self._listener(multihead.from_function(self._caller(), args, kwargs))

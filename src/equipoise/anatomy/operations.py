@@ -16,8 +16,18 @@ def _both(*names: str) -> set[Function]:
     return {f for f in found if f is not None}
 
 
+def _aten(*names: str) -> set[Function]:
+    """Return torch's own operators of these names, and their overloads."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    overloads = (
+        getattr(p, o) for p in packets for o in p.overloads() if "out" not in o
+    )
+    return {*packets, *overloads}
+
+
 SOFTMAXES = {F.softmax, F.log_softmax, torch.special.softmax}
-SOFTMAXES |= _both("softmax", "log_softmax")
+SOFTMAXES |= _both("softmax", "log_softmax") | _aten("softmax", "_softmax")
+FUSED = {F.scaled_dot_product_attention} | _aten("scaled_dot_product_attention")
 PRODUCTS = _both("matmul", "bmm", "mm", "__matmul__", "__rmatmul__")
 PRODUCTS |= {torch.linalg.matmul, torch.baddbmm, Tensor.baddbmm}
 ADDED_PRODUCTS = {torch.baddbmm, Tensor.baddbmm}

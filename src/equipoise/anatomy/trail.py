@@ -4,7 +4,7 @@ A router's softmax, or the one over the vocabulary, never mixes; its trail just 
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,39 +12,19 @@ from torch import Tensor
 
 from equipoise.anatomy.callers import Caller
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.factored import Factors
 from equipoise.anatomy.mixing import Axes, mixing_axes
 from equipoise.anatomy.operations import RESHAPES, SLICES, Function
 from equipoise.anatomy.shapes import HEAD_COUNTS, count, four
 from equipoise.anatomy.shards import local_part
+from equipoise.anatomy.traces import Mix, Softmax, Trace, begun
 
 OVERWRITTEN = "its scores were overwritten before its weights were used"
 LOST = (
     "its softmax was seen, but not where its weights mix values: bands or windows of "
-    "keys that are laid out anew in between"
+    "keys that are laid out anew in between, or values sampled for each query"
 )
 OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
-
-
-@dataclass(slots=True, eq=False)
-class Softmax:
-    """One softmax that may turn out to be attention."""
-
-    caller: Caller
-    scores: Tensor
-    stride: int
-    """Of the axis the softmax ran over: what tells that axis in a view."""
-    version: int
-    done: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Trace:
-    """A tensor made of softmax weights, and the scores laid out as it is."""
-
-    softmax: Softmax
-    view: Tensor
-    sliced: bool = False
-    """Only part of the weights: the view is the whole's."""
 
 
 @dataclass(slots=True)
@@ -58,9 +38,17 @@ class Trail:
     )
     _met: dict[str, Caller] = field(default_factory=dict)
     _followed: set[str] = field(default_factory=set)
+    _factors: Factors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._factors = Factors(self._report, self.miss)
 
     def __bool__(self) -> bool:
         return bool(self._traces)
+
+    def settle(self) -> None:
+        """Report what was held back in case more would come."""
+        self._factors.settle()
 
     def clear(self) -> None:
         self._traces.clear()
@@ -76,10 +64,9 @@ class Trail:
         scores, dim = given
         if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
             return
-        scores = scores.detach()
         self._met[caller.name] = caller
-        softmax = Softmax(caller, scores, scores.stride(dim), scores._version)
-        self._mark(out, [Trace(softmax, scores)])
+        softmax = begun(caller, scores, dim)
+        self._mark(out, [Trace(softmax, softmax.scores)])
 
     def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
         """Take one more call into account."""
@@ -89,7 +76,8 @@ class Trail:
                 continue
             axes = mixing_axes(func, args, tensor)
             if axes is not None:
-                self._mixed(traces, tensor, axes)
+                made = [_mix(trace, tensor, axes, out) for trace in traces]
+                self._mixed(made, args)
             else:
                 self._passed_on(func, args, out, (tensor, traces, kw))
 
@@ -125,26 +113,34 @@ class Trail:
         ):
             self._mark(out, traces)
 
-    def _mixed(self, traces: Iterable[Trace], weights: Tensor, axes: Axes) -> None:
-        """Report every softmax in the weights; they will not be needed again."""
-        for trace in traces:
-            if trace.softmax.done:
-                continue
-            trace.softmax.done = True
-            self._report(trace, weights, axes)
+    def _mixed(self, mixes: list[Mix], args: tuple[Any, ...]) -> None:
+        """Weigh every softmax in a product; they will not be needed again."""
+        # One softmax may be in a tensor twice: a reshape can return what it was given.
+        fresh = list({id(mix.trace.softmax): mix for mix in mixes[::-1]}.values())[::-1]
+        for mix in fresh:
+            mix.trace.softmax.done = True
         gone = [
             k for k, (_, ts) in self._traces.items() if all(t.softmax.done for t in ts)
         ]
         for key in gone:
             del self._traces[key]
+        for mix in fresh:
+            self._followed.add(mix.caller.name)
+            alone = len(fresh) > 1 or not self._has_more(mix.caller)
+            self._factors.weigh(mix, _tensors(args), alone=alone)
 
-    def _report(self, trace: Trace, weights: Tensor, axes: Axes) -> None:
-        softmax, view = trace.softmax, trace.view
-        self._followed.add(softmax.caller.name)
-        if softmax.scores._version != softmax.version:
+    def _has_more(self, caller: Caller) -> bool:
+        """Return whether a caller holds another softmax that has mixed nothing yet."""
+        living = (ts for ref, ts in self._traces.values() if ref() is not None)
+        waiting = (t.softmax for ts in living for t in ts if not t.softmax.done)
+        return any(softmax.caller.name == caller.name for softmax in waiting)
+
+    def _report(self, mix: Mix) -> None:
+        softmax, view, axes = mix.trace.softmax, mix.trace.view, mix.axes
+        if softmax.overwritten:
             self.miss(softmax.caller, OVERWRITTEN)
             return
-        if trace.sliced or view.ndim != len(axes):
+        if mix.trace.sliced or view.ndim != len(axes):
             axes = (*range(view.ndim - 2), view.ndim - 2, view.ndim - 1)
         if _router(softmax, view, axes):
             return
@@ -152,7 +148,11 @@ class Trail:
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
             return
-        self.hear(_call(softmax.caller, scores, extra=_extra(trace, weights)))
+        self.hear(_call(softmax.caller, scores, extra=mix.extra_keys))
+
+
+def _mix(trace: Trace, weights: Tensor, axes: Axes, out: Tensor) -> Mix:
+    return Mix(trace.softmax.caller, trace, axes, _extra(trace, weights), out)
 
 
 def _router(softmax: Softmax, view: Tensor, axes: Axes) -> bool:
