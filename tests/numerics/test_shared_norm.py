@@ -10,8 +10,6 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.shared_norm import (
-    DIRECTIONS,
-    EXACT_UP_TO,
     SharedNorm,
     first_basis,
     leading_basis,
@@ -36,7 +34,7 @@ def truth(matrix: Tensor) -> float:
 
 
 @given(
-    st.integers(1, EXACT_UP_TO),
+    st.integers(1, 90),
     st.integers(1, 40),
     st.integers(1, 5),
     st.integers(0, 99),
@@ -51,7 +49,7 @@ def test_a_narrow_matrix_is_known_at_once(
     assert found.value == pytest.approx(truth(matrix), rel=2e-6)
 
 
-@given(st.integers(EXACT_UP_TO + 1, 150), st.integers(1, 4), st.integers(0, 99))
+@given(st.integers(91, 150), st.integers(1, 4), st.integers(0, 99))
 def test_any_directions_give_a_lower_bound(width: int, places: int, seed: int) -> None:
     matrix = drawn(50, width, seed)
     found = exchanged(matrix, first_basis(width), places)
@@ -70,7 +68,7 @@ def test_a_norm_is_followed_by_one_exchange_a_sample(
     """Weights that move by .1 % a sample, and by 1 %, in random directions."""
     matrix = drawn(*shape)
     basis = leading_basis(matrix)
-    assert basis.shape == (shape[1], DIRECTIONS)
+    assert basis.shape == (shape[1], 8192 // shape[1])
     for seed in range(1, 16):
         matrix = matrix + moved * drawn(*shape, seed=seed)
         found = exchanged(matrix, basis)
@@ -78,7 +76,7 @@ def test_a_norm_is_followed_by_one_exchange_a_sample(
         assert found.error < moved
         basis = found.basis_DK
         torch.testing.assert_close(
-            basis.mT @ basis, torch.eye(DIRECTIONS, dtype=torch.float64)
+            basis.mT @ basis, torch.eye(basis.shape[1], dtype=torch.float64)
         )
 
 

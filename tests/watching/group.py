@@ -68,12 +68,13 @@ def train(
     poison: tuple[int, int] | None = None,
     clip: bool = True,
     bits: bool = False,
+    lr: float = 0.1,
     **options: Any,
 ) -> dict[str, Any]:
     """Return what this rank saw; ``poison`` is (rank, step) of an injected NaN."""
     # SGD for the truth: Adam's signs would carry a rounding of 1e-8 to 1e-4.
     kind: Any = torch.optim.AdamW if bits else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.01 if bits else 0.1, foreach=False)
+    optimizer = kind(model.parameters(), lr=0.01 if bits else lr, foreach=False)
     torch.manual_seed(dist.get_rank())
     handle, digest = None, Digest()
     if run is not None:
@@ -113,6 +114,8 @@ def scenarios(folder: Path) -> dict[str, Any]:
     for bad in (0, 1):
         run = folder / f"poison-{bad}.eqp"
         out[f"poison.{bad}"] = train(ddp(calm()), run=run, poison=(bad, 1), every=2)
+    run = folder / "fsdp-poison.eqp"
+    out["fsdp.poison"] = train(fsdp(calm()), run=run, poison=(1, 1))
     out |= tensor_parallel(folder)
     out["small buffer"] = _with_small_buffer(folder)
     out["budget"] = train(ddp(calm()), run=folder / "b.eqp", every=1, budget=0.001)
@@ -124,6 +127,7 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
     """Every rank sees the whole batch, and holds half of the heads."""
     # Not above: transformers takes seconds to import, and others import this module.
     from tests.watching.sharded import Llama, split_llama, split_patient
+    from tests.watching.wide import RATE, split_along_the_sequence, wide
 
     out: dict[str, Any] = {}
     for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
@@ -132,6 +136,10 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
         out[f"tp.{kind}"] = train(model, run=run, mine=all_of_it, clip=False, bits=True)
     model, run = split_patient(calm()), folder / "tp.eqp"
     out["tp.truth"] = train(model, run=run, clip=False, mine=all_of_it, preset="deep")
+    model, run = split_along_the_sequence(wide()), folder / "sequence.eqp"
+    out["sequence.truth"] = train(
+        model, run=run, mine=all_of_it, clip=False, preset="deep", lr=RATE
+    )
     model, run = split_llama(Llama()), folder / "llama.eqp"
     out["llama.truth"] = train(model, run=run, mine=all_of_it, preset="deep")
     for bad in (0, 1):

@@ -10,7 +10,14 @@ import equipoise
 from equipoise.probes.histogram import HISTOGRAM, width_at
 from tests.watching.group import STEPS, calm
 from tests.watching.sharded import Llama
-from tests.watching.truth import Whole, assert_norms, said_by, trained_whole
+from tests.watching.truth import (
+    Whole,
+    assert_norms,
+    assert_readings,
+    said_by,
+    trained_whole,
+)
+from tests.watching.wide import RATE, wide
 
 Results = tuple[Path, list[dict[str, Any]]]
 
@@ -133,17 +140,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
 
 # Drawn over all heads with one generator; differentiated as one process would.
 UNREAD = ("baek_v1.kappa_", "curvature.")
-# Where a last bit decides: bf16's roundings, of a few hundred; whether a token chosen
-# alone lies within the distance to itself; and the norms of one process, which four
-# warm steps leave below the truth (the next test has it).
-LOOSE = {
-    "precision.rms_error.bf16": (5e-2, 0.0),
-    "selection.recall.cosine": (0.0, 1.0),
-    **{f"projection.{name}": (1e-4, 0.0) for name in ("G", "norm.q", "norm.k")},
-    **{f"projection.{name}": (1e-4, 0.0) for name in ("norm.v", "norm.o")},
-    **{f"sensitivity.{name}": (1e-4, 0.0) for name in ("S", "S_residual")},
-    "sensitivity.ln_G": (0.0, 1e-4),
-}
 
 
 @pytest.mark.parametrize("name", ["tp", "llama"])
@@ -157,19 +153,7 @@ def test_tensor_parallel_readings_are_those_of_one_process(
     errors = run.series("projection.norm.error")
     assert errors.keys() == run.series("projection.G").keys()
     assert all((values == 0).all() for _, values in errors.values())
-    for quantity in {*run.quantities} - {"projection.norm.error"}:
-        expected, found = alone.series(quantity), run.series(quantity)
-        assert expected.keys() == found.keys()
-        for site, (steps, values) in expected.items():
-            assert list(found[site][0]) == list(steps)
-            rtol, atol = LOOSE.get(quantity, (1e-5, 1e-7))
-            torch.testing.assert_close(
-                torch.tensor(found[site][1]),
-                torch.tensor(values),
-                rtol=rtol,
-                atol=atol,
-                msg=lambda text, q=quantity: f"{q}: {text}",
-            )
+    assert_readings(run, alone, of=run.quantities)
 
 
 @pytest.mark.parametrize("name", ["tp", "llama"])
@@ -178,6 +162,41 @@ def test_norms_of_sharded_maps_are_singular_values_of_the_whole(
 ) -> None:
     run = equipoise.open_run(group[0] / f"{name}.eqp")
     assert_norms(run, whole[name].norms)
+
+
+# Each rank has the tokens of its half: what takes all tokens is a mean of two.
+OF_TOKENS = {
+    *("residual.kurtosis", "residual.token_cosine", "norm.sigma.p50"),
+    *("precision.kappa_ln", "precision.epsilon_share.p50", "baek_v1.c_ln"),
+    "baek_v1.rho_ln",
+}
+
+
+def test_sequence_parallel_readings(
+    group: Results, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Norms' gradients are sums that no rank holds, and are read all the same."""
+    run = equipoise.open_run(group[0] / "sequence.eqp")
+    path = tmp_path_factory.mktemp("sequence") / "one.eqp"
+    alone = trained_whole(wide(), path, preset="deep", lr=RATE)
+    assert_readings(run, alone.run, of={*run.quantities} - OF_TOKENS)
+    assert_norms(run, alone.norms)
+    ranks = [rank["sequence.truth"]["findings"] for rank in group[1]]
+    assert ranks[0] == ranks[1]
+    (named,) = [line for line in ranks[0] if "some tokens of every sequence" in line]
+    assert equipoise.Finding.from_json(named).evidence["sites"] == 2
+
+
+def test_a_nan_under_fsdp_is_looked_for_where_memory_is(group: Results) -> None:
+    """FSDP takes back the memory of weights that the graph still points to."""
+    first, second = (rank["fsdp.poison"]["findings"] for rank in group[1])
+    assert first == second and len(first) == 1
+    found = equipoise.Finding.from_json(first[0])
+    assert (found.step, found.rule, found.evidence["rank"]) == (
+        1,
+        "nonfinite.forward",
+        1,
+    )
 
 
 @pytest.mark.parametrize("name", ["tp", "llama"])

@@ -3,6 +3,7 @@
 Any operation on a DTensor but these may communicate, which no hook may do.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -70,11 +71,25 @@ def needs_all_ranks(model: nn.Module) -> bool:
 
 def split(x: Tensor, axis: int) -> Split:
     """Return which part of one axis this rank holds; axes count from the front."""
+    return _place(x, lambda p: isinstance(p, Shard) and p.dim % x.ndim == axis)
+
+
+def summand(x: Tensor) -> Split:
+    """Return which summand of a tensor this rank holds, where none holds the sum."""
+    return _place(x, lambda p: p.is_partial())
+
+
+def piece(x: Tensor) -> Split:
+    """Return which piece this rank holds, over all axes."""
+    return _place(x, splits)
+
+
+def _place(x: Tensor, counts: Callable[[Placement], bool]) -> Split:
     found = WHOLE
     if not isinstance(x, DTensor):
         return found
     for dimension, placement in enumerate(x.placements):
-        if isinstance(placement, Shard) and placement.dim % x.ndim == axis:
+        if counts(placement):
             here = x.device_mesh.get_local_rank(dimension)
             size = x.device_mesh.size(dimension)
             found = Split(found.part * size + here, found.parts * size)

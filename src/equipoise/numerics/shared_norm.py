@@ -7,9 +7,9 @@ place adds AᵣᵀAᵣV, and the sum Y = AᵀAV is all that anybody learns in on
 
     ‖Y‖₂ ≤ ‖A‖₂²,  and  ‖Yu − λVu‖  of the largest Ritz pair (λ, u) says how well.
 
-The next directions are the Ritz vector, its residual, where it came from, and the other
-Ritz vectors: locally optimal gradient steps (Knyazev, 2001), one for each exchange. So
-a norm is followed over training; a narrow matrix is known exactly at once.
+The next directions are the Ritz vector, its residual, where it came from (a locally
+optimal gradient step: Knyazev, 2001), and the images of the other Ritz vectors. So a
+norm is followed over training; a narrow matrix is known exactly at once.
 """
 
 import math
@@ -25,9 +25,9 @@ from equipoise.numerics.gram import gram_product
 from equipoise.numerics.restarted import top_eigenvalues
 from equipoise.numerics.stopping import Search
 
-EXACT_UP_TO = 64
-"""Widths of which all directions are exchanged."""
-DIRECTIONS = 4
+NUMBERS = 8192
+"""To exchange for one matrix: all directions of a narrow one, some of a wide one."""
+FEWEST = 4
 # Two places that do not share their directions add up to no symmetric matrix.
 _ASYMMETRY = 1e-3
 
@@ -47,34 +47,36 @@ def first_basis(width: int) -> Float[Tensor, "D K"]:
     """Return the directions of a first exchange: all, or some random ones.
 
     Example:
-        >>> first_basis(64).shape, first_basis(65).shape
-        (torch.Size([64, 64]), torch.Size([65, 4]))
+        >>> first_basis(64).shape, first_basis(512).shape, first_basis(4096).shape
+        (torch.Size([64, 64]), torch.Size([512, 16]), torch.Size([4096, 4]))
     """
-    if width <= EXACT_UP_TO:
+    if width**2 <= NUMBERS:
         return torch.eye(width, dtype=torch.float64)
     rng = torch.Generator().manual_seed(0)
-    drawn_DK = torch.randn(width, DIRECTIONS, generator=rng, dtype=torch.float64)
+    count = max(FEWEST, NUMBERS // width)
+    drawn_DK = torch.randn(width, count, generator=rng, dtype=torch.float64)
     return _orthonormal(drawn_DK)
 
 
 @torch.no_grad()
 def leading_basis(matrix_MD: Float[Tensor, "M D"]) -> Float[Tensor, "D K"]:
-    """Return the leading right singular vectors of a matrix that is whole for once."""
-    width = matrix_MD.shape[1]
+    """Return the first directions with a few leading right singular vectors ahead.
+
+    Of a matrix that is whole for once; later exchanges have only shares of it.
+    """
     wide_MD = matrix_MD.to(torch.promote_types(matrix_MD.dtype, torch.float32))
-    start_DK = first_basis(width)
-    if width <= EXACT_UP_TO:
+    start_DK = first_basis(matrix_MD.shape[1])
+    if start_DK.shape[0] == start_DK.shape[1]:
         return start_DK
     found = top_eigenvalues(
         lambda x_D: gram_product(wide_MD, x_D),
         start_DK[:, 0].to(wide_MD),
-        count=DIRECTIONS,
+        count=FEWEST,
         search=Search(tolerance=1e-3, at_most=96),
     )
     vectors = [e.vector.double().cpu() for e in found if e.vector is not None]
-    if len(vectors) < DIRECTIONS:  # a matrix that is not finite
-        return start_DK
-    return _orthonormal(torch.stack(vectors, 1))
+    several_DK = torch.column_stack((*vectors, start_DK))
+    return _orthonormal(several_DK)[:, : start_DK.shape[1]]
 
 
 @torch.no_grad()
@@ -127,12 +129,12 @@ def _advanced(
     """Return the relative residual in σ = √λ, and the next directions."""
     values_K, turn_KK = torch.linalg.eigh((small_KK + small_KK.mT) / 2)
     turn_KK = turn_KK.flip(1)
-    ritz_DK = basis_DK @ turn_KK
-    largest, top_D = float(values_K[-1]), ritz_DK[:, 0]
-    residual_D = image_DK @ turn_KK[:, 0] - largest * top_D
+    images_DK = image_DK @ turn_KK
+    largest, top_D = float(values_K[-1]), basis_DK @ turn_KK[:, 0]
+    residual_D = images_DK[:, 0] - largest * top_D
     moved_D = top_D - basis_DK[:, 0] * (basis_DK[:, 0] @ top_D)
     error = float(residual_D.norm()) / (2 * largest) if largest > 0 else 0.0
-    several = torch.column_stack((top_D, residual_D, moved_D, ritz_DK[:, 1:]))
+    several = torch.column_stack((top_D, residual_D, moved_D, images_DK[:, 1:]))
     return error, _orthonormal(several)[:, : basis_DK.shape[1]]
 
 

@@ -79,11 +79,12 @@ class SharingProbe(Probe, Protocol):
     """A probe that also reads what no rank holds whole.
 
     ``begin`` is called once on every rank, outside any pass, where asking the others is
-    allowed. ``parts`` are what this rank adds to the one exchange of a sampled step;
-    ``on_parts`` is handed every rank's, the same on all of them.
+    allowed, and returns how many numbers to make room for. ``parts`` are what this rank
+    adds to the one exchange of a sampled step; ``on_parts`` is handed every rank's, the
+    same on all of them.
     """
 
-    def begin(self, anatomy: Anatomy) -> None: ...
+    def begin(self, anatomy: Anatomy) -> int: ...
 
     def parts(self) -> Parts: ...
 

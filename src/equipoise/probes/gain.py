@@ -61,8 +61,8 @@ class ProjectionGain:
             norms.append(norm)
         emit(site, "projection.G", torch.stack(norms).prod())
 
-    def begin(self, anatomy: Anatomy) -> None:
-        self._sharded.begin(anatomy)
+    def begin(self, anatomy: Anatomy) -> int:
+        return self._sharded.begin(anatomy)
 
     def parts(self) -> Parts:
         return self._sharded.taken()

@@ -1,17 +1,28 @@
 """Gradient norms per layer, read when backward is over and nobody has clipped."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.names import named
+from equipoise.anatomy.shards import local_part, piece, summand
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
-from equipoise.probes.shards import share
+from equipoise.probes.shards import is_partial, share
+from equipoise.probes.sharing import Held, Parts, copies, names
+
+LARGEST_SUMMAND = 1 << 16
+"""Numbers of one parameter whose gradient the ranks add up in their exchange."""
+SUMMED = (
+    "its gradient is a sum over ranks that no rank holds (a parameter under sequence "
+    "parallelism that is too large to exchange, or a rank that watches alone): "
+    "gradient.norm is not read"
+)
+NORM = "gradient.norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +32,14 @@ class GradientNorms:
     Post-accumulate hooks would see a rank's own gradient before DDP averages it and
     FSDP shards it, and an optimiser's hook sees it clipped. Between the two, when
     ``backward()`` returns, it is whole, reduced and untouched. The last micro-batch's
-    reading stays, because ``grad`` holds the sum by then.
+    reading stays, because ``grad`` holds the sum by then. Under sequence parallelism a
+    norm's gradient is the sum of what the ranks hold: it travels, being small.
     """
 
     name: str = "gradients"
     ranks: int = 1
     """Over how many ranks the parts will be put together."""
+    _held: Held = field(default_factory=Held)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -37,17 +50,43 @@ class GradientNorms:
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
     ) -> None:
         parts: dict[str, list[Tensor]] = {}
-        for site, parameter in owned_parameters(anatomy):
-            if parameter.grad is not None:
-                parts.setdefault(site, []).append(share(parameter.grad, self.ranks))
+        for number, (site, parameter) in enumerate(owned_parameters(anatomy)):
+            if parameter.grad is None:
+                continue
+            norms = parts.setdefault(site, [])
+            if not is_partial(parameter.grad):
+                norms.append(share(parameter.grad, self.ranks))
+            elif not self._summed(f"{site}|{number}", parameter.grad, scale):
+                anatomy.lacks(site, SUMMED)
         for site, norms in parts.items():
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-            emit(
-                site,
-                "gradient.norm",
-                norm if scale is None else norm / scale,
-                how="norm",
-            )
+            if norms and SUMMED not in anatomy.partly.get(site, ()):
+                norm = torch.linalg.vector_norm(torch.stack(norms))
+                emit(site, NORM, norm if scale is None else norm / scale, how="norm")
+
+    def _summed(self, name: str, gradient: Tensor, scale: Tensor | None) -> bool:
+        """Keep this rank's summand for the exchange, if there is one."""
+        part, place = local_part(gradient.detach()), piece(gradient)
+        if self.ranks == 1 or part.numel() > LARGEST_SUMMAND:
+            return False
+        part = part.float().clone() if scale is None else part.float() / scale
+        self._held.add(f"{name}|{place.part}", part, summand(gradient))
+        return True
+
+    def begin(self, anatomy: Anatomy) -> int:
+        return 0  # there is nothing to ask the others for
+
+    def parts(self) -> Parts:
+        return self._held.taken()
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        norms: dict[str, list[Tensor]] = {}
+        for name in names(ranks):
+            for summands in copies(ranks, name)[:1]:
+                norm = torch.linalg.vector_norm(torch.stack(summands).sum(0))
+                norms.setdefault(name.split("|")[0], []).append(norm)
+        for site, found in norms.items():
+            norm = torch.linalg.vector_norm(torch.stack(found))
+            emit(site, NORM, norm, how="norm")
 
 
 def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:

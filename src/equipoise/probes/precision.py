@@ -92,8 +92,8 @@ class NumericalFragility:
             width = torch.full_like(here.p, here.head_width)
             self._held.add(site, torch.stack([*numbers, width]), split)
 
-    def begin(self, anatomy: Anatomy) -> None:
-        """Nothing to ask the others for."""
+    def begin(self, anatomy: Anatomy) -> int:
+        return 0  # there is nothing to ask the others for
 
     def parts(self) -> Parts:
         return self._held.taken()

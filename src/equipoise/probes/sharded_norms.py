@@ -59,8 +59,11 @@ class ShardedNorms:
     _turns: int = 1
     _samples: int = 0
 
-    def begin(self, anatomy: Anatomy) -> None:
-        """Find where each norm is attained, while the ranks may still be asked."""
+    def begin(self, anatomy: Anatomy) -> int:
+        """Find where each norm is attained, while the ranks may still be asked.
+
+        Returns how many numbers the shares of a sample will be.
+        """
         split = {id(parameter) for parameter in stays_sharded(anatomy.model)}
         self._anatomy, numbers = anatomy, 0
         for name, weight in _maps(anatomy):
@@ -70,6 +73,7 @@ class ShardedNorms:
                     self._basis[name] = leading_basis(rows_MD)
                     numbers += self._basis[name].numel()
         self._turns = max(1, math.ceil(numbers / MOST_NUMBERS))
+        return math.ceil(numbers / self._turns)
 
     def add(
         self, site: str, projections: Projections, norm: Callable[[str, Tensor], Tensor]

@@ -9,6 +9,7 @@ from equipoise.watching import collector, light
 from equipoise.watching.collector import Table
 from equipoise.watching.combining import combined
 from equipoise.watching.derived import derived
+from equipoise.watching.joining import completed
 from equipoise.watching.ledger import Ledger
 from equipoise.watching.light import Entry, Light
 from equipoise.watching.message import Message
@@ -54,8 +55,7 @@ class Account:
         whole = combined(answers) if len(answers) > 1 else message
         self._waiting = []
         shared = self.sampler.together([answer.parts for answer in answers])
-        for quantity, sites in shared.items():
-            whole.table.setdefault(quantity, {}).update(sites)
+        whole.table = completed(whole.table, shared)
         findings = [*whole.findings, *self._adapted(step, whole)]
         self._write(step, whole, findings)
         return findings

@@ -116,6 +116,8 @@ def kind_of(x: Any) -> Literal["NaN", "Inf"] | None:
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return None
     x = local_part(x.detach())
+    if x.untyped_storage().nbytes() == 0:  # FSDP took its memory back: nothing to see
+        return None
     if bool(torch.isfinite(x).all()):
         return None
     return "NaN" if bool(torch.isnan(x).any()) else "Inf"

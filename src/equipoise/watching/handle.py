@@ -90,7 +90,7 @@ class Watch:
         """Takes off what may be taken off at any moment."""
         self._holding, self._stack = ExitStack(), ExitStack()
         self._attach()
-        self._guarded(self._sampler.begin)(ranks.count)
+        self._guarded(self._sampler.begin)(ranks)
         self._arm()
 
     @property

@@ -44,6 +44,21 @@ def joined(tables: Sequence[Table]) -> Table:
     }
 
 
+def completed(table: Table, shared: Table) -> Table:
+    """Return a table with what only all ranks together could read.
+
+    A norm may have both: parts that add up in squares, and a sum nobody held.
+    """
+    whole = {quantity: dict(sites) for quantity, sites in table.items()}
+    for quantity, sites in shared.items():
+        for site, cell in sites.items():
+            known = whole.setdefault(quantity, {}).get(site)
+            both = known is not None and cell.how == "norm"
+            values = _reduced([known, cell]) if known and both else cell.values
+            whole[quantity][site] = Cell(tuple(values), cell.how)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The rows of one rank at one site, in bins of θ."""

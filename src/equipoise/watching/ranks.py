@@ -28,6 +28,8 @@ class Ranks(Protocol):
 
     def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
 
+    def reserve(self, size: int) -> None: ...
+
     def exchanged(self, message: Message) -> Sequence[Message]: ...
 
     def farewell(self, message: Message) -> Sequence[Message]: ...
@@ -42,6 +44,9 @@ class Alone:
     def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
         assert start is not None
         return start
+
+    def reserve(self, size: int) -> None:
+        pass  # nothing travels
 
     def exchanged(self, message: Message) -> Sequence[Message]:
         return [message]
@@ -70,6 +75,12 @@ class Together:
             self._store.set("start", "\n".join(start))
         path, step = self._store.get("start").decode().split("\n")
         return path, step
+
+    def reserve(self, size: int) -> None:
+        """Make room for so many bytes more, as the first rank counts them."""
+        if self.rank == 0:
+            self._store.set("room", str(size))
+        self._capacity += int(self._store.get("room").decode())
 
     def exchanged(self, message: Message) -> Sequence[Message]:
         """Return every rank's message; none if one did not fit.

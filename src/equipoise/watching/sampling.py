@@ -20,6 +20,7 @@ from equipoise.probes.heard import Heard
 from equipoise.probes.sharing import Parts
 from equipoise.watching.collector import Collector, Table
 from equipoise.watching.held import Holder, compiled_parts
+from equipoise.watching.ranks import Ranks
 
 
 class Sampler:
@@ -42,10 +43,18 @@ class Sampler:
         self.armed = False
         self._opened: Callable[[], bool] = bool
 
-    def begin(self, ranks: int) -> None:
+    def begin(self, ranks: Ranks) -> None:
         """Let probes ask the other ranks, all of which are here, outside any pass."""
-        for probe in self._sharing() if ranks > 1 else ():
-            self.boundary.guarded(probe.name, probe.begin)(self.anatomy)
+        if ranks.count == 1:
+            return
+        numbers = [0]
+
+        def begin(probe: SharingProbe) -> None:
+            numbers.append(probe.begin(self.anatomy))
+
+        for probe in self._sharing():
+            self.boundary.guarded(probe.name, begin)(probe)
+        ranks.reserve(4 * sum(numbers))
 
     def arm(self) -> None:
         """Wait for the next forward pass."""
