@@ -106,7 +106,7 @@ def test_pieces_are_the_whole(
 ) -> None:
     """Each piece is copied away at once: the next is written where it was."""
     monkeypatch.setattr(calls, "PIECE_ELEMENTS", elements)
-    monkeypatch.setattr(calls, "PIECE_QUERIES", 2)
+    monkeypatch.setattr(calls, "PIECE_QUERIES", 3)
     q, k, v = qkv(rng)
     args, kwargs = CASES[case]
     for call in (

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 # Scores held at once: 8 MiB of float32. Attention is never whole in memory.
 BLOCK_ELEMENTS = 1 << 21
-# A piece is read once and forgotten: 1 MiB is still in the cache when it is read.
-PIECE_ELEMENTS = 1 << 18
-# Queries below which a product waits for the keys; rather fewer heads at once, then.
-PIECE_QUERIES = 64
+# A piece is read once and forgotten: 4 MiB. Smaller ones would be read from a nearer
+# cache, and cost more in calls than that saves.
+PIECE_ELEMENTS = 1 << 20
+# Fewer queries would wait for the keys; more would meet more keys of the future.
+PIECE_QUERIES = 128
 # At or below this score a key is hidden. Models hide with -inf, the lowest number of a
 # dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
 HIDDEN = -9e3
@@ -103,15 +104,14 @@ class AttentionCall:
     def _piece(self) -> tuple[int, int, int]:
         """Return how many sequences, heads and queries a piece holds."""
         B, H, Q, K = self.shape
-        room = PIECE_ELEMENTS // max(1, K)
+        rows = max(1, PIECE_ELEMENTS // max(1, K))
         if self.modify is not None:  # it counts sequences and heads from 0
-            return B, H, max(1, room // max(1, B * H))
+            return B, H, max(1, rows // max(1, B * H))
         group = 1 if self.k_BGKD is None else H // self.k_BGKD.shape[1]
-        heads = min(H, room // max(1, min(Q, PIECE_QUERIES)))
-        heads = max(1, heads // group) * group
-        queries = max(1, min(Q, room // heads))
-        whole = heads == H and queries == Q
-        return (max(1, room // (heads * queries)) if whole else 1), heads, queries
+        queries = max(1, min(Q, PIECE_QUERIES, rows // group))
+        heads = max(1, min(H, rows // queries) // group) * group
+        sequences = rows // (heads * queries) if heads == H else 1
+        return max(1, min(B, sequences)), heads, queries
 
     def _room(self, sizes: tuple[int, int, int]) -> Tensor | None:
         if self.q_BHQD is None:
