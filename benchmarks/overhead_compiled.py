@@ -6,12 +6,12 @@ eagerly and without gradients, with the probes on.
 Run: python -m benchmarks.overhead_compiled [inductor | aot_eager] [pairs]
 """
 
-import statistics
 import sys
 
 import torch
 
 from benchmarks import overhead, paired
+from benchmarks.monitors import plain, watched
 from benchmarks.table import publish
 
 
@@ -34,26 +34,15 @@ class Compiled(overhead.Contestant):
 def main(backend: str = "inductor", pairs: str = "8") -> None:
     shape = overhead.SHAPES["small"]
     Compiled.backend = backend
-    base = Compiled("plain", overhead.plain, shape)
-    other = Compiled("every step", overhead.watched(1), shape)
+    base = Compiled("plain", plain, shape)
+    other = Compiled("every step", watched(1), shape)
     for contestant in (base, other):
         contestant.start()
         contestant.step()
         contestant.step()
     found = paired.pairs(base.step, other.step, count=int(pairs))
     other.stop()
-    ratios = [theirs / mine for mine, theirs in found]
-    median, low, high = paired.interval(ratios)
-    row = {
-        "backend": backend,
-        "pairs": len(ratios),
-        "plain ms": 1000 * statistics.median(mine for mine, _ in found),
-        "median ratio": median,
-        "95 % from": low,
-        "95 % to": high,
-        "worst ratio": max(ratios),
-    }
-    publish("overhead_compiled", [row])
+    publish("overhead_compiled", [{"backend": backend, **paired.summary(found)}])
 
 
 if __name__ == "__main__":
