@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.gradients import GradientNorms
@@ -70,3 +70,27 @@ def test_backward_factors_split_each_sublayer() -> None:
 
 def test_a_pre_norm_model_has_no_such_factors() -> None:
     assert not measured(gpt(), [BackwardFactors()], placement="pre")
+
+
+class CountingNorm(nn.LayerNorm):
+    """Returns more than the normalised states, as integer-only models' norms do."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:  # type: ignore[override]
+        return super().forward(x), 1.0
+
+
+class CountingBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.norm = nn.Linear(8, 8), CountingNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised, _ = self.norm(x + self.map(x))
+        return normalised
+
+
+def test_a_norm_that_returns_more_than_a_tensor() -> None:
+    model = nn.Sequential(CountingBlock(), CountingBlock())
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    found = measured(model, [BackwardFactors()], x, placement="post")
+    assert {site for site, _ in found} == {"0.norm", "1.norm"}

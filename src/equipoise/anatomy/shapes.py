@@ -33,6 +33,8 @@ def four(x: Tensor, heads: int | None) -> Tensor:
         [(2, 4, 5, 6), (2, 4, 5, 6)]
         >>> tuple(four(torch.zeros(8, 5, 6), None).shape)
         (8, 1, 5, 6)
+        >>> tuple(four(torch.zeros(2, 4, 3, 5, 6), 4).shape)  # three blocks of queries
+        (6, 4, 5, 6)
     """
     if x.ndim == 2:
         return x[None, None]
@@ -45,8 +47,9 @@ def four(x: Tensor, heads: int | None) -> Tensor:
 
 
 def _grouped(x: Tensor, heads: int | None) -> Tensor:
-    """Fold the middle axes into heads, or, if only the last is heads, into batch."""
+    """Fold the middle axes into heads, or, if one of them is heads, into batch."""
     grouped = x.shape[1:-2].numel()
-    if heads is not None and heads != grouped and heads == x.shape[-3]:
-        return x.flatten(0, -4)
-    return x.flatten(1, -3)
+    if heads is None or heads == grouped or heads not in (x.shape[-3], x.shape[1]):
+        return x.flatten(1, -3)
+    heads_last = x if heads == x.shape[-3] else x.movedim(1, -3)
+    return heads_last.flatten(0, -4)

@@ -55,10 +55,11 @@ class BackwardFactors:
         site: str,
         module: nn.Module,
         args: tuple[Any, ...],
-        output: Tensor,
+        output: Any,
     ) -> None:
         """Tensor hooks die with the graph: there is nothing to take off later."""
-        if not output.requires_grad or not args or not args[0].requires_grad:
+        made = output[0] if isinstance(output, tuple) else output
+        if not args or not _differentiated(made) or not _differentiated(args[0]):
             return
         if self._last is not None:
             self._next[self._last] = site
@@ -66,7 +67,7 @@ class BackwardFactors:
         seen: dict[str, Tensor] = {}
         at_output = partial(self._at_output, emit, site, seen)
         at_input = partial(self._at_input, emit, site, seen)
-        output.register_hook(guarded(at_output))
+        made.register_hook(guarded(at_output))
         args[0].register_hook(guarded(at_input))
 
     def _at_output(
@@ -85,6 +86,10 @@ class BackwardFactors:
         emit(
             site, "backward.norm_factor", self._after_norm[site] / seen["g"], how="mean"
         )
+
+
+def _differentiated(x: object) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
 
 
 def _norm(x: Tensor) -> Tensor:
