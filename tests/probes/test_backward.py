@@ -72,7 +72,7 @@ def test_a_pre_norm_model_has_no_such_factors() -> None:
     assert not measured(gpt(), [BackwardFactors()], placement="pre")
 
 
-class CountingNorm(nn.LayerNorm):
+class CountingLayerNorm(nn.LayerNorm):
     """Returns more than the normalised states, as integer-only models' norms do."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, float]:  # type: ignore[override]
@@ -82,7 +82,7 @@ class CountingNorm(nn.LayerNorm):
 class CountingBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.map, self.norm = nn.Linear(8, 8), CountingNorm(8)
+        self.map, self.norm = nn.Linear(8, 8), CountingLayerNorm(8)
 
     def forward(self, x: Tensor) -> Tensor:
         normalised, _ = self.norm(x + self.map(x))
