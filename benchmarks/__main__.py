@@ -6,7 +6,7 @@ import sys
 
 import benchmarks
 
-NOT_BENCHMARKS = {"fragility_subjects", "table", "__main__"}
+NOT_BENCHMARKS = {"fragility_subjects", "paired", "table", "__main__"}
 
 
 def names() -> list[str]:

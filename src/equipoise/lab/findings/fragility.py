@@ -89,6 +89,17 @@ def _led(series: list[Look]) -> tuple[str, Grid]:
     return said, Grid(title="Experiment 2: who leads", head=head, cells=cells)
 
 
+POLICIES = [
+    "policy",
+    "actions",
+    "tail loss",
+    "final fp16 error",
+    "worst fp16 error",
+    "onsets",
+    "same batch, ε moved",
+]
+
+
 def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
     plain = control["nothing"]
     seeds = len(plain)
@@ -98,16 +109,8 @@ def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
             name: _paired(runs, plain, name)
             for name in ("tail_loss", "final_mismatch", "worst_mismatch")
         }
-        replays = [r["replayed"] for r in runs if not math.isnan(r["replayed"])]
-        cells.append(
-            [
-                policy,
-                f"{statistics.fmean(r['actions'] for r in runs):.1f}",
-                *(str(pair or "–") for pair in pairs.values()),
-                f"{statistics.fmean(r['onsets'] for r in runs):.1f}",
-                f"{statistics.fmean(replays):+.2%}" if replays else "–",
-            ]
-        )
+        shown = [str(pair or "–") for pair in pairs.values()]
+        cells.append([policy, *_policy_cells(runs, shown)])
         tail = pairs["tail_loss"]
         if tail is not None and tail.high < 0:
             helped.append(f"{policy} (by {-tail.mean:.1g} nats)")
@@ -120,20 +123,21 @@ def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
         f"{', '.join(helped) or 'no policy'} lowered the loss against doing nothing, "
         f"and {', '.join(mended) or 'none'} the fp16 error."
     )
-    head = [
-        "policy",
-        "actions",
-        "tail loss",
-        "final fp16 error",
-        "worst fp16 error",
-        "onsets",
-        "same batch, ε moved",
-    ]
     title = (
         f"Experiment 3: minus doing nothing, {seeds} paired seeds, 95 % interval; the "
         "last column is the error's change on the very batch of each decision"
     )
-    return said, Grid(title=title, head=head, cells=cells)
+    return said, Grid(title=title, head=POLICIES, cells=cells)
+
+
+def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
+    replays = [r["replayed"] for r in runs if not math.isnan(r["replayed"])]
+    return [
+        f"{statistics.fmean(r['actions'] for r in runs):.1f}",
+        *compared,
+        f"{statistics.fmean(r['onsets'] for r in runs):.1f}",
+        f"{statistics.fmean(replays):+.2%}" if replays else "–",
+    ]
 
 
 def _paired(runs: Sequence[Any], plain: Sequence[Any], name: str) -> Any:

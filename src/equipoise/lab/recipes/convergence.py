@@ -14,6 +14,32 @@ WIDTHS = (16, 32, 64)
 MORE = 4
 """Times as many steps: the GPT sees every window once, so times as much data."""
 
+MEASURES = (
+    "validation",
+    "mean_loss_at",
+    "slope_null",
+    "slope_at",
+    "slope_sharp",
+    "slope_random",
+    "variance_law_at",
+    "variance_law_sharp",
+    "variance_law_random",
+    "mean_loss_sharp",
+    "mean_loss_random",
+    "share_value",
+    "share_slope",
+    "share_bend",
+    "share_rest",
+    "paper_fails",
+    "paper_ratio",
+    "ours_fails",
+    "ours_ratio",
+    "delta2_ratio",
+    "k_star_at",
+    "gradient_norm",
+    "sharpness_plain",
+)
+
 
 def convergence(quick: bool) -> Experiment:
     """Does |𝓛_{k+1} − 𝓛_k| know anything of curvature, and is it a reason to grow?
@@ -51,29 +77,5 @@ def convergence(quick: bool) -> Experiment:
         question="Does the loss difference say whether to grow the model or the data?",
         arms=(*gpts, *vits),
         seeds=(42,) if quick else (42, 123, 456),
-        measures=(
-            "validation",
-            "mean_loss_at",
-            "slope_null",
-            "slope_at",
-            "slope_sharp",
-            "slope_random",
-            "variance_law_at",
-            "variance_law_sharp",
-            "variance_law_random",
-            "mean_loss_sharp",
-            "mean_loss_random",
-            "share_value",
-            "share_slope",
-            "share_bend",
-            "share_rest",
-            "paper_fails",
-            "paper_ratio",
-            "ours_fails",
-            "ours_ratio",
-            "delta2_ratio",
-            "k_star_at",
-            "gradient_norm",
-            "sharpness_plain",
-        ),
+        measures=MEASURES,
     )

@@ -11,6 +11,22 @@ SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
 DEEP = GPTConfig(width=64, depth=24, heads=4, context=64)
 GRADIENTS = ("gradient_least_to_last", "gradient_spread")
 
+BY_PART = (
+    "validation",
+    "loss",
+    "spikes",
+    "gradient_spikes",
+    "steps_to_target",
+    "early_gradient_qk",
+    "early_gradient_vo",
+    "early_gradient_feedforward",
+    "early_gradient_embedding",
+    "early_update_qk",
+    "early_update_vo",
+    "early_update_feedforward",
+    "early_update_embedding",
+)
+
 
 def temperature(quick: bool) -> Experiment:
     """(a) Does temperature warm-up replace learning-rate warm-up?"""
@@ -42,21 +58,7 @@ def temperature(quick: bool) -> Experiment:
             arm.name: f"{arm.model.residual}-none-{arm.train.lr:g}" for arm in arms
         },
         curves=("loss", "gradient/qk"),
-        measures=(
-            "validation",
-            "loss",
-            "spikes",
-            "gradient_spikes",
-            "steps_to_target",
-            "early_gradient_qk",
-            "early_gradient_vo",
-            "early_gradient_feedforward",
-            "early_gradient_embedding",
-            "early_update_qk",
-            "early_update_vo",
-            "early_update_feedforward",
-            "early_update_embedding",
-        ),
+        measures=BY_PART,
     )
 
 
