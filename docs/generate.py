@@ -1,9 +1,13 @@
-"""Regenerate the pages that are made from measurements: ``./dev docs``."""
+"""Regenerate the pages that are made from measurements: ``./dev docs``.
+
+Results are rendered again from the raw numbers beside them; no experiment is repeated.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from docs import choosing, zoo
+from equipoise.lab.publishing import index, publish, published
 
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {
@@ -17,6 +21,11 @@ def main() -> None:
     for name, page in PAGES.items():
         (HERE / name).write_text(page())
         print(f"docs/{name}")
+    results = HERE / "results"
+    for name, evidence in published(results).items():
+        publish(evidence, results / name)
+        print(f"docs/results/{name}/")
+    index(results)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,15 @@ def test_a_diverged_arm_is_still_a_result() -> None:
     assert summary([1.0, math.inf]).mean == math.inf
     assert math.isnan(summary([1.0, math.nan]).mean)
     assert math.isnan(paired([math.inf, 1.0], [1.0, 1.0]).p)
+    assert str(summary([1.0, math.inf])) == "inf"
+    assert str(paired([math.inf, 1.0], [1.0, 1.0])) == "+inf"
 
 
 def test_no_spread_says_nothing_about_chance() -> None:
     found = paired([2.0, 3.0], [1.0, 2.0])
     assert (found.mean, found.low, found.high) == (1, 1, 1) and math.isnan(found.p)
+    assert str(found) == "+1 in every pair"
+    assert str(paired([2.0], [1.0])) == "+1"
 
 
 def test_what_cannot_be_compared() -> None:

@@ -20,7 +20,8 @@ class Summary:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g} ± {self.sd:.2g}" if self.n > 1 else f"{self.mean:.4g}"
+        spread = "" if math.isnan(self.sd) else f" ± {self.sd:.2g}"
+        return f"{self.mean:.4g}{spread}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,9 @@ class Paired:
     n: int
 
     def __str__(self) -> str:
-        if self.n == 1:
+        if self.low == self.high:
+            return f"{self.mean:+.4g} in every pair"
+        if math.isnan(self.p):
             return f"{self.mean:+.4g}"
         return f"{self.mean:+.4g} [{self.low:+.3g}, {self.high:+.3g}], p = {self.p:.2g}"
 
