@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.numerics.visits import adam_norm, kurtosis, token_sizes
+from equipoise.numerics.visits import adam_norm, kurtosis, token_cosine, token_sizes
 from tests.conftest import FLOATS
 
 
@@ -60,3 +60,25 @@ def test_kurtosis(dtype: torch.dtype) -> None:
     torch.testing.assert_close(kurtosis(x).double(), true, rtol=1e-6, atol=0)
     assert kurtosis(torch.ones(4, dtype=dtype)).isnan()
     assert kurtosis(torch.tensor([1.0, torch.nan], dtype=dtype)).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_token_cosine_is_the_mean_over_pairs(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 7, 5, generator=rng, dtype=torch.float64).to(dtype)
+    x[1, 2] = 0.0  # no direction: cosine 0 with all
+    for row, cosine in zip(x.double(), token_cosine(x), strict=True):
+        pairs = [
+            torch.cosine_similarity(row[i], row[j], dim=0).item()
+            for i in range(7)
+            for j in range(7)
+            if i != j
+        ]
+        exact = 1e-14 if dtype == torch.float64 else 1e-7
+        assert cosine.item() == pytest.approx(sum(pairs) / len(pairs), abs=exact)
+
+
+def test_a_broken_token_breaks_its_sequence_only() -> None:
+    x = torch.ones(2, 3, 4)
+    x[1, 0, 2] = torch.nan
+    assert token_cosine(x).isnan().tolist() == [False, True]

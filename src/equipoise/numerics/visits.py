@@ -1,6 +1,7 @@
-"""Sizes of tokens and of Adam's update, and tails, without copies, on the CPU.
+"""Sizes and directions of tokens, Adam's update, tails: without copies, on the CPU.
 
-Axes, in this file:  N token · D channel · P parameter.
+Axes, in this file:  B batch · T token · N token of any sequence · D channel ·
+P parameter.
 
 For an instrument: nothing here is differentiable. What the compiled loops cannot read
 where it lies goes through torch, to the same result.
@@ -21,6 +22,8 @@ from equipoise.numerics.norms import layer_norm_scale, rms
 
 Singles = NDArray[np.float32]
 _PLAIN = (Tensor, torch.nn.Parameter)
+# Vectors shorter than this are divided by it, not by their length.
+_SHORT = 1e-12
 
 
 class Sizes(NamedTuple):
@@ -89,6 +92,44 @@ def _powers(x_P: Singles) -> tuple[float, float]:
         second += square
         fourth += square * square
     return second, fourth
+
+
+def token_cosine(x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B"]:
+    """Return per sequence the mean cosine over pairs of different tokens.
+
+    Σ_{i≠j} x̂_i·x̂_j = ‖Σ x̂_i‖² − Σ‖x̂_i‖², so no T × T matrix is formed. A token of
+    length 0 has cosine 0 with all.
+
+    >>> token_cosine(torch.ones(1, 5, 3)).round(decimals=6)
+    tensor([1.])
+    """
+    x_BTD, T = x_BTD.detach(), x_BTD.shape[1]
+    if not _readable(x_BTD):
+        unit_BTD = torch.nn.functional.normalize(x_BTD, dim=-1, eps=_SHORT)
+        together = unit_BTD.sum(1).square().sum(-1)
+        alone = unit_BTD.square().sum((1, 2))
+        return (together - alone) / (T * (T - 1))
+    sum_D = np.empty(x_BTD.shape[2])
+    pairs_B = [_pairs(x_TD, sum_D) for x_TD in host_view(x_BTD)]
+    return torch.tensor(pairs_B, dtype=torch.float32) / (T * (T - 1))
+
+
+@compiled(reorder=True)
+def _pairs(x_TD: Singles, sum_D: NDArray[np.float64]) -> float:
+    """Return ‖Σ x̂‖² − Σ‖x̂‖²; the sum of the unit vectors stays in ``sum_D``."""
+    sum_D[:] = 0.0
+    alone, together = 0.0, 0.0
+    for t in range(x_TD.shape[0]):
+        square = 0.0
+        for d in range(sum_D.size):
+            square += np.float64(x_TD[t, d]) * np.float64(x_TD[t, d])
+        inverse = 1.0 / max(math.sqrt(square), _SHORT)
+        alone += square * inverse * inverse
+        for d in range(sum_D.size):
+            sum_D[d] += x_TD[t, d] * inverse
+    for d in range(sum_D.size):
+        together += sum_D[d] * sum_D[d]
+    return together - alone
 
 
 def adam_norm(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -30,10 +31,12 @@ def _called(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    x = hidden_states(args, kwargs)
-    if x is not None and x.numel():  # a batch without rows has nothing to say
-        # A shard of the sequence: anything else of a DTensor would ask other ranks.
-        listen(site, module, local_part(x))
+    # The interceptor would look at each of our own operations, attributes included.
+    with torch._C.DisableTorchFunction():
+        x = hidden_states(args, kwargs)
+        if x is not None and x.numel():  # a batch without rows has nothing to say
+            # A shard of the sequence: anything else of a DTensor would ask other ranks.
+            listen(site, module, local_part(x))
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.shards import WHOLE, head_split
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.visits import kurtosis
+from equipoise.numerics.visits import kurtosis, token_cosine
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
@@ -63,19 +63,3 @@ def _listen(
     emit(site, "residual.kurtosis", kurtosis(x_BTD), how="mean")
     if x_BTD.ndim == 3 and x_BTD.shape[1] > 1:
         emit(site, "residual.token_cosine", token_cosine(x_BTD).mean(), how="mean")
-
-
-def token_cosine(x_BTD: Tensor) -> Tensor:
-    """Return per sequence the mean cosine over pairs of different tokens.
-
-    Σ_{i≠j} x̂_i·x̂_j = ‖Σ x̂_i‖² − Σ‖x̂_i‖², so no T × T matrix is formed.
-
-    Example:
-        >>> token_cosine(torch.ones(1, 5, 3)).round(decimals=6)
-        tensor([1.])
-    """
-    unit_BTD = torch.nn.functional.normalize(x_BTD, dim=-1)
-    T = x_BTD.shape[1]
-    together = unit_BTD.sum(1).square().sum(-1)
-    alone = unit_BTD.square().sum((1, 2))
-    return (together - alone) / (T * (T - 1))

@@ -48,7 +48,8 @@ class AdamUpdates:
             state = optimizer.state.get(parameter, {})
             if "exp_avg" in state and "exp_avg_sq" in state:
                 moved = update_norm(state, groups[id(parameter)])
-                moved = moved * copies(parameter, self.ranks) ** -0.5
+                if (held := copies(parameter, self.ranks)) > 1:
+                    moved = moved * held**-0.5
                 pair = moved, share(parameter, self.ranks)
                 parts.setdefault(site, []).append(pair)
         for site, pairs in parts.items():
