@@ -2,9 +2,12 @@
 
 Squares add, so the best set of a given size is the modules of largest predicted mean
 square. The prediction ranks; measurement decides how far down the ranking to go.
+Modules that leave the format's range come first: their mean square is not finite.
 """
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -13,6 +16,9 @@ from equipoise.errors import InputError
 from equipoise.precision.emulation import Storage, all_but
 from equipoise.precision.measurement import Bench
 from equipoise.precision.prediction import Prediction
+
+FINITE = sys.float_info.max
+"""A target that every finite error reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +47,30 @@ def kept_by_prediction(
     module misses it.
     """
     _check(target)
-    share = {s: sum(kinds.values()) for s, kinds in prediction.variance.items()}
+    share = {s: _size(kinds) for s, kinds in prediction.variance.items()}
     order = sorted(share, key=share.__getitem__, reverse=True)
     left = [0.0, *accumulate(share[s] for s in reversed(order))][::-1]
     error = cache(lambda n: bench.mismatch(storage, narrow=all_but(set(order[:n]))))
-    scale = (error(0) / prediction.total) ** 2
-    n = next(n for n, rest in enumerate(left) if scale * rest <= target**2)
-    while n < len(order) and error(n) > target:
+    scale = error(0) / prediction.total
+    scale = scale if 0 < scale < math.inf else 1.0
+    n = next(n for n, rest in enumerate(left) if scale * math.sqrt(rest) <= target)
+    while n < len(order) and not error(n) <= target:
         n += 1
     while n > 0 and error(n - 1) <= target:
         n -= 1
     kept, measured = _pruned(bench, order[:n], error(n), storage=storage, target=target)
-    wide = sum(share[s] for s in kept)
     return Kept(
         sites=tuple(kept),
         target=target,
         measured=measured,
-        predicted=math.sqrt(max(left[0] - wide, 0.0)),
+        predicted=math.sqrt(sum(share[s] for s in order if s not in kept)),
     )
+
+
+def _size(kinds: Mapping[str, float]) -> float:
+    """Return a module's mean square; what is not a number is beyond every number."""
+    whole = sum(kinds.values())
+    return math.inf if math.isnan(whole) else whole
 
 
 def _pruned(
@@ -83,11 +95,11 @@ def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> Kep
     kept: list[str] = []
     measured = bench.mismatch(storage)
     rest = list(bench.sites(storage))
-    while measured > target and rest:
+    while not measured <= target and rest:
         with_each = {
             s: bench.mismatch(storage, narrow=all_but({*kept, s})) for s in rest
         }
-        best = min(with_each, key=with_each.__getitem__)
+        best = min(with_each, key=lambda s: _size({s: with_each[s]}))
         rest.remove(best)
         kept.append(best)
         measured = with_each[best]

@@ -1,10 +1,12 @@
 """A study on the screen, and as one offline page."""
 
+import math
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from equipoise.precision.keeping import FINITE
 from equipoise.precision.study import Row, Study
 from equipoise.report.study_page import StudyPage
 from equipoise.report.table import short
@@ -14,44 +16,78 @@ NOTES = (
     "in the format; squares add up to the total"
 )
 
+OUT_OF_RANGE = 5
+"""Modules named whose numbers leave the range."""
+
 
 def headline(study: Study) -> str:
     """Return the verdict in two sentences."""
     scaled = ", tensors scaled" if study.scaled else ""
     kept, missed = study.kept, "" if study.kept.reached else ", missed"
+    target = "any finite error" if kept.target == FINITE else short(kept.target)
     return (
         f"{study.model} in {study.format}{scaled}: output error "
-        f"{short(study.measured)} measured, {short(study.predicted)} predicted. "
+        f"{_error(study.measured)} measured, {_error(study.predicted)} predicted. "
         f"Keep {len(kept.sites)} of {len(study.rows)} modules in fp32 for "
-        f"{short(kept.measured)} (target {short(kept.target)}{missed})."
+        f"{_error(kept.measured)} (target {target}{missed})."
     )
+
+
+def _error(size: float) -> str:
+    return short(size) if math.isfinite(size) else "not finite"
 
 
 def remarks(study: Study) -> list[str]:
     """Return what a reader must not overlook: range, ε, the native run."""
     lines = []
     if study.native is not None:
-        lines.append(f"run natively in {study.format}: error {short(study.native)}")
-    for row in study.rows:
-        if row.range is not None and row.range.overflow > 0:
-            share = f"{row.range.overflow:.2%}"
-            lines.append(f"{row.site}: {share} of a stored tensor is out of range")
+        lines.append(f"run natively in {study.format}: error {_error(study.native)}")
+    beyond = {
+        row.site: row.range.overflow
+        for row in study.rows
+        if row.range is not None and row.range.overflow > 0
+    }
+    for site in sorted(beyond, key=beyond.__getitem__, reverse=True)[:OUT_OF_RANGE]:
+        share = f"{beyond[site]:.2%}"
+        lines.append(f"{_name(site)}: {share} of a stored tensor is out of range")
+    if len(beyond) > OUT_OF_RANGE:
+        more = len(beyond) - OUT_OF_RANGE
+        lines.append(f"so are numbers of {more} other modules, by smaller shares")
+    return lines + _lost(study)
+
+
+def _lost(study: Study) -> list[str]:
+    """Return one line for each number that an ε becomes, and the norms it is in."""
+    norms: dict[float, list[str]] = {}
     for name, left in study.lost_epsilons.items():
-        lines.append(f"{name}: ε becomes {short(left)} if stored in {study.format}")
-    return lines
+        norms.setdefault(left, []).append(_name(name))
+    return [
+        f"ε becomes {short(left)} where the norm itself runs in {study.format} (stock "
+        f"kernels add it in float32): {_listed(names)}"
+        for left, names in norms.items()
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]} and {len(names) - 2} others"
+
+
+def _name(site: str) -> str:
+    return site or "(the model itself)"
 
 
 def cells(row: Row) -> list[str]:
-    """Return one line of the table."""
-    flushed = "" if row.range is None else f"{row.range.flushed:.1%}"
-    measured = "" if row.measured is None else short(row.measured)
+    """Return one line of the table; nothing to say is an empty cell."""
+    flushed = 0.0 if row.range is None else row.range.flushed
     return [
-        row.site or "(the model itself)",
-        short(row.predicted),
-        measured,
+        _name(row.site),
+        _error(row.predicted),
+        "" if row.measured is None else _error(row.measured),
         f"{row.share:.1%}",
         row.dominant,
-        flushed,
+        f"{flushed:.1%}" if flushed else "",
         "fp32" if row.keep else "",
     ]
 
@@ -59,30 +95,46 @@ def cells(row: Row) -> list[str]:
 COLUMNS = ["module", "predicted", "measured", "share", "mostly", "to zero", "keep"]
 
 
+def table(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return the columns in which some row has something, and the rows' cells."""
+    lines = [cells(row) for row in study.rows]
+    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
+    return [COLUMNS[i] for i in used], [[line[i] for i in used] for line in lines]
+
+
 def print_study(study: Study, *, rows: int = 20) -> None:
     """Print the verdict, the largest modules and the remarks."""
     console = Console()
     console.print(headline(study), soft_wrap=True)
-    table = Table(caption=NOTES)
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold", no_wrap=name != "module")
-    for row in study.rows[:rows]:
-        table.add_row(*cells(row))
-    console.print(table)
-    if len(study.rows) > rows:
-        console.print(f"… and {len(study.rows) - rows} smaller ones (--rows, --html)")
-    for line in remarks(study):
-        console.print(f"- {line}", soft_wrap=True)
+    columns, lines = table(study)
+    shown = Table(caption=NOTES)
+    for name in columns:
+        shown.add_column(name, overflow="fold", no_wrap=name != "module")
+    for line in lines[:rows]:
+        shown.add_row(*line)
+    console.print(shown)
+    if len(lines) > rows:
+        console.print(f"… and {len(lines) - rows} smaller ones (--rows, --html)")
+    below = [_name(row.site) for row in study.rows[rows:] if row.keep]
+    also = [f"also to keep in fp32: {', '.join(below)}"] if below else []
+    for remark in also + remarks(study):
+        console.print(f"- {remark}", soft_wrap=True, markup=False, highlight=False)
 
 
 def write_study(study: Study, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
+    columns, lines = table(study)
+    largest = max((row.share for row in study.rows), default=1.0)
+    rows = [
+        (line, row.share / largest, row.keep)
+        for line, row in zip(lines, study.rows, strict=True)
+    ]
     return _PAGE.write(
         path,
         headline=headline(study),
         remarks=remarks(study),
-        columns=COLUMNS,
-        rows=[(cells(row), row.share, row.keep) for row in study.rows],
+        columns=columns,
+        rows=rows,
         notes=NOTES,
     )
 
@@ -92,13 +144,15 @@ _PAGE = StudyPage(
     heading="Where the low-precision error comes from",
     style=""".bar { background: #3b7dd8; height: .6rem; border-radius: 2px;
        min-width: 1px }
+td.bars { min-width: 8rem }
 tr.keep { background: #f2a90022 }""",
     body="""<div class="wide"><table><thead><tr>
 {% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
-<th scope="col">share</th></tr></thead><tbody>
-{% for cells, share, keep in rows %}<tr{% if keep %} class="keep"{% endif %}>
+<th scope="col">share, of the largest</th></tr></thead><tbody>
+{% for cells, length, keep in rows %}<tr{% if keep %} class="keep"{% endif %}>
 {% for cell in cells %}<td>{{ cell }}</td>{% endfor %}
-<td><div class="bar" style="width: {{ '%.2f' | format(100 * share) }}%"></div></td></tr>
+<td class="bars"><div class="bar"
+ style="width: {{ '%.2f' | format(100 * length) }}%"></div></td></tr>
 {% endfor %}</tbody></table></div>
 <p>{{ notes }}. Rows marked are those to keep in fp32.</p>
 """,

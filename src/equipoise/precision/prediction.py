@@ -54,9 +54,15 @@ class Prediction:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return each module's share of the predicted mean square error."""
-        total = self.total**2
-        return {s: sum(k.values()) / total for s, k in self.variance.items()}
+        """Return each module's share of the predicted mean square error.
+
+        Modules that leave the range have all of it, in equal parts.
+        """
+        size = {s: sum(k.values()) for s, k in self.variance.items()}
+        if not math.isfinite(self.total):
+            size = {s: float(not math.isfinite(x)) for s, x in size.items()}
+        total = sum(size.values())
+        return {s: x / total for s, x in size.items()}
 
     def dominant(self, site: str) -> str:
         """Return what contributes most at a module: weight, score, prob, product, …"""

@@ -1,5 +1,6 @@
 """Everything ``equipoise precision`` says about a model, as plain data."""
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -8,7 +9,7 @@ from equipoise.errors import InputError
 from equipoise.numerics.fragility_range import RangeUse
 from equipoise.precision.batch import Batch
 from equipoise.precision.emulation import Storage
-from equipoise.precision.keeping import Kept, kept_by_prediction
+from equipoise.precision.keeping import FINITE, Kept, kept_by_prediction
 from equipoise.precision.measurement import NATIVE, Bench
 from equipoise.precision.prediction import predicted
 from equipoise.precision.ranges import lost_epsilons, range_by_module
@@ -63,7 +64,8 @@ def study(
         model: anything callable on the batch; a float64 copy is made and measured.
         batch: a tensor, positional arguments, or keyword arguments.
         storage: the format.
-        target: error to reach by keeping modules wide; half the measured one if None.
+        target: error to reach by keeping modules wide; half the measured one if None,
+            and any finite one where that is not finite.
         every_module: also measure each module alone: one forward pass per module.
         probes: random output probes of the prediction.
     """
@@ -73,12 +75,9 @@ def study(
     # Opening fused attention alone moves the last digits of float64.
     if target is None and measured < 1e-13:
         raise InputError(f"{storage.format.name} makes no error here: nothing to keep")
-    kept = kept_by_prediction(
-        bench,
-        prediction,
-        storage=storage,
-        target=measured / 2 if target is None else target,
-    )
+    if target is None:
+        target = measured / 2 if math.isfinite(measured) else FINITE
+    kept = kept_by_prediction(bench, prediction, storage=storage, target=target)
     alone = bench.by_module(storage, prediction.variance) if every_module else {}
     ranges = range_by_module(model, batch, storage=storage)
     shares = prediction.shares
