@@ -1,5 +1,6 @@
 """``equipoise run`` on a script that has never heard of us."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +203,25 @@ def test_an_option_that_makes_no_sense_is_said_before_the_script_runs(
 ) -> None:
     with pytest.raises(InputError, match="every=0"):
         launched(script, [], every=0)
+
+
+def test_the_environment_is_asked_and_strangers_are_left_alone(
+    script: Path, tmp_path: Path
+) -> None:
+    """One process, because it is the command line that used to answer for both."""
+    stranger = (
+        "class Proxy:\n"
+        "    @property\n"
+        "    def __class__(self): raise RuntimeError('touched')\n"
+        "proxy = Proxy()\n"
+    )
+    script.write_text(stranger + SCRIPT)
+    run = tmp_path / "run.eqp"
+    command = [sys.executable, "-m", "equipoise", "run", "--run", str(run)]
+    command += [str(script), "0.01", str(tmp_path / "a.pt"), "--flag"]
+    subprocess.run(command, check=True, env={**os.environ, "EQUIPOISE_EVERY": "3"})
+    entropy = equipoise.open_run(run).series("attention.entropy")
+    assert [list(steps) for steps, _ in entropy.values()] == [[0, 3]]
 
 
 def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:

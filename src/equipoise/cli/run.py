@@ -16,13 +16,17 @@ CONTEXT = {
 def command(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
-    every: Annotated[int, typer.Option(help="Sample one step in this many.")] = 10,
+    every: Annotated[
+        int | None, typer.Option(help="Sample one step in this many (10).")
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
 ) -> None:
     """Run a script and watch whatever it trains; options come before the script."""
     from equipoise.integrations.launcher import launched
 
-    launched(script, context.args, told=_tell, run=run, every=every)
+    # What is not said here may be said by EQUIPOISE_EVERY or equipoise.toml.
+    said = {} if every is None else {"every": every}
+    launched(script, context.args, told=_tell, run=run, **said)
 
 
 def _tell(paths: list[Path]) -> None:

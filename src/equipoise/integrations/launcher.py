@@ -118,10 +118,12 @@ def owner(optimizer: Optimizer) -> nn.Module | None:
     innermost one that holds them.
     """
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    # By type: isinstance asks an object for its class, and strangers' objects answer
+    # with imports and deprecation warnings.
     found = [
         module
         for module in gc.get_objects()
-        if isinstance(module, nn.Module)
+        if issubclass(type(module), nn.Module)
         and wanted <= {id(p) for p in module.parameters()}
     ]
     own = [
