@@ -106,6 +106,19 @@ def test_a_format_without_error_has_nothing_to_keep() -> None:
         study(model, ids, storage=Storage.named("fp64"))
 
 
+def test_a_format_without_error_reaches_every_target() -> None:
+    model, ids = tokens()
+    found = study(model, ids, storage=Storage.named("fp64"), target=1e-3)
+    assert found.kept.sites == () and found.kept.reached and found.predicted == 0
+
+
+def test_the_dtype_of_the_model_itself_is_measured_and_predicted() -> None:
+    model, ids = tokens()
+    found = study(model.float(), ids, storage=Storage.named("fp32"))
+    assert 1e-8 < found.measured < 1e-6
+    assert 0.5 < found.measured / found.predicted < 2
+
+
 def test_no_reference_no_comparison() -> None:
     model = Residual()
     with pytest.raises(InputError, match="not finite even in float64"):

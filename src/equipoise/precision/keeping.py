@@ -51,7 +51,7 @@ def kept_by_prediction(
     order = sorted(share, key=share.__getitem__, reverse=True)
     left = [0.0, *accumulate(share[s] for s in reversed(order))][::-1]
     error = cache(lambda n: bench.mismatch(storage, narrow=all_but(set(order[:n]))))
-    scale = error(0) / prediction.total
+    scale = error(0) / (prediction.total or math.nan)
     scale = scale if 0 < scale < math.inf else 1.0
     n = next(n for n, rest in enumerate(left) if scale * math.sqrt(rest) <= target)
     while n < len(order) and not error(n) <= target:

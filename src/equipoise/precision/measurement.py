@@ -55,6 +55,11 @@ class Bench:
                 "reference to compare low precision with"
             )
 
+    @property
+    def widened(self) -> tuple[nn.Module, Batch]:
+        """Return the copy that is measured, and its batch."""
+        return self._wide_model, self._wide_batch
+
     def mismatch(self, storage: Storage, *, narrow: Narrow = everywhere) -> float:
         """Return ‖y_narrow - y‖/‖y‖ with the narrow modules emulated."""
         with (

@@ -61,7 +61,7 @@ class Prediction:
         size = {s: sum(k.values()) for s, k in self.variance.items()}
         if not math.isfinite(self.total):
             size = {s: float(not math.isfinite(x)) for s, x in size.items()}
-        total = sum(size.values())
+        total = sum(size.values()) or 1.0
         return {s: x / total for s, x in size.items()}
 
     def dominant(self, site: str) -> str:

@@ -70,7 +70,9 @@ def study(
         probes: random output probes of the prediction.
     """
     bench = Bench(model, batch)
-    prediction = predicted(model, batch, storage=storage, probes=probes)
+    # Rounding to what a model is stored in already shows in a wider copy alone.
+    subject = (model, batch) if storage.format.bits < 32 else bench.widened
+    prediction = predicted(*subject, storage=storage, probes=probes)
     measured = bench.mismatch(storage)
     # Opening fused attention alone moves the last digits of float64.
     if target is None and measured < 1e-13:
@@ -79,19 +81,19 @@ def study(
         target = measured / 2 if math.isfinite(measured) else FINITE
     kept = kept_by_prediction(bench, prediction, storage=storage, target=target)
     alone = bench.by_module(storage, prediction.variance) if every_module else {}
-    ranges = range_by_module(model, batch, storage=storage)
-    shares = prediction.shares
+    ranges = range_by_module(*subject, storage=storage)
+    shares, sizes = prediction.shares, prediction.by_module
     rows = tuple(
         Row(
             site=site,
-            predicted=prediction.by_module[site],
+            predicted=sizes[site],
             measured=alone.get(site),
             share=shares[site],
             dominant=prediction.dominant(site),
             keep=site in kept.sites,
             range=ranges.get(site),
         )
-        for site in sorted(shares, key=shares.__getitem__, reverse=True)
+        for site in sorted(sizes, key=lambda s: (shares[s], sizes[s]), reverse=True)
     )
     name = storage.format.name
     return Study(
