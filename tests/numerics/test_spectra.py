@@ -148,7 +148,9 @@ def test_long_chains_are_iterated() -> None:
 def test_scale_of_the_format_does_not_matter(size: float) -> None:
     matrix = gaussian(0, 150, 150)
     found, truth = spectral_norm(matrix * size), oracle.spectral_norm(matrix * size)
-    assert found.value == pytest.approx(truth, rel=1e-5, abs=0.0)
+    # A product of numbers below the normal range keeps 16 bits or so, CPU by CPU.
+    rel = 1e-5 if size > 1e-38 else 1e-4
+    assert found.value == pytest.approx(truth, rel=rel, abs=0.0)
 
 
 @pytest.mark.parametrize("row", [0, 77])
