@@ -128,10 +128,66 @@ def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> No
         step()
         optimizer.zero_grad()
 
+    steps = []
     with pytest.raises(SilentSiteError, match="compiled step function"):
         for batch in batches(6):
+            steps.append(len(steps))
             whole_step(batch)
     assert handle.closed and hooks_on(model) == 0
+    assert what == "optimiser" or steps == [0], "refused while it is compiled"
+
+
+@pytest.mark.parametrize("way", [partial, wrapper])
+def test_who_passes_by_is_named_at_once_and_compiled_once(
+    way: Any, tmp_path: Path
+) -> None:
+    """A model that only a guess knows: no error, and not one graph more."""
+    seen = {}
+    for run in (None, tmp_path / "a.eqp"):
+        torch._dynamo.reset()
+        counters.clear()
+        model = Patient(depth=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        heard: list[equipoise.Finding] = []
+        if run is not None:
+            handle = equipoise.watch(
+                model, optimizer, run=run, every=2, on_finding=heard.append
+            )
+        called = torch.compile(partial(objective, model), backend="aot_eager")
+        if way is wrapper:
+            called = partial(objective, wrapper(model, "aot_eager"))
+        for batch in batches(5):
+            called(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert run is None or len(heard) == 1
+        seen[run is None] = compilations()
+    # A wrapper's frame looks at the doors too, and makes nothing of them.
+    assert all(seen[True][kind] == seen[False][kind] for kind in ("graphs", "breaks"))
+    assert (heard[0].step, heard[0].rule) == (0, "watch.silent")
+    handle.close()
+    assert hooks_on(model) == 0
+    assert list(equipoise.open_run(handle.path).series("loss")[""][0]) == [*range(5)]
+
+
+def test_a_compiled_evaluation_is_not_the_training(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = Patient(depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
+    called = torch.compile(partial(objective, model), backend="aot_eager")
+    for batch in batches(3):
+        model.eval()
+        called(batch)  # with gradients on, as some do
+        model.train()
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    steps, _ = equipoise.open_run(handle.path).series("attention.max_logit")[
+        "blocks.0.attention"
+    ]
+    assert list(steps) == [0, 1, 2] and not handle.findings
 
 
 def test_a_whole_compiled_step_is_named_while_it_is_compiled(tmp_path: Path) -> None:

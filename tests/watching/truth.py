@@ -34,7 +34,7 @@ def said_by(module: str, folder: Path, *, ranks: int) -> list[dict[str, Any]]:
         for rank in range(ranks)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=1200)
         assert process.returncode == 0, errors[-3000:]
     files = (folder / f"rank-{rank}.json" for rank in range(ranks))
     return [json.loads(file.read_text()) for file in files]

@@ -5,7 +5,7 @@ attention calls, which the interceptor hands to it while the model runs; to grad
 once a backward pass is over; to weights, once the optimiser has moved them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -128,12 +128,16 @@ def attached(
     boundary: Boundary,
     only_training: bool = False,
     heard: Heard | None = None,
+    traced: Callable[[], object] | None = None,
 ) -> Iterator[Window]:
-    """Measure the next forward pass within the block, and nothing else."""
+    """Measure the next forward pass within the block, and nothing else.
+
+    ``traced`` is called, while it is compiled, by a function that calls the model.
+    """
     opening = partial(
         listening, list(probes), anatomy, emit, boundary=boundary, heard=heard
     )
-    window = Window(anatomy.model, opening, only_training=only_training)
+    window = Window(anatomy.model, opening, only_training=only_training, traced=traced)
     with window.installed():
         yield window
 

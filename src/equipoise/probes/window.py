@@ -71,10 +71,15 @@ class Window:
     """
 
     def __init__(
-        self, model: nn.Module, listening: Opening, *, only_training: bool
+        self,
+        model: nn.Module,
+        listening: Opening,
+        *,
+        only_training: bool,
+        traced: Callable[[], object] | None = None,
     ) -> None:
         self._model, self._listening = model, listening
-        self._only_training = only_training
+        self._only_training, self._traced = only_training, traced
         self._depth, self._opener = _Depth(), 0
         self._seen: set[int] = set()
         self._inside: ExitStack | None = None
@@ -105,7 +110,10 @@ class Window:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # somebody compiles a caller of the model: add nothing to its graph
+            # Somebody compiles a caller of the model: add nothing to its graph.
+            if self._traced is not None and torch.is_grad_enabled():
+                self._traced()
+            return
         if self._depth.doors == 0 and _inside_compiled_function():
             return
         outermost = self._depth.doors == 0 and self._inside is None

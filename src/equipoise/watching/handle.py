@@ -164,6 +164,9 @@ class Watch:
         with self._meter.running():
             self._losses.before_backward()
             self._guarded(self._alarm.loss)(self._schedule.step, loss, root)
+        if self._sampler.passed_by():
+            self._silence.certain = True
+            self._check_silence(self._schedule.step, self._sampler.heard, True)
         if self._losses.fresh_starts >= DEAF_AFTER and not self._ever_stepped:
             self.close(orderly=False)
             raise SilentSiteError(DEAF)
@@ -179,8 +182,7 @@ class Watch:
             name = NORM_PART if is_partial(norm) else NORM
             held = copies(norm, self._account.ranks.count) if name == NORM_PART else 1
             norm = local_part(norm)
-            mine = norm if held == 1 else norm * held**-0.5
-            self._account.light.add(step, name, mine)
+            self._account.light.add(step, name, norm * held**-0.5)
             self._guarded(self._alarm.norm)(step, norm, scaled=self._scaled)
 
     def after_scaler_update(self) -> None:
@@ -232,8 +234,7 @@ class Watch:
         self._alarm.held = lambda: holder.batch
 
     def _end_step(self, *, loss_given: bool = False) -> None:
-        step, sampled = self._schedule.step, self._sampler.armed
-        self._ever_stepped = True
+        step, sampled, self._ever_stepped = self.current_step, self.sampling, True
         ours, loss = self._losses.ours, self._losses.taken()
         if loss is not None and not loss_given:
             self._account.light.add(step, "loss", loss)
@@ -265,9 +266,9 @@ class Watch:
 
     def _deafness(self) -> list[Finding]:
         """Return a finding if an optimiser was given and never heard of."""
-        if self.optimizer is None or self._ever_stepped or not self.optimizer.state:
-            return []
-        return [] if self._refused else [deafness(0)]
+        moved = self.optimizer is not None and self.optimizer.state
+        deaf = moved and not (self._ever_stepped or self._refused)
+        return [deafness(0)] if deaf else []
 
     def _tell(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Call what the user gave us; what that raises reaches the user."""

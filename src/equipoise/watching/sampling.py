@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from equipoise.probes.capture import (
 )
 from equipoise.probes.heard import Heard
 from equipoise.probes.sharing import Parts
+from equipoise.watching import tracing
 from equipoise.watching.collector import Collector, Table
 from equipoise.watching.held import Holder, compiled_parts
 from equipoise.watching.ranks import Ranks
@@ -40,7 +42,8 @@ class Sampler:
         self._stack = ExitStack()
         self._holder: Holder | None = None
         self.heard = Heard()
-        self.armed = False
+        self.armed = self._was_traced = self._frozen = False
+        tracing.listens(self, id(self))
         self._opened: Callable[[], bool] = bool
 
     def begin(self, ranks: Ranks) -> None:
@@ -58,7 +61,9 @@ class Sampler:
 
     def arm(self) -> None:
         """Wait for the next forward pass."""
-        self.heard, self.armed = Heard(), True
+        if self._frozen:
+            return
+        self.heard, self.armed, self._was_traced = Heard(), True, False
         if compiled_parts(self.anatomy.model):
             holder = Holder(self.anatomy.model, only_training=self._only_training)
             self._stack.enter_context(holder.installed())
@@ -72,6 +77,7 @@ class Sampler:
             boundary=self.boundary,
             only_training=self._only_training,
             heard=self.heard,
+            traced=partial(tracing.tell, id(self)),
         )
         opened = self._stack.enter_context(window)
         self._opened = lambda: opened.opened
@@ -80,6 +86,21 @@ class Sampler:
     def opened(self) -> bool:
         """Whether a forward pass of the step was seen."""
         return self._opened()
+
+    def traced(self) -> None:
+        """Learn that compiled code is going to call the model without us."""
+        self._was_traced = True
+
+    def passed_by(self) -> bool:
+        """Say, once, whether compiled code called the model this step waited for.
+
+        Then wait no more, and leave the doors on: compiled code knows them, and would
+        be compiled again without them.
+        """
+        passed = self.armed and self._was_traced and not self.opened
+        if passed:
+            self.armed, self._frozen = False, True
+        return passed
 
     def after_backward(self, scale: Tensor | None) -> None:
         """Read gradients while they are whole, and what compiled code kept from us."""

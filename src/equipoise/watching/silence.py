@@ -19,6 +19,8 @@ class Silence:
 
     anatomy: Anatomy
     first: bool = True
+    certain: bool = False
+    """Whether compiled code was seen to call the model."""
     _strikes: int = 0
     _known: set[str] = field(default_factory=set)
     _named: set[tuple[str, str]] = field(default_factory=set)
@@ -58,7 +60,7 @@ class Silence:
     def _unseen(self, step: int) -> list[Finding]:
         """Complain at the second whole step unseen: the first may have begun early."""
         self._strikes += 1
-        if self._strikes == 1:
+        if self._strikes == 1 and not self.certain:
             return []
         first, self.first = self.first, False
         if first and any(site.declared for site in self.anatomy.attention):
