@@ -150,7 +150,7 @@ def _heads(module: Any, names: Sequence[str], count: int, *, causal: bool) -> He
     )
 
 
-def _read(model: nn.Module, modules: Sequence[nn.Module], run: Any) -> list[Tensor]:
+def read_by(model: nn.Module, modules: Sequence[nn.Module], run: Any) -> list[Tensor]:
     """Return what each module read, one sequence of it."""
     heard: list[Tensor] = []
     handles = [
@@ -175,7 +175,7 @@ BERT = ("self.query", "self.key", "self.value", "output.dense")
 
 def lab_layers(model: nn.Module, batch: Tensor, *, causal: bool) -> list[Layer]:
     modules = [block.attention for block in model.blocks]
-    read = _read(model, modules, lambda m: m(batch))
+    read = read_by(model, modules, lambda m: m(batch))
     return [
         _layer(_heads(module, LAB, 4, causal=causal), x)
         for module, x in zip(modules, read, strict=True)
@@ -184,7 +184,7 @@ def lab_layers(model: nn.Module, batch: Tensor, *, causal: bool) -> list[Layer]:
 
 def bert_layers() -> Iterator[tuple[Layer, PostNormBlock]]:
     model, batch = minilm()
-    read = _read(model, model.encoder.layer, lambda m: m(**batch))
+    read = read_by(model, model.encoder.layer, lambda m: m(**batch))
     for module, x in zip(model.encoder.layer, read, strict=True):
         heads = _heads(module.attention, BERT, 12, causal=False)
         first, second = module.attention.output.LayerNorm, module.output.LayerNorm

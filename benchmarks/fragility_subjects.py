@@ -1,8 +1,10 @@
 """Trained models the fragility benchmarks look at, made the same way every time."""
 
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +37,11 @@ def minilm(
 
 
 @cache
-def trained_gpt() -> tuple[nn.Module, Tensor]:
+def trained_gpt(**changes: Any) -> tuple[nn.Module, Tensor]:
     """Return a byte-level GPT after 150 steps on the house's own words, and a batch."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(width=64, depth=4, heads=4, context=64))
+    plain = GPTConfig(width=64, depth=4, heads=4, context=64)
+    model = GPT(replace(plain, **changes))
     data = torch.frombuffer(bytearray(_corpus()), dtype=torch.uint8).long()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rng = torch.Generator().manual_seed(0)
