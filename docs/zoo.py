@@ -2,10 +2,10 @@
 
 import torch
 
+from tests.zoo.further import EVERYTHING
 from tests.zoo.reading import deviation, expected, hear
 from tests.zoo.specimens import Specimen
 from tests.zoo.test_zoo import plainest
-from tests.zoo.wider import COLLECTION
 
 INTRODUCTION = """# The zoo
 
@@ -24,8 +24,8 @@ layers) and the models no table knows (`tests/zoo/odd.py`) are held to the same 
 
 def page() -> str:
     """Return the page, measured now."""
-    lines = [_line(s, how) for s in COLLECTION for how in s.implementations]
-    classes = len({specimen.name for specimen in COLLECTION})
+    lines = [_line(s, how) for s in EVERYTHING for how in s.implementations]
+    classes = len({specimen.name for specimen in EVERYTHING})
     return f"{INTRODUCTION}{''.join(lines)}\n{classes} model classes.\n"
 
 

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from tests.zoo.further import FURTHER
 from tests.zoo.reading import deviation, expected, hear
 from tests.zoo.specimens import Specimen
 from tests.zoo.wider import COLLECTION
 
 CASES = [(s, i) for s in COLLECTION for i in s.implementations]
+# One way each: the page of the zoo, made by ./dev docs, measures them all.
+CASES += [(s, s.implementations[0]) for s in FURTHER]
 # The patient runs in float32, its reference in float64: what is left is the rounding of
 # two layers, some tens of ε; a wrong mask or scale is off by 1e-2.
 TOLERANCE = 1e-5
