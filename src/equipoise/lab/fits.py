@@ -24,7 +24,7 @@ class PowerLaw:
 def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     """Return the least-squares exponent of y over x.
 
-    >>> power_law([1, 2, 4, 8], [1, 0.5, 0.25, 0.125]).exponent
+    >>> round(power_law([1, 2, 4, 8], [1, 0.5, 0.25, 0.125]).exponent, 9)
     -1.0
     """
     if len(x) != len(y) or len(set(x)) < 2 or min(*x, *y) <= 0:

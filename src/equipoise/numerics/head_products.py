@@ -37,7 +37,7 @@ def head_product_norms(
 
     Example:
         >>> a = torch.tensor([[[3.0, 0.0], [0.0, 1.0]]])
-        >>> head_product_norms(a, a).value_H
+        >>> head_product_norms(a, a).value_H.round(decimals=4)
         tensor([9.])
     """
     a_HRD, b_HRD = (

@@ -73,8 +73,9 @@ def deepnorm_original(depth: int) -> DeepNorm:
     Wang et al. (2022), for encoder-only and decoder-only models. The gain is not for
     W_Q and W_K.
 
-    >>> deepnorm_original(8)
-    DeepNorm(skip=2.0, branch=1.0, gain=0.3535533905932738)
+    >>> found = deepnorm_original(8)
+    >>> found.skip, found.branch, round(found.gain, 6)
+    (2.0, 1.0, 0.353553)
     """
     N = _counted(depth)
     return DeepNorm(skip=(2 * N) ** 0.25, branch=1.0, gain=(8 * N) ** -0.25)

@@ -22,8 +22,8 @@ def moment_root(
     answer is at most A^(1/2^squarings) too large: 1.9 % for A = 128 and 8 squarings.
 
     Example:
-        >>> moment_root(torch.diag(torch.tensor([3.0, 1.0, 0.0])))
-        tensor(3.)
+        >>> round(float(moment_root(torch.diag(torch.tensor([3.0, 1.0, 0.0])))), 4)
+        3.0
     """
     # tr(M^k) would overflow: keep M^k at trace one, and its scale as a logarithm.
     t_x = _trace(m_xAA)
