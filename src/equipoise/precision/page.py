@@ -87,7 +87,7 @@ def cells(row: Row) -> list[str]:
         "" if row.measured is None else _error(row.measured),
         f"{row.share:.1%}",
         row.dominant,
-        f"{flushed:.1%}" if flushed else "",
+        ("<0.1%" if flushed < 0.001 else f"{flushed:.1%}") if flushed else "",
         "fp32" if row.keep else "",
     ]
 
@@ -145,6 +145,7 @@ _PAGE = StudyPage(
     style=""".bar { background: #3b7dd8; height: .6rem; border-radius: 2px;
        min-width: 1px }
 td.bars { min-width: 8rem }
+th { white-space: nowrap }
 tr.keep { background: #f2a90022 }""",
     body="""<div class="wide"><table><thead><tr>
 {% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
@@ -154,6 +155,8 @@ tr.keep { background: #f2a90022 }""",
 <td class="bars"><div class="bar"
  style="width: {{ '%.2f' | format(100 * length) }}%"></div></td></tr>
 {% endfor %}</tbody></table></div>
-<p>{{ notes }}. Rows marked are those to keep in fp32.</p>
+<p>{{ notes }}. Rows marked are those to keep in fp32. <b>mostly</b>: what of the module
+contributes most, a parameter or the result of a call. <b>to zero</b>: the largest share
+of a tensor stored there that the format makes zero.</p>
 """,
 )
