@@ -1,5 +1,7 @@
 """Loops and calls nobody foresaw: the training goes on, and nothing of ours is lost."""
 
+import logging
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
+from equipoise.cli import COMMANDS
 from equipoise.errors import InputError
 from equipoise.watching import Watch
 from tests.watching.patients import WIDTH, Patient, batches, objective
@@ -146,3 +149,14 @@ def test_accelerates_optimiser_is_looked_into(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert list(equipoise.open_run(handle.path).steps) == [0, 1, 2]
+
+
+def test_the_first_line_names_commands_that_exist(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "equipoise"):
+        equipoise.watch(nn.Linear(2, 2), run=tmp_path / "a.eqp").close()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "only its calls will show" in first and "0 steps watched" in last
+    named = re.findall(r"equipoise (\w+) \S+\.eqp", f"{first} {last}")
+    assert len(named) == 2 and {*named} <= {*COMMANDS}

@@ -17,7 +17,8 @@ log = logging.getLogger("equipoise")
 def attached(handle: "Watch") -> None:
     """Say what is watched, what is not, and where to look."""
     found = sites(handle.anatomy)
-    _say(handle, f"watching {found}; run {handle.path}; equipoise board {handle.path}")
+    look = f"equipoise report {handle.path}"
+    _say(handle, f"watching {found}; run {handle.path}; {look}")
 
 
 def closing(handle: "Watch") -> None:
@@ -28,6 +29,8 @@ def closing(handle: "Watch") -> None:
 def sites(anatomy: Anatomy) -> str:
     """Return what was found, in words."""
     count = len(anatomy.attention)
+    if not count:
+        return f"{anatomy.family}, whose attention, if any, only its calls will show"
     text = f"{count} attention site{'' if count == 1 else 's'} of {anatomy.family}"
     unread = [site.name for site in anatomy.attention if site.projections is None]
     if unread:
