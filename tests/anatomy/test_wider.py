@@ -12,7 +12,8 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.registry import anatomy_of
 from equipoise.numerics.attention_rows import row_statistics
-from tests.zoo.specimens import SIZES, hugging, tokens
+from tests.zoo.reading import deviation, expected, hear
+from tests.zoo.specimens import SIZES, Specimen, hugging, tokens
 from tests.zoo.wider import translated
 
 
@@ -79,6 +80,48 @@ def test_bands_that_cannot_be_followed_are_named() -> None:
     assert not calls and len(anatomy.noticed) == 2
     assert all("laid out anew" in why for why in anatomy.noticed.values())
     assert not any(site.declared for site in anatomy.attention), "or training would end"
+
+
+def test_a_dynamic_convolution_is_named_and_attention_beside_it_read() -> None:
+    model = hugging(
+        "ConvBertModel", embedding_size=32, head_ratio=2, conv_kernel_size=3
+    )("eager")
+    calls, anatomy = heard(model, **tokens())
+    sites = [site.name for site in anatomy.attention]
+    assert [anatomy.names[id(call.module)] for call in calls] == sites
+    length = tokens()["input_ids"].shape[1]
+    assert all(call.shape[2:] == (length, length) for call in calls)
+    assert list(anatomy.partly) == sites
+    assert all("convolution" in why for (why,) in anatomy.partly.values())
+
+
+class Windows(nn.Module):
+    """Local attention over windows of keys, which also asks one query at a time."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        padded = F.pad(x_BTD, (0, 0, 1, 1))
+        near_BTDW = padded.unfold(1, 3, 1)
+        scores_BT1W = x_BTD.unsqueeze(2) @ near_BTDW
+        return (scores_BT1W.softmax(-1) @ near_BTDW.mT).squeeze(2)
+
+
+def test_attention_over_windows_is_no_convolution() -> None:
+    calls, anatomy = heard(Windows(), x_BTD=torch.randn(2, 6, 8))
+    assert len(calls) == 1 and not anatomy.partly
+
+
+def test_scores_that_grow_are_read_to_their_own_rounding() -> None:
+    """MobileBERT has no norms: its second layer's scores are near fifty."""
+    sizes = {"embedding_size": 16, "intra_bottleneck_size": 32, "true_hidden_size": 32}
+    build = hugging("MobileBertModel", **sizes)
+    specimen = Specimen(name="MobileBertModel", build=build, batch=tokens, calls=2)
+    with torch.no_grad():
+        read = hear(build("eager"), tokens()).calls
+        truth = expected(specimen, build("eager"), tokens())
+    for here, there in zip(read, truth, strict=True):
+        largest = max(1.0, float(there.max_logit[there.counted].abs().max()))
+        # Errors of the scores reach θ and the entropy through them: tens of ε of each.
+        assert max(deviation(here.rows, there).values()) < 2e-6 * largest
 
 
 def test_a_recurrent_mixer_is_no_attention() -> None:

@@ -24,7 +24,7 @@ from equipoise.anatomy.operations import (
 )
 from equipoise.anatomy.shards import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.trail import LOST, Trail
+from equipoise.anatomy.trail import CONVOLUTION, LOST, Trail
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
@@ -133,7 +133,10 @@ class Interceptor(TorchFunctionMode):
         return caller(self._anatomy.names, self._sites)
 
     def _miss(self, who: Caller, reason: str) -> None:
-        self._anatomy.noticed.setdefault(who.name, reason)
+        if reason == CONVOLUTION:  # whoever convolves may well attend besides
+            self._anatomy.lacks(who.name, reason)
+        else:
+            self._anatomy.noticed.setdefault(who.name, reason)
 
 
 def _here(x: Any) -> Any:

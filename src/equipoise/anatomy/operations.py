@@ -43,6 +43,8 @@ RESHAPES |= {Tensor.mT.__get__, Tensor.T.__get__}  # type: ignore[attr-defined]
 # Parts of the weights: whoever mixes with a part speaks for the whole.
 SLICES = _both("__getitem__", "chunk", "split", "unbind", "narrow", "select")
 SLICES |= _both("tensor_split", "index_select")
+# Lay windows of neighbours side by side, for each place anew: a convolution's work.
+WINDOWS = {F.unfold, Tensor.unfold}
 # Kernels that return no scores, and take their inputs in layouts of their own.
 FOREIGN_KERNELS = (
     *("flash_attn", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flash_api"),

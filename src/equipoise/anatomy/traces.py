@@ -1,6 +1,8 @@
 """Softmax weights on their way: where they come from, and what they were used for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +20,13 @@ class Softmax:
     """Of the axis the softmax ran over: what tells that axis in a view."""
     version: int
     done: bool = False
+    windows: list[Any] = field(default_factory=list)
+    """What was unfolded since: sizes of windows, as the function was given them."""
+
+    def windowed(self, width: int) -> bool:
+        """Whether windows as wide as the softmax were cut out since it was called."""
+        sizes = (w if isinstance(w, tuple | list) else (w,) for w in self.windows)
+        return width in map(prod, sizes)
 
     @property
     def overwritten(self) -> bool:

@@ -14,7 +14,7 @@ from equipoise.anatomy.callers import Caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.factored import Factors
 from equipoise.anatomy.mixing import Axes, mixing_axes
-from equipoise.anatomy.operations import RESHAPES, SLICES, Function
+from equipoise.anatomy.operations import RESHAPES, SLICES, WINDOWS, Function
 from equipoise.anatomy.shapes import HEAD_COUNTS, count, four
 from equipoise.anatomy.shards import local_part
 from equipoise.anatomy.traces import Mix, Softmax, Trace, begun
@@ -23,6 +23,10 @@ OVERWRITTEN = "its scores were overwritten before its weights were used"
 LOST = (
     "its softmax was seen, but not where its weights mix values: bands or windows of "
     "keys that are laid out anew in between, or values sampled for each query"
+)
+CONVOLUTION = (
+    "it mixes the neighbours of each token with weights of their own, a softmax over "
+    "the window: a dynamic convolution, which is not read as attention"
 )
 OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
 
@@ -70,6 +74,8 @@ class Trail:
 
     def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
         """Take one more call into account."""
+        if func in WINDOWS:
+            self._unfolded(args[2:] if func is Tensor.unfold else args[1:], kw)
         for tensor in {id(t): t for t in _tensors((args, tuple(kw.values())))}.values():
             traces = self._living(tensor)
             if not traces:
@@ -80,6 +86,13 @@ class Trail:
                 self._mixed(made, args)
             else:
                 self._passed_on(func, args, out, (tensor, traces, kw))
+
+    def _unfolded(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        """Note windows, whose size is the next argument unless it is named."""
+        size = kw.get("kernel_size", kw.get("size", args[0] if args else 0))
+        for _, traces in self._traces.values():
+            for trace in traces:
+                trace.softmax.windows.append(size)
 
     def _living(self, tensor: Tensor) -> list[Trace]:
         reference, traces = self._traces.get(id(tensor), (None, []))
@@ -145,6 +158,9 @@ class Trail:
         if _router(softmax, view, axes):
             return
         scores = view.permute(axes)
+        if scores.shape[-2] == 1 and softmax.windowed(scores.shape[-1]):
+            self.miss(softmax.caller, CONVOLUTION)
+            return
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
             return
