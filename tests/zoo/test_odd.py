@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from tests.oracles import attention as oracle
 from tests.zoo.odd import ODD, C, H, KeysFirst
 from tests.zoo.reading import deviation, hear
+from tests.zoo.test_zoo import TOLERANCE
 
 X = torch.randn(2, 7, C, generator=torch.Generator().manual_seed(3))
 
@@ -22,7 +23,7 @@ def test_reads_a_stranger(kind: type[nn.Module]) -> None:
     found = oracle.scores(model, {name: X}, heads=1 if kind is KeysFirst else H)
     truth = [oracle.rows(_axes(z), None) for z in found]
     for call, rows in zip(heard.calls, truth, strict=True):
-        assert max(deviation(call.rows, rows).values()) < 1e-5
+        assert max(deviation(call.rows, rows).values()) < TOLERANCE
 
 
 def _axes(z: Tensor) -> Tensor:

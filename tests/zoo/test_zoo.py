@@ -12,8 +12,9 @@ CASES = [(s, i) for s in COLLECTION for i in s.implementations]
 # One way each: the page of the zoo, made by ./dev docs, measures them all.
 CASES += [(s, s.implementations[0]) for s in FURTHER]
 # The patient runs in float32, its reference in float64: what is left is the rounding of
-# two layers, some tens of ε; a wrong mask or scale is off by 1e-2.
-TOLERANCE = 1e-5
+# two layers, some tens of ε; a wrong mask or scale is off by 1e-2. The page of the zoo
+# tells 9e-6 at worst; torch's plainest kernels, as another CPU may have them, 1.4e-5.
+TOLERANCE = 5e-5
 
 
 def plainest(specimen: Specimen, implementation: str) -> str:
