@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from sklearn.datasets import load_digits
 
 from equipoise.errors import InputError
 from equipoise.lab.data import (
@@ -229,6 +230,8 @@ def test_a_batch_that_runs_code_is_refused(tmp_path: Path) -> None:
 
 def test_digits_are_split_without_overlap() -> None:
     train, held_out = digits(), digits(train=False)
+    # The last of every five, or finished runs would have been trained on others.
+    assert held_out.label_N.tolist() == load_digits().target[4::5].tolist()
     assert len(train.label_N) + len(held_out.label_N) == 1797
     assert train.image_NIYX.shape[1:] == (1, 8, 8)
     assert train.image_NIYX.aminmax() == (-1, 1)
