@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.anatomy.shards import WHOLE, Split
 from equipoise.probes.attention import QUANTILES
 from equipoise.probes.histogram import HISTOGRAM, theta_histogram, width_at
+from equipoise.probes.sharing import Part, copies
 from equipoise.watching.collector import Cell, Collector, Table
 from equipoise.watching.combining import combined
-from equipoise.watching.joining import joined
+from equipoise.watching.joining import completed, joined
 from equipoise.watching.message import Message
 
 SITE = "blocks.0.attention"
@@ -90,3 +92,47 @@ def test_which_heads_they_are_survives_the_journey() -> None:
     other = Message(table={"q": {SITE: Cell((8.0, 9.0), "mean", 0)}})
     whole = combined([message, other]).table["q"][SITE]
     assert whole.values == (8.0, 9.0, 1.0, 2.0)
+
+
+def part(value: float, index: int, parts: int = 2) -> dict[str, Part]:
+    return {"x": Part(torch.tensor([value]), Split(index, parts))}
+
+
+def test_parts_of_one_copy_belong_together() -> None:
+    """Two copies of two parts each, in either order of the mesh."""
+    for ranks in ([(1, 0), (2, 1), (3, 0), (4, 1)], [(1, 0), (3, 0), (2, 1), (4, 1)]):
+        found = copies([part(float(v), i) for v, i in ranks], "x")
+        assert [[float(x) for x in copy] for copy in found] == [[1, 2], [3, 4]]
+
+
+def test_what_is_incomplete_is_no_copy() -> None:
+    assert copies([part(1.0, 0), {}], "x") == []
+    assert copies([part(1.0, 0), part(2.0, 1, parts=3)], "x") == []
+    assert len(copies([part(1.0, 0), part(2.0, 1), part(3.0, 0)], "x")) == 1
+
+
+def test_parts_survive_the_journey_beside_everything_else() -> None:
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    parts = {
+        "gain": {"s|q": Part(values, Split(1, 2)), "s|k": Part(values[0, 0], WHOLE)}
+    }
+    sent = Message(table={"q": {SITE: Cell((1.0, 2.0), "mean", 6)}}, parts=parts)
+    found = Message.from_bytes(sent.to_bytes())
+    assert found.table == sent.table and found.parts.keys() == parts.keys()
+    for name, kept in parts["gain"].items():
+        assert torch.equal(found.parts["gain"][name].values, kept.values)
+        assert found.parts["gain"][name].split == kept.split
+
+
+def test_a_norm_has_parts_that_add_up_in_squares_and_a_sum() -> None:
+    table = {"gradient.norm": {SITE: Cell((3.0,), "norm")}}
+    shared = {
+        "gradient.norm": {SITE: Cell((4.0,), "norm")},
+        "G": {"s": Cell((2.0,), "last")},
+    }
+    whole = completed(table, shared)
+    assert whole["gradient.norm"][SITE].values == (5.0,)
+    assert whole["G"]["s"].values == (2.0,)
+    assert completed(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
+        7.0,
+    )

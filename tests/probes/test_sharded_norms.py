@@ -1,0 +1,68 @@
+"""Norms that nobody had a start for: followed until they can be told."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.shards import WHOLE, Split
+from equipoise.numerics.shared_norm import share_of_image
+from equipoise.probes.sharded_norms import FAR, LETTERS, ShardedNorms
+from equipoise.probes.sharing import Part
+from tests.probes.measuring import gpt
+
+WIDTH = 100
+
+
+def drawn(seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(WIDTH, WIDTH, generator=rng) / WIDTH**0.5
+
+
+def sample(norms: ShardedNorms, maps: dict[str, Tensor]) -> dict[str, float]:
+    """One exchange of two ranks; the output map is whole on both."""
+    ranks: list[dict[str, Part]] = [{}, {}]
+    for letter, matrix in maps.items():
+        name = f"s|{letter}"
+        for i, shard in enumerate(matrix.chunk(2)):
+            if letter == "o":
+                part = Part(torch.linalg.matrix_norm(matrix, 2), WHOLE)
+            else:
+                basis = norms._directions(name, WIDTH)
+                part = Part(share_of_image(shard, basis), Split(i, 2))
+            ranks[i][name] = part
+    found: dict[str, float] = {}
+
+    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
+        found[quantity] = float(values)
+
+    norms.joined(ranks, emit)
+    return found
+
+
+def test_a_norm_without_a_start_waits_until_it_is_near() -> None:
+    anatomy = anatomy_of(gpt())
+    norms = ShardedNorms()
+    assert norms.begin(anatomy) == 0, "nothing here is sharded"
+    maps = {letter: drawn(i) for i, letter in enumerate(LETTERS)}
+    maps["q"][:, 0] *= 20  # far from any direction drawn at random
+    first = sample(norms, maps)
+    assert first.keys() == {"projection.norm.error"} and first.popitem()[1] > 0.1
+    assert anatomy.partly == {"s": [FAR]}
+    for _ in range(10):
+        last = sample(norms, maps)
+    product = 1.0
+    for letter, matrix in maps.items():
+        truth = float(torch.linalg.svdvals(matrix)[0])
+        assert last[f"projection.norm.{letter}"] == pytest.approx(truth, rel=1e-4)
+        product *= truth
+    assert last["projection.G"] == pytest.approx(product, rel=4e-4)
+
+
+def test_a_rank_that_is_missing_leaves_nothing_to_read() -> None:
+    norms = ShardedNorms()
+    norms.begin(anatomy_of(gpt()))
+    part = Part(share_of_image(drawn(0), norms._directions("s|q", WIDTH)), Split(0, 2))
+    found: list[str] = []
+    norms.joined([{"s|q": part}, {}], lambda *a, **k: found.append(a[1]))
+    assert not found
