@@ -16,7 +16,7 @@ written down and θ found by trying every subset of the keys
 numbers are the largest difference over all rows of all heads that count: at least two
 visible keys, no padding. All are below 1e-5 here; `tests/zoo/` holds every class to
 5e-5, room for other CPUs' rounding, the last nineteen in one way each. Trained MiniLM
-(six layers) and the models no table knows (`tests/zoo/odd.py`) are held to the same there.
+(six layers) and the models no table knows (`tests/zoo/odd.py`) are held to the same.
 
 Two are held to their own (`tests/anatomy/test_wider.py`). MobileBERT has no norms, so
 its scores grow from .6 to 47 from the first layer to the second, and by a hundred with
