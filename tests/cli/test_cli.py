@@ -138,6 +138,18 @@ def test_a_defect_says_how_to_see_more(
         cli.main(["fake"])
 
 
+def test_an_interruption_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(given: list[str]) -> typer.Typer:
+        raise KeyboardInterrupt
+
+    fake(monkeypatch, command=raising(KeyboardInterrupt()))  # type: ignore[arg-type]
+    assert run(capsys, "fake")[0] == cli.INTERRUPTED
+    monkeypatch.setattr(cli, "application", loading)
+    assert run(capsys, "fake") == (cli.INTERRUPTED, "", "")
+
+
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "nope")[0] == 2
     assert run(capsys, "report", "--nope")[0] == 2

@@ -53,7 +53,7 @@ EXTRAS = {
 }
 """Module that may be absent → the extra that brings it."""
 
-DEFECT = 70
+DEFECT, INTERRUPTED = 70, 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         application(given)(given, prog_name="equipoise")
+    except KeyboardInterrupt:  # while a command is loaded; typer sees to the rest
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if os.environ.get("EQUIPOISE_TRACEBACK"):
             raise
