@@ -14,7 +14,8 @@ from equipoise.lab.experiment import Arm, Experiment
 from equipoise.lab.figures import Figure, Line, axis, svg
 from equipoise.lab.findings.finding import over_depth
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.recipes import RECIPES, REPORTS
+from equipoise.lab.recipes import FRAGILITY, RECIPES, REPORTS
+from equipoise.lab.selection_paper import NAME as PAPER
 from equipoise.lab.training import TrainOptions
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -42,6 +43,8 @@ def test_the_committed_index_lists_them() -> None:
     text = (RESULTS / publishing.PAGE).read_text(encoding="utf-8")
     assert text == publishing.listing(found)
     assert set(REPORTS) <= set(RECIPES)
+    # The index says that one command makes them all again.
+    assert set(found) == {*REPORTS, "theorem", FRAGILITY, PAPER}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,21 @@ def test_a_page_is_written_and_the_same_again(
     test_committed_pages_follow_from_their_numbers(folder)
     publishing.index(tmp_path)
     assert "small/README.md" in (tmp_path / "README.md").read_text()
+
+
+def test_pictures_of_the_first_seed_are_kept(
+    lab: tuple[Experiment, Path], tmp_path: Path
+) -> None:
+    experiment = lab[0]
+    for task in experiment.tasks[:3]:  # a 1, a 2, b 1 in some order
+        place = tmp_path / "runs" / task.folder
+        place.mkdir(parents=True)
+        (place / "entries.png").write_text(f"{task.arm.name} {task.seed}")
+    publishing.keep_pictures(experiment, tmp_path / "runs", tmp_path)
+    for picture in tmp_path.glob("*.png"):
+        assert picture.stem == f"entries-{picture.read_text()[0]}"
+        assert picture.read_text().endswith(" 1")
+    assert (tmp_path / "entries-a.png").exists()
 
 
 def test_nothing_finished_is_one_line(

@@ -175,6 +175,8 @@ def _report(experiment: Experiment, out: Path | None, to: Path | None) -> None:
     root = _root(experiment, out)
     evidence = gather(experiment, root)
     _shown(evidence, to)
+    if to is not None:
+        publishing.keep_pictures(experiment, root, to / evidence.name)
     said = finding(evidence).verdict
     page = write_page(experiment, root, rows(evidence), verdict=said)
     Console().print(f"page: {page}", soft_wrap=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 from equipoise.lab.evidence import Evidence
+from equipoise.lab.experiment import Experiment
 from equipoise.lab.figures import svg
 from equipoise.lab.findings import Finding, Grid, finding
 
@@ -72,6 +74,14 @@ def _made(evidence: Evidence) -> str:
     }
     listed = "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
     return f"## How it was made\n\n{listed}"
+
+
+def keep_pictures(experiment: Experiment, root: Path, folder: Path) -> None:
+    """Copy what judges drew in runs of the first seed: ``PICTURE-ARM.png``."""
+    for task in experiment.tasks:
+        if task.seed == experiment.seeds[0]:
+            for drawn in (root / task.folder).glob("*.png"):
+                copyfile(drawn, folder / f"{drawn.stem}-{task.arm.name}.png")
 
 
 def index(folder: Path) -> Path:

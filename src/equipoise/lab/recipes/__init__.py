@@ -49,6 +49,8 @@ REPORTS = (
     "rmsnorm",
     "experts",
     "selection",
+    "curvature",
+    "convergence",
 )
 """What ``equipoise lab run all`` makes, in the order of what is asked first."""
 

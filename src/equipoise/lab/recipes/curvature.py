@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from equipoise.lab.curvature import GROUPS
 from equipoise.lab.data import DataOptions
-from equipoise.lab.experiment import Arm, Experiment
+from equipoise.lab.experiment import SEEDS, Arm, Experiment
 from equipoise.lab.models import GPTConfig, vit_preset
 from equipoise.lab.training import TrainOptions
 
@@ -41,7 +41,7 @@ def curvature(quick: bool) -> Experiment:
         name="curvature",
         question="Whose Hessian is largest, and does that change with training?",
         arms=arms[: len(lengths)] if quick else arms,
-        seeds=(42,) if quick else (42, 123),
+        seeds=(42,) if quick else SEEDS,
         measures=(
             "validation",
             *(f"hessian_{name}" for name in GROUPS),
