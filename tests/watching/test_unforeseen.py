@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack
 
 import equipoise
 from equipoise.cli import COMMANDS
@@ -63,6 +64,40 @@ def test_another_thread_evaluates_the_model_meanwhile(tmp_path: Path) -> None:
     assert not model.failures
     theta = equipoise.open_run(handle.path).series("attention.theta.p5")
     assert set(theta) == {f"patient.blocks.{i}.attention" for i in (0, 1)}
+
+
+class Lingering(nn.Module):
+    """Another thread comes into the model while we are in it, and leaves after us."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.inside, self.over = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._evaluate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.thread.start()
+            self.inside.wait(60)
+        else:
+            self.inside.set()
+            self.over.wait(60)
+        out: Tensor = self.inner(x)
+        return out
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        self(torch.ones(1, 2))
+
+
+def test_a_thread_that_lingers_holds_no_window_open(tmp_path: Path) -> None:
+    model = Lingering()
+    _, handle = watched(model, tmp_path)
+    model(torch.ones(1, 2))
+    assert not _get_current_function_mode_stack()
+    model.over.set()
+    model.thread.join()
+    handle.close()
 
 
 def test_inside_torch_func_attention_is_named_as_unread(tmp_path: Path) -> None:

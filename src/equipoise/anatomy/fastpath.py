@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise.anatomy import listening, multihead
 from equipoise.anatomy.callers import Caller, sounds_crossed
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.modes import stands, step_aside, step_back
+from equipoise.anatomy.modes import step_aside, step_back
 from equipoise.anatomy.names import named
 from equipoise.anatomy.sites import Anatomy
 
@@ -51,7 +51,7 @@ class FastPaths:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._heard.discard(id(module))
-        if self._aside is None and not module.training and stands(self._mode):
+        if self._aside is None and not module.training:
             self._aside = module, step_aside(self._mode)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
