@@ -1,7 +1,6 @@
 """One line when an instrument is attached, one when it comes off."""
 
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -55,6 +54,9 @@ def verdict(handle: "Watch") -> str:
 def _say(handle: "Watch", text: str) -> None:
     if not handle.speaks:
         return
-    log.info("equipoise: %s", text)
-    if sys.stderr.isatty() and not handle.options.quiet:
-        Console(stderr=True).print(f"[bold]equipoise[/bold] {text}", highlight=False)
+    # Once: to whoever listens to our log, else to stderr, a job's file included.
+    if log.isEnabledFor(logging.INFO):
+        log.info("equipoise: %s", text)
+    elif not handle.options.quiet:
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"[bold]equipoise[/bold] {text}", highlight=False)
