@@ -7,7 +7,7 @@ has over the first is the constant of the installation, what the watched one has
 is what watching takes. "file" is the part of the resident memory that is pages of files
 on disk, which the system takes back when it needs them: most of that constant.
 
-Run: python -m benchmarks.watch_memory [toy] [wide]
+Run: python -m benchmarks.watch_memory [toy] [wide] [gpt2]
 """
 
 import json
@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from equipoise.lab.models.gpt import GPT, GPTConfig
 
 LENGTH, STEPS = 8192, 1
-# Width, depth, heads: what fits a minute of one core, and a model of a real size.
-SHAPES = {"toy": (128, 1, 2), "wide": (768, 2, 12)}
+# Width, depth, heads: what fits a minute of one core, a real width, a real model.
+SHAPES = {"toy": (128, 1, 2), "wide": (768, 2, 12), "gpt2": (768, 12, 12)}
 CONTESTANTS = ("unwatched", "unwatched, libraries loaded", "watched")
 
 
