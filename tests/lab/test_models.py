@@ -306,7 +306,7 @@ def test_dropout_is_the_only_noise() -> None:
         ({"vocabulary": 0}, "vocabulary"),
         ({"context": 0}, "context"),
         ({"widht": 64}, "did you mean 'width'"),
-        ({"zzz": 1}, "it has activation"),
+        ({"zzz": 1}, "there are activation"),
     ],
     ids=str,
 )
