@@ -1,7 +1,7 @@
 """Gradient norms per layer, read when backward is over and nobody has clipped."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.shards import is_partial, share
-from equipoise.probes.sharing import Held, Parts, copies, names
+from equipoise.probes.sharing import Parts, Sharer, copies, names
 
 LARGEST_SUMMAND = 1 << 16
 """Numbers of one parameter whose gradient the ranks add up in their exchange."""
@@ -25,8 +25,8 @@ SUMMED = (
 NORM = "gradient.norm"
 
 
-@dataclass(frozen=True, slots=True)
-class GradientNorms:
+@dataclass(slots=True)
+class GradientNorms(Sharer):
     """Emit ‖∂loss/∂w‖₂ over the parameters of each block, and over the rest apart.
 
     Post-accumulate hooks would see a rank's own gradient before DDP averages it and
@@ -39,7 +39,6 @@ class GradientNorms:
     name: str = "gradients"
     ranks: int = 1
     """Over how many ranks the parts will be put together."""
-    _held: Held = field(default_factory=Held)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -71,12 +70,6 @@ class GradientNorms:
         part = part.float().clone() if scale is None else part.float() / scale
         self._held.add(f"{name}|{place.part}", part, summand(gradient))
         return True
-
-    def begin(self, anatomy: Anatomy) -> int:
-        return 0  # there is nothing to ask the others for
-
-    def parts(self) -> Parts:
-        return self._held.taken()
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         norms: dict[str, list[Tensor]] = {}

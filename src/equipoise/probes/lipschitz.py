@@ -5,7 +5,7 @@ width · E head width.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,20 @@ from equipoise.numerics.lipschitz.local import local_paths
 from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.gain import projections_here
-from equipoise.probes.sharing import Held, Parts, copies, names
+from equipoise.probes.sharing import Parts, Sharer, copies, names
 
 # Attention whose queries and keys are what the projections gave: no rotation.
 UNTURNED = {
     *("GPT2Attention", "BertSelfAttention", "RobertaSelfAttention", "ViTAttention"),
     *("OPTAttention", "CLIPAttention", "WhisperAttention", "MultiheadAttention"),
 }
-# Names under which models normalise queries and keys; the derivative of that needs x.
 LIPSCHITZ = "attention.lipschitz"
+# Names under which models normalise queries and keys; the derivative of that needs x.
 QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
 
 
 @dataclass(slots=True)
-class LocalLipschitz:
+class LocalLipschitz(Sharer):
     """Emit our local bound in block-∞ norm, the worst of some sampled queries.
 
     An estimate of the bound, because it looks at evenly spaced queries of the first
@@ -47,7 +47,6 @@ class LocalLipschitz:
     ranks: int = 1
     """How many watch together."""
     _anatomy: Anatomy | None = None
-    _held: Held = field(default_factory=Held)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -76,12 +75,6 @@ class LocalLipschitz:
             emit(site, LIPSCHITZ, total_HQ.sum(0).amax(), how="max")
         elif self.ranks > 1:  # the sum over heads needs all of them
             self._held.add(site, total_HQ.sum(0), head_split(call.module))
-
-    def begin(self, anatomy: Anatomy) -> int:
-        return 0  # there is nothing to ask the others for
-
-    def parts(self) -> Parts:
-        return self._held.taken()
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):

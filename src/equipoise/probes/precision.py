@@ -5,7 +5,7 @@ Axes, in this file: B batch · H head · Q query · K key · D head width · T t
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from equipoise.probes.capture import Guarded
 from equipoise.probes.emission import Emit
 from equipoise.probes.inputs import at_inputs
 from equipoise.probes.normalisers import EPSILONS
-from equipoise.probes.sharing import Held, Parts, copies, names
+from equipoise.probes.sharing import Parts, Sharer, copies, names
 
 # A sample is enough for an error size, and keeps the cost of a reading flat in L.
 QUERIES = 256
@@ -41,7 +41,7 @@ DRAWN = (
 
 
 @dataclass(slots=True)
-class NumericalFragility:
+class NumericalFragility(Sharer):
     """Emit the published indicators and ours, for attention and for norms.
 
     ``precision.rms_error.bf16`` is the relative error of PV per head, on the first
@@ -51,7 +51,6 @@ class NumericalFragility:
     name: str = "fragility"
     ranks: int = 1
     """How many watch together."""
-    _held: Held = field(default_factory=Held)
     _anatomy: Anatomy | None = None
 
     def attach(
@@ -91,12 +90,6 @@ class NumericalFragility:
             numbers = [getattr(here, name) for name in (*LARGEST, *SUMMED)]
             width = torch.full_like(here.p, here.head_width)
             self._held.add(site, torch.stack([*numbers, width]), split)
-
-    def begin(self, anatomy: Anatomy) -> int:
-        return 0  # there is nothing to ask the others for
-
-    def parts(self) -> Parts:
-        return self._held.taken()
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from equipoise.anatomy.shards import Split
+from equipoise.anatomy.sites import Anatomy
 
 
 class Part(NamedTuple):
@@ -34,6 +35,19 @@ class Held:
         """Return the parts since the last call, on the host."""
         held, self._parts = self._parts, {}
         return {n: Part(p.values.float().cpu(), p.split) for n, p in held.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class Sharer:
+    """A probe whose parts are what it met in the pass: the others are not asked."""
+
+    _held: Held = field(default_factory=Held)
+
+    def begin(self, anatomy: Anatomy) -> int:
+        return 0
+
+    def parts(self) -> Parts:
+        return self._held.taken()
 
 
 def copies(ranks: Sequence[Parts], name: str) -> list[list[Tensor]]:
