@@ -4,8 +4,8 @@ import torch
 
 from benchmarks.table import cpu_seconds, publish
 from equipoise.claims.emadi_theta import sorted_prefix
-from equipoise.numerics.attention_rows import row_statistics
-from equipoise.numerics.balance import balance, warm_up
+from equipoise.numerics.rows.balance import balance, warm_up
+from equipoise.numerics.rows.statistics import row_statistics
 
 SCALES = (0.5, 2.0, 5.0)
 HEADS, LENGTH = 20, 1024

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from benchmarks.table import publish
-from equipoise.numerics.balance import balance
+from equipoise.numerics.rows.balance import balance
 from tests.oracles import balance as oracle
 
 # keys → rows per family; enumerating 2²⁰ subsets is why long rows are fewer.

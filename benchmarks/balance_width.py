@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import publish
-from equipoise.numerics.balance import balance
+from equipoise.numerics.rows.balance import balance
 
 ENTRIES = 1 << 21
 

@@ -12,23 +12,20 @@ from torch import Tensor, nn
 
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
-from equipoise.numerics.curvature.attention_bounds import (
+from equipoise.theory.curvature.attention_bounds import (
     attention_curvature_bound,
     attention_norm_bound,
     top,
 )
-from equipoise.numerics.curvature.block_bounds import (
-    PostNormBlock,
-    block_curvature_bound,
-)
-from equipoise.numerics.curvature.feedforward import FeedForward
-from equipoise.numerics.curvature.petrov import (
+from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
+from equipoise.theory.curvature.feedforward import FeedForward
+from equipoise.theory.curvature.petrov import (
     PetrovLayer,
     petrov_attention_bound,
     petrov_block_bound,
 )
-from equipoise.numerics.lipschitz.heads import Heads
-from tests.numerics import curvature_layers as layers
+from equipoise.theory.lipschitz.heads import Heads
+from tests.theory import curvature_layers as layers
 
 Row = dict[str, Any]
 

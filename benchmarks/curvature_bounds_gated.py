@@ -10,19 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.curvature_bounds import LAB, Row, largest, read_by, summary
 from benchmarks.fragility_subjects import trained_gpt
 from benchmarks.table import publish
-from equipoise.lab.models.positions import angles
-from equipoise.numerics.curvature.attention_bounds import (
-    attention_curvature_bound,
-    top,
-)
-from equipoise.numerics.curvature.block_bounds import (
-    PostNormBlock,
-    block_curvature_bound,
-)
-from equipoise.numerics.curvature.feedforward import FeedForward
-from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.lipschitz.rotary import Rotary
-from tests.numerics.test_curvature_bounds_blocks import KINDS
+from equipoise.lab.models.attention import angles
+from equipoise.theory.curvature.attention_bounds import attention_curvature_bound, top
+from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
+from equipoise.theory.curvature.feedforward import FeedForward
+from equipoise.theory.lipschitz.heads import Heads, Rotary
+from tests.theory.test_curvature_bounds_blocks import KINDS
 
 MODERN = {
     "positions": "rope",

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from benchmarks.table import cpu_seconds, publish
-from equipoise.numerics.curvature.attention_blocks import attention_hessian
-from equipoise.numerics.lipschitz.heads import Heads
-from tests.numerics.curvature_draws import TRIALS
+from equipoise.theory.curvature.attention_blocks import attention_hessian
+from equipoise.theory.lipschitz.heads import Heads
+from tests.theory.curvature_draws import TRIALS
 
 DRAWS = 250
 L = D = 64

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.table import publish
+from equipoise.auditing.curvature import hessian
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.sharpness import hessian
 
 LENGTH, REPEATS = 512, 2
 

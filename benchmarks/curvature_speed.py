@@ -55,8 +55,8 @@ def subject() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def ours() -> dict[str, Any]:
-    from equipoise.numerics.stopping import Search
-    from equipoise.sharpness import eigenvalues, hessian
+    from equipoise.auditing.curvature import eigenvalues, hessian
+    from equipoise.numerics.spectra.estimate import Search
 
     model, batch = subject()
     start = time.process_time()

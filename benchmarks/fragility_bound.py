@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.table import publish
 from equipoise.numerics.formats import FORMATS, Format
-from equipoise.numerics.fragility_bound import head_bound
+from equipoise.theory.fragility_bounds import head_bound
 from tests.numerics.fragility_heads import Head, adversarial, heads
 from tests.oracles.fragility import measured_head_error
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from benchmarks.table import publish
+from equipoise.auditing.precision.emulation import Storage
+from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.subject import output_of
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.precision.batch import output_of
-from equipoise.precision.emulation import Storage
-from equipoise.precision.prediction import predicted
 
 REPEATS = 4
 

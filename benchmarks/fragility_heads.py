@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.fragility_subjects import minilm
 from benchmarks.table import publish
 from equipoise.numerics.formats import FORMATS, Format
-from equipoise.numerics.fragility_rms import head_error
+from equipoise.numerics.fragility import head_error
 from tests.numerics.fragility_heads import Head, heads
 from tests.oracles.fragility import measured_head_error
 

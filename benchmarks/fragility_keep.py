@@ -4,10 +4,12 @@ import torch
 
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
-from equipoise.precision.emulation import Storage
-from equipoise.precision.keeping import kept_by_measurement, kept_by_prediction
-from equipoise.precision.measurement import Bench
-from equipoise.precision.prediction import predicted
+from equipoise.auditing.precision.emulation import Bench, Storage
+from equipoise.auditing.precision.keep_list import (
+    kept_by_measurement,
+    kept_by_prediction,
+)
+from equipoise.auditing.precision.prediction import predicted
 
 
 def main() -> None:

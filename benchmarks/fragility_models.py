@@ -9,16 +9,15 @@ from torch import nn
 
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
-from equipoise.precision.batch import Batch
-from equipoise.precision.emulation import Storage, only
-from equipoise.precision.measurement import Bench
-from equipoise.precision.prediction import predicted
-from equipoise.precision.published import (
+from equipoise.auditing.precision.emulation import Bench, Storage, only
+from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.published import (
     BlockNames,
     bert_names,
     lab_names,
     published_blocks,
 )
+from equipoise.auditing.subject import Batch
 
 Subject = tuple[nn.Module, Batch, list[nn.Module], str, BlockNames]
 

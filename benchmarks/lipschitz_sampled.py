@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.table import cpu_seconds, publish
-from equipoise.numerics.lipschitz.forward import attend
-from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.lipschitz.local import local_paths
-from equipoise.numerics.lipschitz.rotary import rotary
+from equipoise.theory.lipschitz.forward import attend
+from equipoise.theory.lipschitz.heads import Heads, rotary
+from equipoise.theory.lipschitz.local import local_paths
 
 QUERIES = 64
 

@@ -16,8 +16,8 @@ import torch
 from benchmarks.table import publish
 from equipoise.lab.data import Windows, embedded
 from equipoise.lab.models import GPT, gpt_preset
-from equipoise.lab.trainer import Trainer
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.training.options import TrainOptions
+from equipoise.lab.training.trainer import Trainer
 from equipoise.report.html import write_report
 from equipoise.store import open_run
 

@@ -18,12 +18,10 @@ from transformers import GPT2Config, GPT2Model
 
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.selection import Wanted, critical_top, selection_of_blocks
-from equipoise.probes.boundary import Boundary
-from equipoise.probes.capture import Guarded, attached
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Boundary, Emit, Guarded, attached
 
 L, SAMPLE = 1024, 4
 SIZES = (1, 2, 5, 10, 20, 40, 60, 80, 100)

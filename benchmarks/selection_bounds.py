@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import RESULTS, publish
-from tests.numerics.selection_trials import INEQUALITIES
-from tests.numerics.selection_trials.inequality import Inequality
+from tests.numerics.selection.trials import INEQUALITIES
+from tests.numerics.selection.trials.inequality import Inequality
 
 RANDOM, AT_ONCE = 100_000, 5_000
 CHAINS, STEPS = 500, 200

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from benchmarks.table import publish
 from equipoise.lab.data import Windows, embedded
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.lab.trainer import Trainer
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.training.options import TrainOptions
+from equipoise.lab.training.trainer import Trainer
 
 CONFIG = GPTConfig(width=128, depth=6, heads=4, context=128)
 OPTIONS = TrainOptions(steps=10_000, batch=8, warmup=0, watch=False)

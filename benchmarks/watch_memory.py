@@ -44,9 +44,9 @@ def file_mib() -> float:
 def load_libraries() -> None:
     """Load what a sampled step loads, kernels included."""
     import equipoise.watching.start  # noqa: F401
-    from equipoise.numerics import visits
-    from equipoise.numerics.attention_rows import warm_up
-    from equipoise.numerics.tracking import tracked_norm
+    from equipoise.numerics import token_statistics as visits
+    from equipoise.numerics.rows.statistics import warm_up
+    from equipoise.numerics.spectra.tracking import tracked_norm
 
     warm_up()
     x = torch.ones(1, 2, 2)

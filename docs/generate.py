@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs import choosing, zoo
-from equipoise.lab.publishing import index, publish, published
+from equipoise.lab.results.publishing import index, publish, published
 
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {

@@ -18,15 +18,8 @@ import equipoise
 from equipoise.cli.plan import command, print_plan
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
-from equipoise.planning import (
-    ATTENTIONS,
-    NORMS,
-    PRECISIONS,
-    RESIDUALS,
-    WARMUPS,
-    plan,
-)
-from equipoise.planning.training import stored
+from equipoise.planning import ATTENTIONS, NORMS, PRECISIONS, RESIDUALS, WARMUPS, plan
+from equipoise.planning.depth import stored
 
 
 def every() -> list[Mapping[str, str]]:

@@ -15,15 +15,12 @@ from benchmarks.lipschitz import pitfall, truth
 from benchmarks.lipschitz.specimens import Specimen, minilm, random, trained
 from benchmarks.table import publish
 from equipoise.errors import InputError
-from equipoise.numerics.lipschitz.blocks import block_norms
-from equipoise.numerics.lipschitz.bound import Bound
-from equipoise.numerics.lipschitz.castin import castin_bound
-from equipoise.numerics.lipschitz.dual import dual_rows
-from equipoise.numerics.lipschitz.emadi import emadi_local
-from equipoise.numerics.lipschitz.forward import attend
-from equipoise.numerics.lipschitz.joint import joint_rows
-from equipoise.numerics.lipschitz.local import local_paths
-from equipoise.numerics.lipschitz.yudin import yudin_local
+from equipoise.theory.lipschitz.bound import Bound
+from equipoise.theory.lipschitz.dual import dual_rows
+from equipoise.theory.lipschitz.forward import attend
+from equipoise.theory.lipschitz.joint import block_norms, joint_rows
+from equipoise.theory.lipschitz.local import local_paths
+from equipoise.theory.lipschitz.published import castin_bound, emadi_local, yudin_local
 
 OURS = ("dual", "blocks", "joint", "local")
 BARS = {"joint": 4.0, "blocks": 2.5}

@@ -11,12 +11,10 @@ import torch
 
 from benchmarks.lipschitz.specimens import gaussian
 from equipoise.lab.models.gpt import GPTConfig
-from equipoise.numerics.lipschitz.attended import Attended
-from equipoise.numerics.lipschitz.blocks import block_norms
-from equipoise.numerics.lipschitz.dual import dual_rows
-from equipoise.numerics.lipschitz.forward import attend
-from equipoise.numerics.lipschitz.joint import joint_rows
-from equipoise.numerics.lipschitz.local import local_paths
+from equipoise.theory.lipschitz.dual import dual_rows
+from equipoise.theory.lipschitz.forward import Attended, attend
+from equipoise.theory.lipschitz.joint import block_norms, joint_rows
+from equipoise.theory.lipschitz.local import local_paths
 
 
 def careless(attended: Attended) -> Attended:

@@ -14,12 +14,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equipoise.lab.data.corpus import embedded
-from equipoise.lab.models.attention import SelfAttention
+from equipoise.lab.models.attention import SelfAttention, angles
 from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.lab.models.positions import angles
-from equipoise.numerics.lipschitz.headnorm import HeadNorm
-from equipoise.numerics.lipschitz.heads import Heads, heads_from_linear
-from equipoise.numerics.lipschitz.rotary import Rotary
+from equipoise.theory.lipschitz.heads import HeadNorm, Heads, Rotary, heads_from_linear
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,19 @@ with equipoise.watch(model, optimizer):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from equipoise import _moved
 from equipoise.records import Finding, Reading
 
 if TYPE_CHECKING:
-    from equipoise.numerics.balance import Balance, balance, sensitivity
+    from equipoise.numerics.rows.balance import Balance, balance, sensitivity
     from equipoise.numerics.spectra import Estimate
     from equipoise.planning import plan
     from equipoise.store import Run, open_run
     from equipoise.watching import watch
 
 __version__ = "0.1.0"
+
+_moved.install()
 
 __all__ = [
     "Balance",
@@ -34,13 +37,13 @@ __all__ = [
 
 # Resolved on first use (PEP 562): whoever only reads a run must not pay for torch.
 _LAZY = {
-    "Balance": "equipoise.numerics.balance",
+    "Balance": "equipoise.numerics.rows.balance",
     "Estimate": "equipoise.numerics.spectra",
     "Run": "equipoise.store",
-    "balance": "equipoise.numerics.balance",
+    "balance": "equipoise.numerics.rows.balance",
     "open_run": "equipoise.store",
     "plan": "equipoise.planning",
-    "sensitivity": "equipoise.numerics.balance",
+    "sensitivity": "equipoise.numerics.rows.balance",
     "watch": "equipoise.watching",
 }
 _EXTRA_MODULES = {"torch", "numba", "jaxtyping", "safetensors"}

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from equipoise.anatomy import calls
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.registry import anatomy_of
 from tests.conftest import FLOATS, error_budget
 
 B, H, Q, K, D = 2, 4, 5, 7, 8

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.anatomy import families
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.families import FAMILIES, Block, Separate, advice, family
+from equipoise.anatomy.hooks import before
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.listening import before
-from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.sites import Anatomy, AttentionSite
 from equipoise.errors import InputError
 from tests.zoo.specimens import SPECIMENS

@@ -9,8 +9,8 @@ from torch.nn.modules import module as torch_modules
 from torch.profiler import profile
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.registry import anatomy_of
 
 FUSED = "aten::_transformer_encoder_layer_fwd"
 

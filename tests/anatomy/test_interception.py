@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy import listening
+from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.hooks import aside
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.modes import aside
-from equipoise.anatomy.names import named
-from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.wrappers import named
 from tests.zoo.odd import Oddly
 from tests.zoo.specimens import SPECIMENS
 
@@ -144,9 +144,9 @@ def test_listening_sees_keywords_order_and_exceptions() -> None:
 
     part, seen = Part(), []
     handles = [
-        listening.before(part, lambda m, args, kwargs: seen.append(kwargs["fail"])),
-        listening.after(part, lambda m, args, out: seen.append("quiet")),
-        listening.after(part, lambda m, args, out: seen.append(out), always_call=True),
+        hooks.before(part, lambda m, args, kwargs: seen.append(kwargs["fail"])),
+        hooks.after(part, lambda m, args, out: seen.append("quiet")),
+        hooks.after(part, lambda m, args, out: seen.append(out), always_call=True),
     ]
     part(torch.ones(1), fail=False)
     with pytest.raises(RuntimeError, match="patient"):

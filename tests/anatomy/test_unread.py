@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.unread import unread
 from equipoise.lab.models.gpt import GPT, GPTConfig
 from tests.zoo.specimens import SPECIMENS

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.registry import anatomy_of
-from equipoise.numerics.attention_rows import row_statistics
+from equipoise.numerics.rows.statistics import row_statistics
 from tests.zoo.reading import deviation, expected, hear
 from tests.zoo.specimens import SIZES, Specimen, hugging, tokens
 from tests.zoo.wider import translated

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.anatomy.written_out import WrittenOut
+from equipoise.anatomy.sdpa import WrittenOut
 
 # Axes: B batch · H head · G key-value head · Q query · K key · D head channel.
 B, H, G, Q, K, D = 2, 4, 2, 5, 7, 3

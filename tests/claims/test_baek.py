@@ -2,13 +2,8 @@
 
 import pytest
 
-from equipoise.claims import (
-    baek_epsilon,
-    baek_estimators,
-    baek_heads,
-    baek_networks,
-    baek_statistics,
-)
+from equipoise.claims import baek_estimators, baek_heads, baek_networks, baek_statistics
+from equipoise.claims import baek_estimators as baek_epsilon
 
 
 def test_rescaled_twins_get_different_v1_terms() -> None:

@@ -1,6 +1,6 @@
 """The theorem holds on every row; the paper's heuristic does not compute it."""
 
-from equipoise.claims.emadi_figure3 import LENGTHS, TEMPERATURES, figure3
+from equipoise.claims.emadi_theta import LENGTHS, TEMPERATURES, figure3
 
 
 def test_exact_theta_is_the_norm_and_the_heuristic_is_not() -> None:

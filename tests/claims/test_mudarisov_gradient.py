@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.claims import mudarisov_gradient
-from equipoise.numerics.softmax import SUPREMA
+from equipoise.theory.softmax_norms import SUPREMA
 
 
 def test_corollary_3_is_off_by_two_and_worse() -> None:

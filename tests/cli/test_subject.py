@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import cli
-from equipoise.cli._subject import in_one_line
+from equipoise.cli.subject import in_one_line
 from equipoise.errors import InputError
 from tests.cli.test_cli import run
 

@@ -11,9 +11,10 @@ from equipoise.forecast.lead import (
     innovations,
     lagged_correlations,
     lead,
+    precision_at_k,
     prewhitened,
+    published_lead,
 )
-from equipoise.forecast.lead_published import precision_at_k, published_lead
 
 N = 195
 

@@ -7,19 +7,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from equipoise.auditing.curvature import hessian
 from equipoise.errors import InputError
-from equipoise.lab import convergence as differences
-from equipoise.lab.convergence import convergence
-from equipoise.lab.curvature import SEARCH, curvature, entries, largest_matrix
 from equipoise.lab.data import ImageBatches, digits
-from equipoise.lab.evidence import Evidence
-from equipoise.lab.findings.convergence import convergence as said_convergence
-from equipoise.lab.findings.convergence import scaled
-from equipoise.lab.findings.curvature import curvature as said_curvature
-from equipoise.lab.judges import JUDGES, Trained, judged
 from equipoise.lab.models import ViT, ViTConfig
-from equipoise.lab.recipes import recipe
-from equipoise.sharpness import hessian
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.studies.convergence import measurement as differences
+from equipoise.lab.studies.convergence.finding import convergence as said_convergence
+from equipoise.lab.studies.convergence.finding import scaled
+from equipoise.lab.studies.convergence.measurement import convergence
+from equipoise.lab.studies.curvature.finding import curvature as said_curvature
+from equipoise.lab.studies.curvature.measurement import (
+    SEARCH,
+    curvature,
+    entries,
+    largest_matrix,
+)
+from equipoise.lab.studies.judges import JUDGES, Trained, judged
+from equipoise.lab.studies.recipes import recipe
 
 
 @pytest.fixture

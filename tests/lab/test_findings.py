@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.lab.evidence import Evidence, varied
-from equipoise.lab.experiment import Experiment
-from equipoise.lab.findings import FINDERS, finding
-from equipoise.lab.findings.edges import edge, interval
-from equipoise.lab.findings.rates import edges, left_out, score
-from equipoise.lab.fits import power_law, rank_correlation
-from equipoise.lab.published import EMADI, beside
-from equipoise.lab.recipes import recipe
-from equipoise.lab.results import rows
+from equipoise.lab.results.arms import rows
+from equipoise.lab.results.evidence import Evidence, varied
+from equipoise.lab.results.statistics import power_law, rank_correlation
+from equipoise.lab.running.experiment import Experiment
+from equipoise.lab.studies.exponents import edge, interval
+from equipoise.lab.studies.findings import FINDERS, finding
+from equipoise.lab.studies.prepost.finding import EMADI, beside
+from equipoise.lab.studies.rates import edges, left_out, score
+from equipoise.lab.studies.recipes import recipe
 
 Answers = Mapping[str, float]
 Run = Callable[[Any, int], Answers]

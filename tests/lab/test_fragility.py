@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import InputError
-from equipoise.lab import epsilon_control as control
 from equipoise.lab.data import DataOptions
-from equipoise.lab.findings import finding
-from equipoise.lab.fragility import (
+from equipoise.lab.results.publishing import publish
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.fragility import epsilon_control as control
+from equipoise.lab.studies.fragility.measurement import (
     PREDICTORS,
     Look,
     byte_gpt,
@@ -22,10 +23,9 @@ from equipoise.lab.fragility import (
     tiny_vit,
     tracking,
 )
-from equipoise.lab.fragility_study import FORMATS, Piece, Study
-from equipoise.lab.publishing import publish
-from equipoise.lab.recipes import recipe
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.studies.fragility.runner import FORMATS, Piece, Study
+from equipoise.lab.studies.recipes import recipe
+from equipoise.lab.training.options import TrainOptions
 
 DIGITS = DataOptions(source="digits")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.lab.experiment import Arm, Experiment
-from equipoise.lab.measures import measures, per_layer, ratio
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.pages import write_page
-from equipoise.lab.results import Row
-from equipoise.lab.statistics import summary
+from equipoise.lab.results.arms import Row
+from equipoise.lab.results.measures import measures, per_layer, ratio
+from equipoise.lab.results.pages import write_page
+from equipoise.lab.results.statistics import summary
+from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.records import Reading, RunInfo
 from equipoise.store import RunWriter, open_run
 

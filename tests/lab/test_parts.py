@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from equipoise.errors import InputError
-from equipoise.lab.curves import curve_measures, group_norms, steps_to
 from equipoise.lab.data import Windows, from_bytes
-from equipoise.lab.execution import execute
-from equipoise.lab.experiment import Arm, Task
-from equipoise.lab.judges import Trained, judged
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.lab.options import keyed
-from equipoise.lab.trainer import Trainer, adamw
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.results.measures import curve_measures, group_norms, steps_to
+from equipoise.lab.running.execution import execute
+from equipoise.lab.running.experiment import Arm, Task
+from equipoise.lab.studies.judges import Trained, judged
+from equipoise.lab.training.options import TrainOptions
+from equipoise.lab.training.trainer import Trainer, adamw
 
 CONFIG = GPTConfig(width=16, depth=2, heads=2, context=8)
 OPTIONS = TrainOptions(steps=8, batch=4, warmup=0, watch=False, parts_every=4)

@@ -7,9 +7,8 @@ import pytest
 
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions
-from equipoise.lab.preflight import preflight
-from equipoise.lab.runner import run_experiment
-from equipoise.watching.settings import chosen
+from equipoise.lab.running.runner import preflight, run_experiment
+from equipoise.watching.options import chosen
 from tests.lab.test_commands import typed
 from tests.lab.test_runner import ARMS, SWEEP
 

@@ -7,16 +7,16 @@ from xml.etree import ElementTree
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.lab import publishing
-from equipoise.lab.evidence import Evidence, gather, rounded
-from equipoise.lab.execution import execute
-from equipoise.lab.experiment import Arm, Experiment
-from equipoise.lab.figures import Figure, Line, axis, svg
-from equipoise.lab.findings.finding import over_depth
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.recipes import FRAGILITY, RECIPES, REPORTS
-from equipoise.lab.selection_paper import NAME as PAPER
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.results import publishing
+from equipoise.lab.results.evidence import Evidence, gather, rounded
+from equipoise.lab.results.figures import Figure, Line, axis, svg
+from equipoise.lab.results.finding import over_depth
+from equipoise.lab.running.execution import execute
+from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.studies.recipes import FRAGILITY, RECIPES, REPORTS
+from equipoise.lab.studies.selection.paper import NAME as PAPER
+from equipoise.lab.training.options import TrainOptions
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 LARGEST = 200_000

@@ -7,12 +7,12 @@ import torch
 
 from equipoise.errors import InputError
 from equipoise.lab.data import open_data
-from equipoise.lab.execution import build
-from equipoise.lab.experiment import Arm, Task
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.reopening import is_ours, reopened
-from equipoise.lab.trainer import Trainer
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.running.execution import build
+from equipoise.lab.running.experiment import Arm, Task
+from equipoise.lab.running.saved_runs import is_ours, reopened
+from equipoise.lab.training.options import TrainOptions
+from equipoise.lab.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

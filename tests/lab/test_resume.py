@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from equipoise.numerics.attention_rows import row_statistics
+from equipoise.numerics.rows.statistics import row_statistics
 from equipoise.store import open_run
 from tests.conftest import PATIENCE
 from tests.lab import victim

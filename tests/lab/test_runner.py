@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import InputError, MissingExtraError
-from equipoise.lab import on_ray
 from equipoise.lab.data import DataOptions
-from equipoise.lab.display import tables
-from equipoise.lab.evidence import gather
-from equipoise.lab.execution import build, execute, is_finished, outcome
-from equipoise.lab.experiment import Arm, Experiment, Task
-from equipoise.lab.findings import finding
 from equipoise.lab.models import GPTConfig, ViTConfig
-from equipoise.lab.recipes import RECIPES, REPORTS, recipe
-from equipoise.lab.results import results
-from equipoise.lab.runner import lab_directory, run_experiment, standing
-from equipoise.lab.training import Progress, TrainOptions
+from equipoise.lab.results.arms import results
+from equipoise.lab.results.evidence import gather
+from equipoise.lab.results.pages import tables
+from equipoise.lab.running import ray_cluster as on_ray
+from equipoise.lab.running.execution import build, execute, is_finished, outcome
+from equipoise.lab.running.experiment import Arm, Experiment, Task
+from equipoise.lab.running.runner import lab_directory, run_experiment, standing
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.recipes import RECIPES, REPORTS, recipe
+from equipoise.lab.training.options import Progress, TrainOptions
 from tests.conftest import PATIENCE
 
 TRAIN = TrainOptions(

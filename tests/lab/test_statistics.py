@@ -8,7 +8,7 @@ from hypothesis import given
 from scipy import stats
 
 from equipoise.errors import InputError
-from equipoise.lab.statistics import paired, summary
+from equipoise.lab.results.statistics import paired, summary
 
 values = st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=6)
 

@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.errors import InputError
-from equipoise.lab import checkpoint
 from equipoise.lab.data import Batch, Windows, from_bytes
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.lab.options import from_mapping
-from equipoise.lab.schedule import Schedule
-from equipoise.lab.spikes import gradient_spikes, spike_score, spikes
-from equipoise.lab.trainer import Trainer
-from equipoise.lab.training import Progress, TrainOptions
+from equipoise.lab.training import checkpoint
+from equipoise.lab.training.options import (
+    Progress,
+    Schedule,
+    TrainOptions,
+    gradient_spikes,
+    spike_score,
+    spikes,
+)
+from equipoise.lab.training.trainer import Trainer
 from equipoise.store import open_run
 
 # No key bias: softmax ignores it, so Adam would blow up the rounding of its gradient.

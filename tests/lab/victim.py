@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from equipoise.lab import launch
-from equipoise.lab.checkpoint import whole_weights
 from equipoise.lab.data import Batch, Share, Windows, from_bytes
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.lab.trainer import Trainer
-from equipoise.lab.training import TrainOptions
+from equipoise.lab.training import distributed as launch
+from equipoise.lab.training.checkpoint import whole_weights
+from equipoise.lab.training.options import TrainOptions
+from equipoise.lab.training.trainer import Trainer
 
 STEPS = 24
 # No key bias: softmax ignores it, so Adam would blow up the rounding of its gradient.

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_norm import epsilon_stored, norm_condition
-from equipoise.numerics.fragility_range import range_use
+from equipoise.numerics.fragility import epsilon_stored, norm_condition, range_use
 from equipoise.numerics.rounding import rounded
 
 

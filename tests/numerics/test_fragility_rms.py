@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_rms import head_error
+from equipoise.numerics.fragility import head_error
 from tests.numerics.fragility_heads import Head, heads
 from tests.oracles import fragility as oracle
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from equipoise.numerics.normalisers import NORMALISERS, attention_weights, threshold
+from equipoise.numerics.normalisers import NORMALISERS, attention_weights
+from equipoise.numerics.normalisers import sparse as threshold
 from equipoise.numerics.normalisers.exponential import ScalableSoftmax, SinkSoftmax
 from equipoise.numerics.normalisers.sparse import Entmax
 from tests.oracles import normalisers as oracle

@@ -1,4 +1,4 @@
-"""Slow, obvious versions of ``equipoise.numerics.balance``, and rows that defeat it.
+"""Slow, obvious versions of ``numerics.rows.balance``, and rows that defeat it.
 
 ``theta`` enumerates every subset in float64; ``infinity_to_one`` mentions none:
 it differentiates ``torch.softmax`` and tries every vector of signs.

@@ -1,7 +1,7 @@
 """Second derivatives by differentiating an obvious forward pass twice, in float64.
 
 Norms are composed by hand: ``torch.func.hessian`` of ``F.layer_norm`` is wrong.
-Nothing here knows a formula of ``equipoise.numerics.curvature``.
+Nothing here knows a formula of ``equipoise.theory.curvature``.
 """
 
 import math

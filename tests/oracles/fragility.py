@@ -6,10 +6,10 @@ Shares no formula with the predictors: it runs the head twice and subtracts.
 import torch
 from torch import Tensor, nn
 
+from equipoise.auditing.precision.emulation import Storage
+from equipoise.auditing.precision.walk import LinearCall, walked
 from equipoise.numerics.formats import Format
 from equipoise.numerics.rounding import rounded
-from equipoise.precision.emulation import Storage
-from equipoise.precision.walk import LinearCall, walked
 
 Head = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -1,6 +1,6 @@
 """Slow, obvious attention and its Jacobian: float64, loops, complex numbers, autograd.
 
-Shares no formula with ``equipoise.numerics.lipschitz``: nothing here splits a Jacobian
+Shares no formula with ``equipoise.theory.lipschitz``: nothing here splits a Jacobian
 into paths. It differentiates a forward pass written one query at a time.
 
 Axes, in this file:  H head · L token · D width of the model · i query · j key.
@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev
 
-from equipoise.numerics.lipschitz.headnorm import HeadNorm
-from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.lipschitz.rotary import Rotary
+from equipoise.theory.lipschitz.heads import HeadNorm, Heads, Rotary
 
 Map = Callable[[Tensor], Tensor]
 

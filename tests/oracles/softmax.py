@@ -1,4 +1,4 @@
-"""Slow, obvious versions of ``equipoise.numerics.softmax``: float64, dense, autograd.
+"""Slow, obvious versions of ``theory.softmax_norms``: float64, dense, autograd.
 
 Nothing here writes diag(p) − ppᵀ: the Jacobian comes from differentiating
 ``torch.softmax``, norms from dense matrices, and maxima over signs from trying all.

@@ -6,11 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy
 from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.probes.boundary import Boundary
-from equipoise.probes.capture import GradientProbe, Probe, attached
+from equipoise.probes.capture import Boundary, GradientProbe, Probe, attached
 
 Emitted = dict[tuple[str, str], Tensor]
 TINY = GPTConfig(width=16, depth=3, heads=2, context=12, vocabulary=11)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
+from equipoise.auditing.curvature import edge_of_stability, hessian
 from equipoise.probes.curvature import Sharpness
-from equipoise.probes.held_batch import held, recovered
-from equipoise.sharpness import edge_of_stability, hessian
+from equipoise.probes.stored_batch import held, recovered
 from tests.watching.patients import (
     TOKENS,
     Patient,
@@ -109,7 +109,7 @@ def test_the_reading_is_the_sharpness_of_the_held_batch(
 
 
 def equipoise_search() -> Any:
-    from equipoise.numerics.stopping import Search
+    from equipoise.numerics.spectra.estimate import Search
 
     return Search(tolerance=1e-4, at_most=300)
 

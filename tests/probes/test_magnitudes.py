@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.numerics.visits import kurtosis, token_cosine
-from equipoise.probes.magnitudes import Magnitudes
-from equipoise.probes.normalisers import NormScales
-from equipoise.probes.stream import StreamShape
+from equipoise.numerics.token_statistics import kurtosis, token_cosine
+from equipoise.probes.norm_scales import NormScales
+from equipoise.probes.residual import Magnitudes, StreamShape
 from tests.probes.measuring import gpt, measured, tokens
 
 

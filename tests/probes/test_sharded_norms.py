@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.anatomy.registry import anatomy_of
-from equipoise.anatomy.shards import WHOLE, Split
-from equipoise.numerics.shared_norm import share_of_image
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.sharding import WHOLE, Split
+from equipoise.numerics.spectra.sharded_norm import share_of_image
 from equipoise.probes.sharded_norms import FAR, LETTERS, ShardedNorms
-from equipoise.probes.sharing import Part
+from equipoise.probes.sharding import Part
 from tests.probes.measuring import gpt
 
 WIDTH = 100

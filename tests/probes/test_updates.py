@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.probes.updates import AdamUpdates
 from tests.probes.measuring import gpt, tokens
 

@@ -7,8 +7,9 @@ from torch import nn
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
 from equipoise.remedies.base import Remedy
-from equipoise.remedies.bgss import Bgss, Budget
 from equipoise.remedies.epsilon import (
+    Bgss,
+    Budget,
     Epsilon,
     NormState,
     epsilons,

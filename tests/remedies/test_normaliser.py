@@ -19,9 +19,8 @@ from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.normalisers import NORMALISERS
 from equipoise.remedies.base import Remedy
-from equipoise.remedies.normaliser import NormaliserSwap, learnt_parameters
-from equipoise.remedies.weigher import LEARNABLE, Weigher
-from equipoise.remedies.weighing import Weighing
+from equipoise.remedies.normaliser import NormaliserSwap, Weighing, learnt_parameters
+from equipoise.remedies.normaliser_module import LEARNABLE, Weigher
 
 SIZES = {
     "hidden_size": 16,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.precision import page as precision
-from equipoise.precision.emulation import Storage
-from equipoise.precision.study import study as precision_study
+from equipoise.auditing.curvature import page as sharpness
+from equipoise.auditing.curvature.study import study as sharpness_study
+from equipoise.auditing.precision import page as precision
+from equipoise.auditing.precision.emulation import Storage
+from equipoise.auditing.precision.study import study as precision_study
+from equipoise.auditing.selection import page as selection
+from equipoise.auditing.selection import study as selection_study
 from equipoise.report.html import write_report
-from equipoise.selection import page as selection
-from equipoise.selection import study as selection_study
-from equipoise.sharpness import page as sharpness
-from equipoise.sharpness.study import study as sharpness_study
 from tests.conftest import PATIENCE
 from tests.probes.measuring import gpt, tokens
 from tests.report.runs import pre_and_post

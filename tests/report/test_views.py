@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from equipoise.records import Finding, Reading, RunInfo
-from equipoise.report.curves import numbers, pooled
-from equipoise.report.per_layer import block_sites, first_to_last
-from equipoise.report.table import ABSENT, short
-from equipoise.report.views import SHOWN, labelled, view
+from equipoise.report.figures import block_sites, first_to_last, numbers, pooled
+from equipoise.report.views import ABSENT, SHOWN, labelled, short, view
 from equipoise.store import Run, RunWriter, open_run
 from tests.report.runs import BLOCKS, LAYERS, pre_and_post
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import RunFileError
-from equipoise.store import RunWriter, lock, open_run, snapshot
-from equipoise.store.mounts import on_network
+from equipoise.store import RunWriter, lock, open_run
+from equipoise.store import network as snapshot
+from equipoise.store.network import on_network
 from tests.conftest import PATIENCE
 from tests.store.made import INFO, assert_pyramid_agrees, files, sample
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading
-from equipoise.store import RunWriter, live, open_run
+from equipoise.store import RunWriter, open_run
+from equipoise.store import network as live
 from tests.conftest import PATIENCE
 from tests.store.made import INFO, assert_pyramid_agrees, files, reading, sample
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equipoise.records import Reading
-from equipoise.watching.derived import derived
+from equipoise.watching.recorder import derived
 
 BLOCKS = ["h.0", "h.1"]
 

@@ -10,7 +10,7 @@ import torch
 import equipoise
 from equipoise.store import RunWriter
 from equipoise.watching import start
-from equipoise.watching.message import Message
+from equipoise.watching.merge import Message
 from equipoise.watching.ranks import Alone
 from tests.conftest import PATIENCE
 from tests.watching.dying import free_port

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching.alarm import Alarm
+from equipoise.watching.nonfinite import Alarm
 from equipoise.watching.replay import bundle_path, first_bad_module, loaded
 from tests.watching.patients import Patient, batches, hooks_on, objective
 

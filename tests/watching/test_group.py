@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.probes.histogram import HISTOGRAM, width_at
+from equipoise.probes.attention import HISTOGRAM, width_at
 from tests.watching.group import STEPS, calm
 from tests.watching.sharded import Llama
 from tests.watching.truth import (

@@ -6,14 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.anatomy.shards import WHOLE, Split
-from equipoise.probes.attention import QUANTILES
-from equipoise.probes.histogram import HISTOGRAM, theta_histogram, width_at
-from equipoise.probes.sharing import Part, copies
-from equipoise.watching.collector import Cell, Collector, Table
-from equipoise.watching.combining import combined
-from equipoise.watching.joining import completed, joined
-from equipoise.watching.message import Message
+from equipoise.anatomy.sharding import WHOLE, Split
+from equipoise.probes.attention import HISTOGRAM, QUANTILES, theta_histogram, width_at
+from equipoise.probes.sharding import Part, parts_by_rank
+from equipoise.watching.merge import Message, combined, completed, joined
+from equipoise.watching.step_readings import Cell, Collector, Table
 
 SITE = "blocks.0.attention"
 
@@ -101,14 +98,14 @@ def part(value: float, index: int, parts: int = 2) -> dict[str, Part]:
 def test_parts_of_one_copy_belong_together() -> None:
     """Two copies of two parts each, in either order of the mesh."""
     for ranks in ([(1, 0), (2, 1), (3, 0), (4, 1)], [(1, 0), (3, 0), (2, 1), (4, 1)]):
-        found = copies([part(float(v), i) for v, i in ranks], "x")
+        found = parts_by_rank([part(float(v), i) for v, i in ranks], "x")
         assert [[float(x) for x in copy] for copy in found] == [[1, 2], [3, 4]]
 
 
 def test_what_is_incomplete_is_no_copy() -> None:
-    assert copies([part(1.0, 0), {}], "x") == []
-    assert copies([part(1.0, 0), part(2.0, 1, parts=3)], "x") == []
-    assert len(copies([part(1.0, 0), part(2.0, 1), part(3.0, 0)], "x")) == 1
+    assert parts_by_rank([part(1.0, 0), {}], "x") == []
+    assert parts_by_rank([part(1.0, 0), part(2.0, 1, parts=3)], "x") == []
+    assert len(parts_by_rank([part(1.0, 0), part(2.0, 1), part(3.0, 0)], "x")) == 1
 
 
 def test_parts_survive_the_journey_beside_everything_else() -> None:

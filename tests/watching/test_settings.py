@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.watching.options import WatchOptions
-from equipoise.watching.settings import chosen
+from equipoise.watching.options import WatchOptions, chosen
 
 
 @pytest.fixture(autouse=True)

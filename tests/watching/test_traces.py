@@ -18,9 +18,8 @@ from torch.utils.hooks import RemovableHandle
 import equipoise
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
-from equipoise.watching.message import Message
+from equipoise.probes.capture import Emit, Guarded
+from equipoise.watching.merge import Message
 from equipoise.watching.ranks import Alone
 from tests.watching.patients import Patient, batches, hooks_on, objective
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.registry import anatomy_of
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.attention_rows import row_statistics
+from equipoise.numerics.rows.statistics import row_statistics
 from tests.oracles import attention as oracle
 from tests.zoo.specimens import Specimen, padding
 

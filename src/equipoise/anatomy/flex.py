@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy.callers import Caller
+from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, Modify
-from equipoise.anatomy.modes import aside, stands
+from equipoise.anatomy.hooks import aside, stands
 
 MODULE = "torch.nn.attention.flex_attention"
 SET_UP = "setup_compilation_env"

@@ -10,21 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy import flex, multihead, nested
-from equipoise.anatomy.callers import Caller, caller, sounds_like_attention
+from equipoise.anatomy import flex, multihead
+from equipoise.anatomy import sdpa as nested
+from equipoise.anatomy.call_stack import Caller, caller, sounds_like_attention
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.fastpath import FastPaths
-from equipoise.anatomy.fused import sdpa_call
-from equipoise.anatomy.modes import transformed
-from equipoise.anatomy.operations import (
-    FUSED,
-    SOFTMAXES,
-    Function,
-    foreign_kernel,
-)
-from equipoise.anatomy.shards import local_part, sharded_axes
+from equipoise.anatomy.hooks import transformed
+from equipoise.anatomy.multihead import FastPaths
+from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
+from equipoise.anatomy.sdpa import sdpa_call
+from equipoise.anatomy.sharding import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.trail import CONVOLUTION, LOST, Trail
+from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, Trail
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]

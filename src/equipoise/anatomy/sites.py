@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from equipoise.anatomy.shards import local_part
+from equipoise.anatomy.sharding import local_part
 
 Placement = Literal["pre", "post", "sandwich", ""]
 

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from equipoise.claims.verdict import Verdict
-from equipoise.numerics import fragility_v1 as v1
-from equipoise.numerics import fragility_v2 as v2
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_kappa import conditions
-from equipoise.numerics.fragility_norm import norm_condition
-from equipoise.numerics.fragility_rms import head_error
+from equipoise.numerics.fragility import head_error, norm_condition
 from equipoise.numerics.rounding import rounded
+from equipoise.theory import baek_v1 as v1
+from equipoise.theory import baek_v2 as v2
+from equipoise.theory.fragility_bounds import conditions
 
 V1, V2 = "baek2025", "baek2026"
 HALF = FORMATS["fp16"]

@@ -5,15 +5,14 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from equipoise.auditing.precision.emulation import Bench, Storage
+from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.published import lab_names, published_blocks
 from equipoise.claims.verdict import Verdict
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_v2 import BlockV2, bgss_scores
-from equipoise.precision.emulation import Storage
-from equipoise.precision.measurement import Bench
-from equipoise.precision.prediction import predicted
-from equipoise.precision.published import lab_names, published_blocks
 from equipoise.remedies.epsilon import Epsilon, epsilons
+from equipoise.theory.baek_v2 import BlockV2, bgss_scores
 
 V2 = "baek2026"
 HALF = FORMATS["fp16"]

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.claims.verdict import Verdict
-from equipoise.forecast.lead import lead
-from equipoise.forecast.lead_published import precision_at_k, published_lead
+from equipoise.forecast.lead import lead, precision_at_k, published_lead
 from equipoise.numerics.formats import FORMATS
 
 V1 = "baek2025"

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from equipoise.claims.verdict import Verdict
-from equipoise.numerics.balance import balance
-from equipoise.numerics.lipschitz.activations import activation_named
-from equipoise.numerics.lipschitz.dual import dual_rows
-from equipoise.numerics.lipschitz.emadi import emadi_ball, emadi_local
-from equipoise.numerics.lipschitz.forward import attend
-from equipoise.numerics.lipschitz.heads import Heads
+from equipoise.numerics.rows.balance import balance
+from equipoise.theory.lipschitz.dual import dual_rows
+from equipoise.theory.lipschitz.feedforward import activation_named
+from equipoise.theory.lipschitz.forward import attend
+from equipoise.theory.lipschitz.heads import Heads
+from equipoise.theory.lipschitz.published import emadi_ball, emadi_local
 
 PAPER = "emadi2026"
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from equipoise.claims.verdict import Verdict
-from equipoise.numerics.softmax import SUPREMA, softmax_jacobian_norms
+from equipoise.theory.softmax_norms import SUPREMA, softmax_jacobian_norms
 
 PAPER = "mudarisov2025"
 Weight = Callable[[Tensor], Tensor]

@@ -5,15 +5,11 @@ from torch import Tensor
 from torch.autograd.functional import hessian
 
 from equipoise.claims.verdict import Verdict
-from equipoise.numerics.curvature.attention_blocks import attention_hessian
-from equipoise.numerics.curvature.petrov import (
-    PetrovLayer,
-    petrov_attention_bound,
-    two,
-)
-from equipoise.numerics.curvature.softmax import UNFOLDED_SUPREMUM, softmax_hessian
-from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.softmax import softmax_jacobian_norm
+from equipoise.theory.curvature.attention_blocks import attention_hessian
+from equipoise.theory.curvature.petrov import PetrovLayer, petrov_attention_bound, two
+from equipoise.theory.curvature.softmax import UNFOLDED_SUPREMUM, softmax_hessian
+from equipoise.theory.lipschitz.heads import Heads
+from equipoise.theory.softmax_norms import softmax_jacobian_norm
 
 PAPER = "petrov2025"
 

@@ -7,24 +7,21 @@ from torch import Tensor
 
 from equipoise.claims.petrov_attention import PAPER, sharp_layer
 from equipoise.claims.verdict import Verdict
-from equipoise.numerics.curvature.block_bounds import (
-    PostNormBlock,
-    block_curvature_bound,
-)
-from equipoise.numerics.curvature.feedforward import FeedForward
-from equipoise.numerics.curvature.feedforward_blocks import (
+from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
+from equipoise.theory.curvature.feedforward import (
+    FeedForward,
     feedforward_hessian,
     feedforward_norms,
 )
-from equipoise.numerics.curvature.norm import norm_curvature_unfolded
-from equipoise.numerics.curvature.petrov import (
+from equipoise.theory.curvature.norm import norm_curvature_unfolded
+from equipoise.theory.curvature.petrov import (
     PetrovBlock,
     PetrovLayer,
     layer_norm,
     petrov_block_bound,
     two,
 )
-from equipoise.numerics.lipschitz.heads import Heads
+from equipoise.theory.lipschitz.heads import Heads
 
 
 def block_bound_is_exceeded() -> Verdict:

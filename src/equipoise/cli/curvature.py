@@ -9,7 +9,11 @@ import typer
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from equipoise.cli._subject import (
+from equipoise.auditing.curvature.objective import calls, mean_loss
+from equipoise.auditing.curvature.page import print_study, write_study
+from equipoise.auditing.curvature.study import study
+from equipoise.auditing.subject import UNPICKLING
+from equipoise.cli.subject import (
     BatchFile,
     Html,
     Model,
@@ -20,10 +24,6 @@ from equipoise.cli._subject import (
 )
 from equipoise.errors import InputError
 from equipoise.lab.data import embedded
-from equipoise.precision.loading import UNPICKLING
-from equipoise.sharpness.objective import calls, mean_loss
-from equipoise.sharpness.page import print_study, write_study
-from equipoise.sharpness.study import study
 
 SHAPE = (4, 32)
 """Sequences and tokens of the batch that is made when none is given."""
@@ -107,7 +107,7 @@ def _optimizer(
         raise InputError(
             f"{state} is not the state of one group of this model's parameters "
             f"({in_one_line(error)}); in Python, "
-            "equipoise.sharpness.edge_of_stability takes any"
+            "equipoise.auditing.curvature.edge_of_stability takes any"
         ) from error
     for group in adam.param_groups:
         group["lr"] = group["lr"] if lr is None else lr

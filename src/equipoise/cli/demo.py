@@ -9,15 +9,14 @@ import typer
 from rich.console import Console
 
 from equipoise.errors import EquipoiseError
-from equipoise.lab.display import bars, tables
-from equipoise.lab.evidence import gather
-from equipoise.lab.experiment import Experiment
-from equipoise.lab.findings import finding
-from equipoise.lab.findings.finding import Finding, measured
-from equipoise.lab.pages import write_page
-from equipoise.lab.recipes import recipe
-from equipoise.lab.results import rows
-from equipoise.lab.runner import run_experiment
+from equipoise.lab.results.arms import rows
+from equipoise.lab.results.evidence import gather
+from equipoise.lab.results.finding import Finding, measured
+from equipoise.lab.results.pages import bars, tables, write_page
+from equipoise.lab.running.experiment import Experiment
+from equipoise.lab.running.runner import run_experiment
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.recipes import recipe
 from equipoise.store import runs_directory
 
 

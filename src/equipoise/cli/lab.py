@@ -6,22 +6,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from equipoise.claims.emadi_figure3 import theorem_evidence
+from equipoise.claims.emadi_theta import theorem_evidence
 from equipoise.errors import EquipoiseError
-from equipoise.lab import publishing
-from equipoise.lab.display import bars, tables
-from equipoise.lab.evidence import Evidence, gather
-from equipoise.lab.experiment import Experiment
-from equipoise.lab.findings import finding
-from equipoise.lab.fragility_study import QUESTION, Study
 from equipoise.lab.options import one_of
-from equipoise.lab.pages import write_page
-from equipoise.lab.preflight import preflight
-from equipoise.lab.recipes import FRAGILITY, RECIPES, REPORTS, recipe
-from equipoise.lab.results import rows
-from equipoise.lab.runner import Where, lab_directory, run_experiment, standing
-from equipoise.lab.selection_paper import figures_of, kept_figures
-from equipoise.report.place import folder_place
+from equipoise.lab.results import publishing
+from equipoise.lab.results.arms import rows
+from equipoise.lab.results.evidence import Evidence, gather
+from equipoise.lab.results.pages import bars, tables, write_page
+from equipoise.lab.running.experiment import Experiment
+from equipoise.lab.running.runner import (
+    Where,
+    lab_directory,
+    preflight,
+    run_experiment,
+    standing,
+)
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.fragility.runner import QUESTION, Study
+from equipoise.lab.studies.recipes import FRAGILITY, RECIPES, REPORTS, recipe
+from equipoise.lab.studies.selection.paper import figures_of, kept_figures
+from equipoise.report.pages import folder_place
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli._subject import BatchFile, Html, Model, Rows, subject, tried
-from equipoise.precision.emulation import Storage
-from equipoise.precision.page import print_study, write_study
-from equipoise.precision.study import study
+from equipoise.auditing.precision.emulation import Storage
+from equipoise.auditing.precision.page import print_study, write_study
+from equipoise.auditing.precision.study import study
+from equipoise.cli.subject import BatchFile, Html, Model, Rows, subject, tried
 
 
 def command(

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from torch import nn
 
-from equipoise.cli._subject import somebodys_code
+from equipoise.cli.subject import somebodys_code
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching import presets, replay
+from equipoise.watching import options as presets
+from equipoise.watching import replay
 
 
 def command(

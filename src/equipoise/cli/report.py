@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.report.place import page_place
+from equipoise.report.pages import page_place
 from equipoise.report.terminal import print_report
 from equipoise.report.views import labelled, view
 from equipoise.store import open_run, runs_directory

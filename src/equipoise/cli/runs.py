@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from equipoise.errors import RunFileError
-from equipoise.report.listing import listing
-from equipoise.report.terminal import print_listing
+from equipoise.report.terminal import listing, print_listing
 from equipoise.store import runs_directory
 
 

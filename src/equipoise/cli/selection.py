@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli._subject import BatchFile, Html, Model, Rows, subject, tried
-from equipoise.selection.page import print_study, write_study
-from equipoise.selection.study import study
+from equipoise.auditing.selection.page import print_study, write_study
+from equipoise.auditing.selection.study import study
+from equipoise.cli.subject import BatchFile, Html, Model, Rows, subject, tried
 
 
 def command(

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
-from equipoise.watching import Watch, settings, watch
+from equipoise.watching import Watch, watch
+from equipoise.watching import options as settings
 
 
 def launched(

@@ -4,7 +4,7 @@ Needs no torch. Every line says by which formula it was found and who proposed i
 a combination nobody has analysed is an error, not a guess.
 """
 
-from equipoise.planning.depth import PLACEMENTS, scores, std
+from equipoise.planning.depth import PLACEMENTS, epsilon, scores, std, warmup_of
 from equipoise.planning.model import (
     ATTENTIONS,
     NORMS,
@@ -12,9 +12,9 @@ from equipoise.planning.model import (
     RESIDUALS,
     WARMUPS,
     Model,
+    Plan,
+    Setting,
 )
-from equipoise.planning.settings import Plan, Setting
-from equipoise.planning.training import epsilon, warmup_of
 
 __all__ = [
     "ATTENTIONS",

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
-from equipoise.anatomy.shards import local_part
+from equipoise.anatomy import hooks
+from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Emit, Guarded
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class BackwardFactors:
         for site, module in anatomy.norms.items():
             if site.startswith(inside):
                 listen = guarded(partial(self._forward, emit, guarded, site))
-                yield listening.after(module, listen)
+                yield hooks.after(module, listen)
 
     def _forward(
         self,

@@ -3,24 +3,93 @@
 A probe listens in one or more ways: to modules, through hooks it registers; to
 attention calls, which the interceptor hands to it while the model runs; to gradients,
 once a backward pass is over; to weights, once the optimiser has moved them.
+
+How a probe hands over what it measured.
+
+The one place where an exception of ours meets the user's loop.
+
+Which sites ran and which were heard, and by which name a call is filed.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.hooks import transformed
+from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.boundary import Boundary, Hook
-from equipoise.probes.emission import Emit
-from equipoise.probes.heard import AttentionTap, Heard
-from equipoise.probes.sharing import Parts
+from equipoise.probes.sharding import Parts
 from equipoise.probes.window import Window
+
+How = Literal["mean", "max", "min", "sum", "norm", "last"]
+"""How values of several ranks, or of several calls in a step, become one.
+
+``norm``: the ranks hold parts of one vector, whose norm is √Σ‖part‖²; of several calls
+the last counts, because it saw the sum.
+"""
+
+
+class Emit(Protocol):
+    """Takes small, detached tensors, still on the device."""
+
+    def __call__(
+        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
+    ) -> None: ...
+
+
+log = logging.getLogger("equipoise")
+
+Hook = Callable[..., None]
+
+
+@dataclass(slots=True)
+class Boundary:
+    """Runs what is ours: no_grad, out of autocast, silent after its first failure."""
+
+    strict: bool = False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around every call: whoever keeps the account of what we cost."""
+    failed: dict[str, BaseException] = field(default_factory=dict)
+    """Name → what it died of. What failed stays silent from then on."""
+
+    def guarded(self, name: str, hook: Hook) -> Hook:
+        """Return the hook, safe to call from somebody else's training loop."""
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            # Traced into somebody's compiled code, a hook must add nothing to it.
+            if torch.compiler.is_compiling() or transformed() or name in self.failed:
+                return
+            try:
+                with self.around(), torch.no_grad(), _full_precision():
+                    hook(*args, **kwargs)
+            except Exception as failure:
+                if self.strict:
+                    raise
+                self.failed[name] = failure
+                log.exception("equipoise: %s failed and was detached", name)
+
+        return call
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Leave the patient's autocast: a measurement is made in the dtype it asks for."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class Guarded(Protocol):
@@ -155,3 +224,65 @@ def _listeners(probes: Iterable[Probe], boundary: Boundary) -> list[Hook]:
         for probe in probes
         if isinstance(probe, AttentionProbe)
     ]
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one sampled step showed of each attention site, by name."""
+
+    passed: bool = False
+    """Whether a forward pass began while we listened."""
+    ran: set[str] = field(default_factory=set)
+    """Sites whose forward ran to its end: one that raised had no chance to speak."""
+    attention: set[str] = field(default_factory=set)
+    """Sites whose attention was read."""
+    first_heads: dict[str, int] = field(default_factory=dict)
+    """Of the sites whose first heads other ranks hold: which head is the first here."""
+
+    def attach(self, anatomy: Anatomy) -> Iterator[RemovableHandle]:
+        """Yield one hook per expected site, which notes that it ran."""
+        self.passed = True
+        for site in anatomy.attention:
+            yield hooks.after(site.module, _note(self.ran, site.name))
+
+
+def _note(names: set[str], name: str) -> Callable[..., None]:
+    def note(module: Any, args: Any, output: Any) -> None:
+        names.add(name)
+
+    return note
+
+
+class AttentionTap:
+    """Hands each attention call to the listeners, under its caller's name."""
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        listeners: Sequence[Callable[..., None]],
+        emit: Emit,
+        *,
+        heard: Heard,
+    ) -> None:
+        self._anatomy, self._listeners, self._emit = anatomy, listeners, emit
+        self._calls: dict[str, int] = {}
+        self._heard_sites, self._first_heads = heard.attention, heard.first_heads
+
+    def interceptor(self, guarded: Callable[..., Any]) -> Interceptor:
+        return Interceptor(self._anatomy, self._heard, guarded=guarded)
+
+    def _heard(self, call: AttentionCall) -> None:
+        site = self._site(call)
+        if 0 in call.shape:  # a batch without rows
+            return
+        if part := head_split(call.module).part:
+            self._first_heads[site] = part * call.shape[1]
+        for listener in self._listeners:
+            listener(site, call, self._emit)
+
+    def _site(self, call: AttentionCall) -> str:
+        """Return the caller's name; shared layers are told apart by call number."""
+        name = self._anatomy.names.get(id(call.module), "") if call.module else ""
+        self._heard_sites.add(name)
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        return f"{name}#{number}" if number else name

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.parallel import held_here, is_whole
+from equipoise.anatomy.projections import held_here, is_whole
 from equipoise.anatomy.sites import Anatomy, Projections
-from equipoise.numerics.head_products import head_product_norms
-from equipoise.numerics.tracking import tracked_norm
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.numerics.spectra.head_products import head_product_norms
+from equipoise.numerics.spectra.tracking import tracked_norm
+from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.sharded_norms import ALONE, LETTERS, ShardedNorms
-from equipoise.probes.sharing import Parts
+from equipoise.probes.sharding import Parts
 
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy.names import named
-from equipoise.anatomy.shards import local_part, piece, summand
+from equipoise.anatomy.sharding import local_part, piece, summand
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
-from equipoise.probes.shards import is_partial, share
-from equipoise.probes.sharing import Parts, Sharer, copies, names
+from equipoise.anatomy.wrappers import named
+from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.sharding import (
+    Parts,
+    Sharer,
+    is_partial,
+    names,
+    parts_by_rank,
+    share,
+)
 
 LARGEST_SUMMAND = 1 << 16
 """Numbers of one parameter whose gradient the ranks add up in their exchange."""
@@ -74,7 +79,7 @@ class GradientNorms(Sharer):
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         norms: dict[str, list[Tensor]] = {}
         for name in names(ranks):
-            for summands in copies(ranks, name)[:1]:
+            for summands in parts_by_rank(ranks, name)[:1]:
                 norm = torch.linalg.vector_norm(torch.stack(summands).sum(0))
                 norms.setdefault(name.split("|")[0], []).append(norm)
         for site, found in norms.items():

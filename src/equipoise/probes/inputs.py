@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
-from equipoise.anatomy.shards import local_part
+from equipoise.anatomy import hooks
+from equipoise.anatomy.sharding import local_part
 from equipoise.probes.capture import Guarded
 
 Listen = Callable[[str, nn.Module, Tensor], None]
@@ -21,7 +21,7 @@ def at_inputs(
 ) -> Iterator[RemovableHandle]:
     """Yield one handle per module; each call of it hands its input to ``listen``."""
     for site, module in modules.items():
-        yield listening.before(module, guarded(partial(_called, listen, site)))
+        yield hooks.before(module, guarded(partial(_called, listen, site)))
 
 
 def _called(

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.shards import head_split
+from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy, Projections
-from equipoise.numerics.lipschitz.forward import attend_captured
-from equipoise.numerics.lipschitz.heads import Heads
-from equipoise.numerics.lipschitz.local import local_paths
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.gain import projections_here
-from equipoise.probes.sharing import Parts, Sharer, copies, names
+from equipoise.probes.sharding import Parts, Sharer, names, parts_by_rank
+from equipoise.theory.lipschitz.forward import attend_captured
+from equipoise.theory.lipschitz.heads import Heads
+from equipoise.theory.lipschitz.local import local_paths
 
 # Attention whose queries and keys are what the projections gave: no rotation.
 UNTURNED = {
@@ -78,7 +77,7 @@ class LocalLipschitz(Sharer):
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):
-            for heads in copies(ranks, site):
+            for heads in parts_by_rank(ranks, site):
                 emit(site, LIPSCHITZ, torch.stack(heads).sum(0).amax(), how="max")
 
 

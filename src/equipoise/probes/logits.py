@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
-from equipoise.anatomy.shards import is_sharded, local_part
+from equipoise.anatomy import hooks
+from equipoise.anatomy.sharding import is_sharded, local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Emit, Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class OutputLogits:
     ) -> Iterator[RemovableHandle]:
         listen = guarded(partial(_listen, emit))
         # First: the window shuts with the model's own last hook.
-        yield listening.after(anatomy.model, listen)
+        yield hooks.after(anatomy.model, listen)
 
 
 def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:

@@ -13,18 +13,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.shards import WHOLE, Split, head_split
+from equipoise.anatomy.sharding import WHOLE, Split, head_split
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics import fragility_v1 as v1
-from equipoise.numerics import fragility_v2 as v2
 from equipoise.numerics.formats import FORMATS
-from equipoise.numerics.fragility_norm import norm_condition
-from equipoise.numerics.fragility_rms import head_error
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.numerics.fragility import head_error, norm_condition
+from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.inputs import at_inputs
-from equipoise.probes.normalisers import EPSILONS
-from equipoise.probes.sharing import Parts, Sharer, copies, names
+from equipoise.probes.norm_scales import EPSILONS
+from equipoise.probes.sharding import Parts, Sharer, names, parts_by_rank
+from equipoise.theory import baek_v1 as v1
+from equipoise.theory import baek_v2 as v2
 
 # A sample is enough for an error size, and keeps the cost of a reading flat in L.
 QUERIES = 256
@@ -93,7 +91,7 @@ class NumericalFragility(Sharer):
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):
-            for heads in copies(ranks, site)[:1]:
+            for heads in parts_by_rank(ranks, site)[:1]:
                 _published_later(emit, site, _of_all_heads(torch.stack(heads)))
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy import listening
+from equipoise.anatomy import hooks
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Emit, Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class RouterLoad:
     ) -> Iterator[RemovableHandle]:
         for site, (module, top_k) in anatomy.routers.items():
             listen = guarded(partial(_listen, emit, site, top_k))
-            yield listening.after(module, listen)
+            yield hooks.after(module, listen)
 
 
 def _listen(

@@ -20,8 +20,7 @@ from equipoise.numerics.selection import (
     concentration,
     selection_of_weights,
 )
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.probes.capture import Emit, Guarded
 
 
 @dataclass(frozen=True, slots=True)

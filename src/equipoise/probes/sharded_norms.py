@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.anatomy.parallel import gathered_rows, shard_of
-from equipoise.anatomy.shards import WHOLE, is_sharded, local_part, stays_sharded
+from equipoise.anatomy.projections import gathered_rows, shard_of
+from equipoise.anatomy.sharding import WHOLE, is_sharded, local_part, stays_sharded
 from equipoise.anatomy.sites import Anatomy, Projections, Weight, effective
-from equipoise.numerics.shared_norm import (
+from equipoise.numerics.spectra.sharded_norm import (
     SharedNorm,
     first_basis,
     leading_basis,
     share_of_image,
     shared_norm,
 )
-from equipoise.probes.emission import Emit
-from equipoise.probes.sharing import Held, Part, Parts, copies, names
+from equipoise.probes.capture import Emit
+from equipoise.probes.sharding import Held, Part, Parts, names, parts_by_rank
 
 LETTERS = "qkvo"
 MOST_NUMBERS = 1 << 20
@@ -141,7 +141,7 @@ class ShardedNorms:
             emit(site, "projection.G", _number(G))
 
     def _norm(self, ranks: Sequence[Parts], name: str) -> SharedNorm | None:
-        whole = copies(ranks, name)
+        whole = parts_by_rank(ranks, name)
         if not whole:
             return None
         if whole[0][0].ndim == 0:

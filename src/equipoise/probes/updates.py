@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy.shards import local_part
+from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.visits import adam_norm
-from equipoise.probes.capture import Guarded
-from equipoise.probes.emission import Emit
+from equipoise.numerics.token_statistics import adam_norm
+from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.gradients import owned_parameters
-from equipoise.probes.shards import copies, share
+from equipoise.probes.sharding import copies, share
 
 
 @dataclass(slots=True)

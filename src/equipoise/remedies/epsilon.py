@@ -5,10 +5,18 @@ so it acts only where ε is not far below v. It lowers the norm's gain, 1/√(v+
 relative error. Three controllers decide when: the published one (``published_rule``,
 which cannot fire on normal activations), one that can (``noise_rule``), and BGSS
 (``remedies.bgss``).
+
+BGSS: selective ε increases under a budget, with the constants of its released code.
+
+A layer is acted upon when the total scaled risk is in the top fifth of its own past.
+Rankings other than the published score (u·risk alone, our RMS share, random) use the
+same trigger and the same budget, so that only the choice of layers differs.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+import numpy as np
 from torch import nn
 
 from equipoise.errors import InputError
@@ -101,3 +109,92 @@ def noise_rule(
     noise = format.unit_roundoff**2 * state.power / 3
     needed = noise / share - state.variance
     return max(state.eps, min(cap, needed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The released settings."""
+
+    warmup: int = 24
+    quantile: float = 0.8
+    per_step: int = 2
+    total: int = 24
+    per_layer: int = 6
+    cooldown: int = 10
+    base: float = 1e-5
+    ceiling: float = 1e-2
+    growth: float = 4.0
+    damping: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < self.ceiling:
+            raise InputError(f"ε must rise from {self.base} towards {self.ceiling}")
+
+
+@dataclass(slots=True)
+class Bgss:
+    """The controller: told scores each step, it answers with new values of ε."""
+
+    layers: int
+    budget: Budget = field(default_factory=Budget)
+    eps: list[float] = field(init=False)
+    actions: list[int] = field(init=False)
+    _last: list[float] = field(init=False)
+    _past: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.eps = [self.budget.base] * self.layers
+        self.actions = [0] * self.layers
+        self._last = [-math.inf] * self.layers
+
+    def step(
+        self, step: int, *, total_risk: float, scores: list[float]
+    ) -> dict[int, float]:
+        """Return the layers to change now and their new ε; often none.
+
+        Args:
+            step: counted from 0.
+            total_risk: Σ u·risk over layers, the trigger.
+            scores: what layers are ranked by.
+        """
+        if len(scores) != self.layers:
+            raise InputError(f"{len(scores)} scores for {self.layers} layers")
+        fires = self._fires(step, total_risk)
+        self._past.append(total_risk)
+        if not fires:
+            return {}
+        open_ = [i for i in range(self.layers) if self._eligible(i, step)]
+        left = self.budget.total - sum(self.actions)
+        ranked = sorted(open_, key=lambda i: self._priority(i, scores[i]), reverse=True)
+        chosen = ranked[: max(0, min(self.budget.per_step, left))]
+        for i in chosen:
+            self._raise(i, step)
+        return {i: self.eps[i] for i in chosen}
+
+    def headroom(self, layer: int) -> float:
+        """Return h = (ε_max - ε)/(ε_max - ε_base)."""
+        b = self.budget
+        return (b.ceiling - self.eps[layer]) / (b.ceiling - b.base)
+
+    def _fires(self, step: int, total_risk: float) -> bool:
+        if step < self.budget.warmup or not self._past:
+            return False
+        return total_risk >= float(np.quantile(self._past, self.budget.quantile))
+
+    def _eligible(self, layer: int, step: int) -> bool:
+        b = self.budget
+        rested = step - self._last[layer] > b.cooldown
+        return (
+            rested and self.eps[layer] < b.ceiling and self.actions[layer] < b.per_layer
+        )
+
+    def _priority(self, layer: int, score: float) -> float:
+        h = self.headroom(layer)
+        return score * (0.5 + 0.5 * h) / math.sqrt(1 + self.actions[layer])
+
+    def _raise(self, layer: int, step: int) -> None:
+        b, h, n = self.budget, self.headroom(layer), self.actions[layer]
+        factor = 1 + (b.growth - 1) * (0.25 + 0.75 * h) / (1 + b.damping * n)
+        self.eps[layer] = min(b.ceiling, self.eps[layer] * factor)
+        self.actions[layer] += 1
+        self._last[layer] = step

@@ -11,10 +11,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from equipoise.report.panel import Panel, Runs
-from equipoise.report.place import write_page
-from equipoise.report.table import ABSENT, short
-from equipoise.report.views import Report, view
+from equipoise.report.figures import Panel, Runs
+from equipoise.report.pages import write_page
+from equipoise.report.views import ABSENT, Report, short, view
 
 WORDS = {"error": "Error", "warn": "Warning", "info": "Note"}
 PICKS = 10

@@ -3,10 +3,10 @@
 ``docs/store.md`` has the schema, what survives what, and how to read a run without us.
 """
 
+from equipoise.store.level_of_detail import Summary
 from equipoise.store.location import run_path, runs_directory
 from equipoise.store.reader import News, Run, open_run
 from equipoise.store.writer import RunWriter
-from equipoise.store.zoom import Summary
 
 __all__ = [
     "News",

@@ -12,9 +12,9 @@ import equipoise.store.schema as schema
 import equipoise.store.summaries as summaries
 from equipoise.errors import InputError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store.connection import reading
+from equipoise.store.level_of_detail import Summary, Window, Zoom, by_site, in_order
 from equipoise.store.packing import Array, Layout, unpack
-from equipoise.store.zoom import Summary, Window, Zoom, by_site, in_order
+from equipoise.store.schema import reading
 
 Steps = NDArray[np.int64]
 

@@ -14,29 +14,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equipoise.anatomy.shards import local_part
+from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
-from equipoise.probes.boundary import Boundary
-from equipoise.probes.capture import Probe
-from equipoise.probes.heard import Heard
-from equipoise.probes.shards import copies, is_partial
+from equipoise.probes.capture import Boundary, Heard, Probe
+from equipoise.probes.sharding import copies, is_partial
 from equipoise.records import Finding
-from equipoise.watching import announce, tracing
-from equipoise.watching.account import Account
-from equipoise.watching.alarm import Alarm
-from equipoise.watching.held import Holder
-from equipoise.watching.ledger import Ledger
-from equipoise.watching.light import NORM, NORM_PART
-from equipoise.watching.losses import Losses
-from equipoise.watching.meter import Meter
+from equipoise.watching import loop_hooks as tracing
+from equipoise.watching import reporting as announce
+from equipoise.watching.batch import Holder
+from equipoise.watching.coverage import DEAF, Silence, deafness
+from equipoise.watching.loop_hooks import Losses, tapped
+from equipoise.watching.nonfinite import Alarm
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
-from equipoise.watching.sampling import Sampler
-from equipoise.watching.schedule import Schedule
-from equipoise.watching.silence import DEAF, Silence, deafness
-from equipoise.watching.taps import tapped
-from equipoise.watching.voice import Voice
+from equipoise.watching.recorder import Account, Ledger
+from equipoise.watching.reporting import Voice
+from equipoise.watching.sampler import Sampler
+from equipoise.watching.schedule import Meter, Schedule
+from equipoise.watching.step_readings import NORM, NORM_PART
 
 log = logging.getLogger("equipoise")
 

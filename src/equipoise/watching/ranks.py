@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from equipoise.watching.message import Message
+from equipoise.watching.merge import Message
 
 log = logging.getLogger("equipoise")
 

@@ -10,18 +10,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 import equipoise
-from equipoise.anatomy.names import unwrapped
-from equipoise.anatomy.registry import anatomy_of
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.wrappers import unwrapped
 from equipoise.errors import InputError
 from equipoise.probes.capture import Probe
 from equipoise.records import RunInfo
 from equipoise.store import RunWriter, open_run, run_path
-from equipoise.watching import announce, presets, settings
+from equipoise.watching import options as presets
+from equipoise.watching import options as settings
+from equipoise.watching import reporting as announce
 from equipoise.watching.handle import Watch, log
-from equipoise.watching.ledger import Ledger
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import assembled
+from equipoise.watching.recorder import Ledger
 
 # id of the user's own module → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()

@@ -1,9 +1,16 @@
 """Text and images, in an order that any machine repeats."""
 
-from equipoise.lab.data.batches import Batch, Batches, ImageBatches, Images, Windows
+from equipoise.lab.data.batches import (
+    Batch,
+    Batches,
+    ImageBatches,
+    Images,
+    Order,
+    Share,
+    Windows,
+)
 from equipoise.lab.data.corpus import Corpus, embedded, from_bytes, text, token_file
 from equipoise.lab.data.images import cifar10, digits, mnist
-from equipoise.lab.data.order import Order, Share
 from equipoise.lab.data.sources import DataOptions, Opened, open_data
 from equipoise.lab.data.streaming import Packed
 

@@ -1,6 +1,8 @@
 """Batches of tokens or images, deterministic and resumable.
 
 Axes, in this file:  B batch · T token · I channel · Y X pixels.
+
+Which examples come next: the same on every machine, resumable, split over ranks.
 """
 
 from dataclasses import dataclass
@@ -9,10 +11,72 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from equipoise.errors import InputError
 from equipoise.lab.data.corpus import Corpus
-from equipoise.lab.data.order import Order, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which part of the work is this process's."""
+
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise InputError(f"rank {self.rank} is not one of {self.world}")
+
+
+def share() -> Share:
+    """Return this process's part of the data: all of it, unless a group exists."""
+    if not dist.is_initialized():
+        return Share()
+    return Share(rank=dist.get_rank(), world=dist.get_world_size())
+
+
+class Order:
+    """Examples 0 … size-1, shuffled anew each epoch by the seed alone.
+
+    Example i of the run belongs to batch i // (batch·world); within it ranks take
+    consecutive parts, so no two ranks ever read the same one. ``position`` counts
+    batches of all ranks together, and is all that resuming needs.
+
+    >>> order = Order(6, batch=2, seed=0)
+    >>> sorted(torch.cat([order.take() for _ in range(3)]).tolist())
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self, size: int, *, batch: int, seed: int = 0, share: Share | None = None
+    ) -> None:
+        self.share = share or Share()
+        self.size, self.batch, self.seed = size, batch, seed
+        self.position = 0
+        self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.long)
+        if size < batch * self.share.world:
+            raise InputError(
+                f"{size} examples are fewer than one batch of {batch} on each of "
+                f"{self.share.world} processes; use a smaller batch or more data"
+            )
+
+    def take(self) -> Tensor:
+        """Return this rank's next indices, and move on."""
+        whole = self.batch * self.share.world
+        # Batches never straddle epochs: the remainder of an epoch is left out.
+        per_epoch = self.size // whole
+        epoch, index = divmod(self.position, per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._shuffled = epoch, self._shuffle(epoch)
+        start = index * whole + self.share.rank * self.batch
+        self.position += 1
+        return self._shuffled[start : start + self.batch]
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        mixed = (self.seed * 1_000_003 + epoch) % 2**63
+        return torch.randperm(self.size, generator=torch.Generator().manual_seed(mixed))
+
 
 Batch = tuple[Tensor, Tensor]
 

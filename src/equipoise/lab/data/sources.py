@@ -5,8 +5,7 @@ from typing import Any, Literal, get_args
 
 from equipoise.errors import InputError
 from equipoise.lab.data import corpus, images
-from equipoise.lab.data.batches import Batches, ImageBatches, Images, Windows
-from equipoise.lab.data.order import share
+from equipoise.lab.data.batches import Batches, ImageBatches, Images, Windows, share
 from equipoise.lab.data.streaming import FINEWEB, Packed, byte_tokens, tokenizer
 from equipoise.lab.options import one_of, require
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
-from equipoise.lab.data.batches import Batch
-from equipoise.lab.data.order import Share
+from equipoise.lab.data.batches import Batch, Share
 
 FINEWEB = "HuggingFaceFW/fineweb"
 END = 256  # after each document, where tokens are bytes

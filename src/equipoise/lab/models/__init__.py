@@ -1,9 +1,8 @@
 """A GPT and a ViT with every axis the papers vary."""
 
 from equipoise.lab.models.attention import Normaliser, SelfAttention
-from equipoise.lab.models.block import Block
+from equipoise.lab.models.block import Block, FeedForward, MixtureOfExperts
 from equipoise.lab.models.config import PATH_LENGTH, BlockConfig, path_gain
-from equipoise.lab.models.feedforward import FeedForward, MixtureOfExperts
 from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.lab.models.presets import gpt_preset, vit_preset
 from equipoise.lab.models.vit import ViT, ViTConfig

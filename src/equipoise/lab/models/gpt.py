@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import Normaliser
-from equipoise.lab.models.block import Block, norm
+from equipoise.lab.models.attention import Normaliser, sinusoidal
+from equipoise.lab.models.block import Block, initialise, norm
 from equipoise.lab.models.config import BlockConfig
-from equipoise.lab.models.positions import sinusoidal
-from equipoise.lab.models.weights import initialise
 from equipoise.lab.options import require
 
 

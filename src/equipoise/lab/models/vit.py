@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import Normaliser
-from equipoise.lab.models.block import Block, norm
+from equipoise.lab.models.attention import Normaliser, sinusoidal
+from equipoise.lab.models.block import Block, initialise, norm
 from equipoise.lab.models.config import BlockConfig
-from equipoise.lab.models.positions import sinusoidal
-from equipoise.lab.models.weights import initialise
 from equipoise.lab.options import one_of, require
 
 

@@ -10,8 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from equipoise.numerics.balance import balance
 from equipoise.numerics.normalisers.interface import Interval, LowRank
+from equipoise.numerics.rows.balance import balance
 
 # m = Σ v_k s_k is cut into this many cells; the upper bound tightens with their number.
 CELLS = 64

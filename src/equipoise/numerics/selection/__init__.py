@@ -15,6 +15,8 @@ from equipoise.numerics.selection.concentration import (
     entropy_floor,
     logit_range,
     range_needed,
+    step_bound,
+    step_sensitivity,
     weight_interval,
     weights_entropy,
 )
@@ -29,30 +31,29 @@ from equipoise.numerics.selection.critical import (
 )
 from equipoise.numerics.selection.distance import (
     Distance,
+    Separability,
     distance,
     distance_of,
     expected_distance,
     published_bound,
+    random_separability,
+    separability,
+    separability_of,
 )
 from equipoise.numerics.selection.heads import (
+    AtSizes,
+    Selection,
+    Wanted,
     selection_of_blocks,
     selection_of_heads,
     selection_of_weights,
 )
-from equipoise.numerics.selection.readings import AtSizes, Selection, Wanted
-from equipoise.numerics.selection.rows import (
+from equipoise.numerics.selection.tokens import (
     Chosen,
     WeightedTokens,
     chosen,
     ranked_at_random,
     weighted_tokens,
-)
-from equipoise.numerics.selection.sensitivity import step_bound, step_sensitivity
-from equipoise.numerics.selection.separability import (
-    Separability,
-    random_separability,
-    separability,
-    separability_of,
 )
 
 __all__ = [

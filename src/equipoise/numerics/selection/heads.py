@@ -3,31 +3,170 @@
 Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width of
 queries and keys · F width of tokens · q queries of one block · k keys they see ·
 x batch and key-value head together · T sizes tried.
+
+Readings of several blocks, sizes or draws become one, field by field.
+
+What to measure of a layer's heads, what was measured, and its mean per head.
+
+Axes, in this file:  B batch · H head · Q query · T sizes tried · x any leading axes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.normalisers import Normaliser, rows
 from equipoise.numerics.normalisers.exponential import Softmax
-from equipoise.numerics.selection.concentration import concentration
-from equipoise.numerics.selection.distance import distance_of, published_bound
-from equipoise.numerics.selection.joining import joined
-from equipoise.numerics.selection.readings import AtSizes, Selection, Wanted
-from equipoise.numerics.selection.rows import (
+from equipoise.numerics.selection.concentration import Concentration, concentration
+from equipoise.numerics.selection.distance import (
+    Distance,
+    Separability,
+    distance_of,
+    published_bound,
+    separability_of,
+)
+from equipoise.numerics.selection.tokens import (
     Chosen,
     WeightedTokens,
     chosen,
     ranked_at_random,
+    score_blocks,
     weighted_tokens,
 )
-from equipoise.numerics.selection.scores import score_blocks
-from equipoise.numerics.selection.separability import Separability, separability_of
+
+Readings = TypeVar("Readings")
+How = Callable[[list[Tensor]], Tensor]
+
+
+def joined(parts: Sequence[Readings], how: How) -> Readings:
+    """Return the parts' tensors put together by ``how``; a part left out stays None.
+
+    Example:
+        >>> import torch
+        >>> joined([(torch.ones(1), None), (torch.zeros(2), None)], torch.cat)
+        (tensor([1., 0., 0.]), None)
+    """
+    whole: Readings = _joined(parts, how)
+    return whole
+
+
+def _joined(parts: Sequence[Any], how: How) -> Any:
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return how(list(parts))
+    if isinstance(first, tuple):
+        columns = [_joined(column, how) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    names = [field.name for field in fields(first)]
+    return type(first)(
+        **{n: _joined([getattr(part, n) for part in parts], how) for n in names}
+    )
+
+
+TOPS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure; each part can be left out where only another is needed."""
+
+    tops: tuple[int, ...] = TOPS
+    """Sizes of selection; each costs two matrix products per block."""
+    distance: bool = True
+    """d̃, its bounds and its expectation."""
+    published: bool = False
+    """Theorem 1's own bound as well: N passes over the keys."""
+    separability: bool = True
+    """Recall, precision and margin, Euclidean and cosine."""
+    random: int = 0
+    """Random rankings as a control; each costs as much as the true one."""
+    seed: int = 0
+    """Of the random rankings."""
+
+    def __post_init__(self) -> None:
+        if not self.tops or min(self.tops) < 1 or self.random < 0:
+            raise InputError(
+                f"tops {self.tops}, random {self.random}: give sizes of at least 1 and "
+                "a number of random rankings"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtSizes:
+    """Readings of shape (…, T): one per size. A part not asked for is None."""
+
+    distance: Distance | None = None
+    published: Float[Tensor, "*x T"] | None = None
+    euclidean: Separability | None = None
+    cosine: Separability | None = None
+    random_euclidean: Separability | None = None
+    random_cosine: Separability | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Readings of every query of every head: (B, H, Q), and (B, H, Q, T) per size."""
+
+    tops: tuple[int, ...]
+    concentration: Concentration
+    at: AtSizes
+
+    def per_head(
+        self, counted_BQ: Bool[Tensor, "B Q"] | None = None
+    ) -> dict[str, Tensor]:
+        """Return every reading's mean over queries: name → (H,) or (H, T).
+
+        Queries without a reading (no more visible keys than chosen ones) are left out,
+        as are those where ``counted_BQ`` is False (padding). A reading of NaN makes no
+        mean NaN here: see ``broken``.
+        """
+        found = {}
+        for name, value in _named(self):
+            if counted_BQ is not None:
+                out = ~counted_BQ[:, None, :].to(value.device)
+                out = out if value.ndim == 3 else out[..., None]
+                value = value.masked_fill(out, float("nan"))
+            found[name] = value.transpose(0, 1).flatten(1, 2).nanmean(1)
+        return found
+
+    @property
+    def broken(self) -> int:
+        """Rows whose scores held NaN or +inf: they have no reading."""
+        return int(self.concentration.p_max.isnan().sum())
+
+
+def _named(found: Selection) -> Iterator[tuple[str, Tensor]]:
+    seen = found.concentration
+    visible = seen.visible > 1  # one key: nothing to select from
+    for name in ("rho", "p_max", "entropy", "entropy_floor", "evenness"):
+        yield name, getattr(seen, name).masked_fill(~visible, float("nan"))
+    yield "weight.upper", seen.weight.upper.masked_fill(~visible, float("nan"))
+    if found.at.distance is not None:
+        yield from _of_distance(found.at.distance)
+    if found.at.published is not None:
+        yield "distance.published", found.at.published
+    for prefix in ("euclidean", "cosine", "random_euclidean", "random_cosine"):
+        part: Separability | None = getattr(found.at, prefix)
+        if part is not None:
+            for name in ("recall", "precision", "f", "margin"):
+                yield f"{prefix}.{name}", getattr(part, name)
+
+
+def _of_distance(at: Distance) -> Iterator[tuple[str, Tensor]]:
+    yield "distance", at.value
+    for name in ("upper", "lower", "per_token", "lift_lower", "lift_upper"):
+        yield f"distance.{name}", getattr(at, name)
+    yield "distance.expected_lower", at.expected_lower
+    yield "distance.expected_upper", at.expected_upper
+
 
 # Weights worked on at once: half a MiB of float64 a table.
 WEIGHTS = 1 << 16

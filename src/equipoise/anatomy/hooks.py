@@ -1,0 +1,182 @@
+"""Hooks that leave no mark on the module they listen to.
+
+``nn.TransformerEncoderLayer`` gives up its fused path, and with it the patient's bits,
+as soon as any module inside it carries a forward hook of its own. It does not look at
+torch's global hooks; so ours are global, one for all, and exist only while somebody
+listens. Whoever connects hears the calls of its own thread: another thread may be
+evaluating the same model.
+
+Step a torch-function mode out of the way, and put it back where it stood.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch.utils.hooks import RemovableHandle
+
+Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
+After = Callable[..., None]
+"""Takes (module, args, output), or (module, args, kwargs, output) if it asks to."""
+
+
+class _Switchboard:
+    """One global hook that hands each module's calls to that module's listeners."""
+
+    def __init__(self, register: Callable[[After], RemovableHandle]) -> None:
+        self._register = register
+        self._hooks: dict[int, OrderedDict[int, After]] = {}
+        self._torch: RemovableHandle | None = None
+
+    def connect(self, module: nn.Module, hook: After) -> RemovableHandle:
+        # A compiled wrapper shares its hooks with the module it wraps; so do we.
+        module = getattr(module, "_orig_mod", module)
+        if self._torch is None:
+            self._torch = self._register(self._called)
+        # torch asks the module whether a pre-hook wants keyword arguments.
+        module._forward_pre_hooks_with_kwargs[self._torch.id] = True
+        mine = self._hooks.setdefault(id(module), OrderedDict())
+        handle = _Handle(mine, lambda: self._disconnected(module))
+        mine[handle.id] = _in_this_thread(hook)
+        return handle
+
+    def _called(self, module: nn.Module, *given: Any) -> None:
+        for hook in tuple(self._hooks.get(id(module), OrderedDict()).values()):
+            hook(module, *given)
+
+    def _disconnected(self, module: nn.Module) -> None:
+        if self._torch is None or self._hooks.get(id(module)):
+            return
+        self._hooks.pop(id(module), None)
+        module._forward_pre_hooks_with_kwargs.pop(self._torch.id, None)
+        if not self._hooks:
+            self._torch.remove()
+            # torch's own handle forgets this one, and the dictionary would grow.
+            torch_modules._global_forward_hooks_with_kwargs.pop(self._torch.id, None)
+            self._torch = None
+
+
+def _in_this_thread(hook: After) -> After:
+    here = threading.get_ident()
+
+    def listen(*given: Any) -> None:
+        if threading.get_ident() == here:
+            hook(*given)
+
+    return listen
+
+
+class _Handle(RemovableHandle):
+    """Ends one listening; the last one out takes torch's global hook off."""
+
+    def __init__(
+        self, mine: OrderedDict[int, After], removed: Callable[[], None]
+    ) -> None:
+        super().__init__(mine)
+        self._mine, self._removed = mine, removed
+
+    def remove(self) -> None:
+        self._mine.pop(self.id, None)
+        self._removed()
+
+
+_BEFORE = _Switchboard(torch_modules.register_module_forward_pre_hook)
+_AFTER = _Switchboard(
+    lambda hook: torch_modules.register_module_forward_hook(
+        hook, with_kwargs=True, always_call=True
+    )
+)
+
+
+def before(module: nn.Module, hook: Before) -> RemovableHandle:
+    """Call ``hook(module, args, kwargs)`` before the module runs.
+
+    Example:
+        >>> seen, layer = [], nn.Identity()
+        >>> handle = before(layer, lambda m, args, kwargs: seen.append(args))
+        >>> layer(1), nn.Identity()(2), len(layer._forward_pre_hooks)
+        (1, 2, 0)
+        >>> handle.remove(); layer(3), seen
+        (3, [(1,)])
+    """
+
+    def listen(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        hook(module, args, kwargs or {})
+
+    return _BEFORE.connect(module, listen)
+
+
+def after(
+    module: nn.Module,
+    hook: After,
+    *,
+    with_kwargs: bool = False,
+    always_call: bool = False,
+) -> RemovableHandle:
+    """Call ``hook(module, args, output)`` after the module has run.
+
+    ``always_call`` calls it even if the module raised, with None for the output.
+    """
+
+    def listen(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+        *kwargs, output = kwargs_and_output  # torch gives no kwargs after an exception
+        if output is not None or always_call:
+            hook(module, args, *((*kwargs, {})[:1] if with_kwargs else ()), output)
+
+    return _AFTER.connect(module, listen)
+
+
+def stands(mode: TorchFunctionMode) -> bool:
+    """Return whether a mode is on: each thread has a stack of its own."""
+    return any(mode is other for other in _get_current_function_mode_stack())
+
+
+def transformed() -> bool:
+    """Return whether ``torch.func`` is at work: its tensors hold no numbers to read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def step_aside(mode: TorchFunctionMode) -> int:
+    """Take a mode off the stack; return how many modes stood above it."""
+    above = _taken_above(mode)
+    _pop_mode()
+    _put_back(above)
+    return len(above)
+
+
+def step_back(mode: TorchFunctionMode, above: int) -> None:
+    """Put a mode back under as many modes as stood above it before."""
+    others = [_pop_mode() for _ in range(above)]
+    _push_mode(mode)
+    _put_back(others)
+
+
+@contextmanager
+def aside(mode: TorchFunctionMode) -> Iterator[None]:
+    """Run a block as if the mode were not there: compiled code must not meet it."""
+    above = step_aside(mode)
+    try:
+        yield
+    finally:
+        step_back(mode, above)
+
+
+def _taken_above(mode: TorchFunctionMode) -> list[TorchFunctionMode]:
+    stack = _get_current_function_mode_stack()
+    return [_pop_mode() for _ in range(len(stack) - 1 - stack.index(mode))]
+
+
+def _put_back(modes: list[TorchFunctionMode]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)

@@ -1,0 +1,212 @@
+"""``scaled_dot_product_attention``, with whatever axes and defaults it was called.
+
+Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width.
+
+Attention over sentences of different lengths, kept without padding.
+
+Axes, in this file:  B batch · H head · Q query · K key · D width · L longest.
+A nested tensor is taken apart and padded here, because nothing else of ours knows it;
+its lengths live on the host, so an accelerator is waited for.
+
+Whatever axes a model's attention has, as (batch, head, query, key).
+
+Axes, in this file:  B batch · H head · Q query · K key · N rows of a folded batch.
+
+``scaled_dot_product_attention`` in plain operations, each open to the caller.
+
+Axes, in this file:  H head · Q query · K key · D head channel.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.anatomy.call_stack import Caller
+from equipoise.anatomy.calls import AttentionCall
+
+NAMES = ("query", "key", "value", "attn_mask")
+
+
+def is_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether an attention call was given sentences without padding."""
+    given = (*args, *kwargs.values())
+    return any(isinstance(x, Tensor) and x.is_nested for x in given)
+
+
+def padded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the call's arguments as they would be with padding and a mask.
+
+    Padding is hidden as a key, and as a query sees nothing.
+    """
+    rest = ("dropout_p", "is_causal", "scale", "enable_gqa")
+    given = {**dict(zip((*NAMES, *rest), args, strict=False)), **kwargs}
+    query_BHQD, real_BQ = _padded(given["query"])
+    key_BHKD, real_BK = _padded(given["key"])
+    value_BHKD, _ = _padded(given["value"])
+    mask = real_BQ[:, None, :, None] & real_BK[:, None, None, :]
+    whole = {"query": query_BHQD, "key": key_BHKD, "value": value_BHKD}
+    return {**given, **whole, "attn_mask": mask}
+
+
+def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (B, H, L, D) with zeros at the ends, and (B, L), True where it is real."""
+    parts = [part.detach() for part in x.unbind()]
+    lengths = [part.shape[-2] for part in parts]
+    longest = max(lengths)
+    whole = torch.stack(
+        [F.pad(part, (0, 0, 0, longest - part.shape[-2])) for part in parts]
+    )
+    at_L = torch.arange(longest, device=whole.device)
+    return whole, at_L[None] < torch.tensor(lengths, device=whole.device)[:, None]
+
+
+HEAD_COUNTS = (
+    *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead"),
+    *("num_attn_heads", "attention_heads", "n_attn_heads", "nheads", "h"),
+)
+
+
+def count(module: nn.Module | None, names: tuple[str, ...]) -> int | None:
+    """Return the first of these attributes a module or its config has, if any."""
+    for owner in (module, getattr(module, "config", None)):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def four(x: Tensor, heads: int | None) -> Tensor:
+    """Return x of any rank as (B, H, Q, K), its last two axes kept.
+
+    ``heads`` is how many the calling module has, where it says so: it tells a batch
+    folded with the heads, (B·H, Q, K), from a batch of single heads.
+
+    Example:
+        >>> import torch
+        >>> [tuple(four(torch.zeros(s), 4).shape) for s in ((8, 5, 6), (2, 2, 2, 5, 6))]
+        [(2, 4, 5, 6), (2, 4, 5, 6)]
+        >>> tuple(four(torch.zeros(8, 5, 6), None).shape)
+        (8, 1, 5, 6)
+        >>> tuple(four(torch.zeros(2, 4, 3, 5, 6), 4).shape)  # three blocks of queries
+        (6, 4, 5, 6)
+    """
+    if x.ndim == 2:
+        return x[None, None]
+    if x.ndim == 3:
+        folded = heads is not None and heads > 1 and x.shape[0] % heads == 0
+        return x.unflatten(0, (-1, heads)) if folded and heads else x.unsqueeze(1)
+    if x.ndim == 4:
+        return x
+    return _grouped(x, heads)
+
+
+def _grouped(x: Tensor, heads: int | None) -> Tensor:
+    """Fold the middle axes into heads, or, if one of them is heads, into batch."""
+    grouped = x.shape[1:-2].numel()
+    if heads is None or heads == grouped or heads not in (x.shape[-3], x.shape[1]):
+        return x.flatten(1, -3)
+    heads_last = x if heads == x.shape[-3] else x.movedim(1, -3)
+    return heads_last.flatten(0, -4)
+
+
+def sdpa_call(
+    caller: Caller,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """Return the call; the parameters are torch's own, in its order."""
+    heads = count(caller.module, HEAD_COUNTS)
+    q_BHQD = four(query, heads)
+    k_BGKD, v_BGKD = (_like(x, query, four(x, heads)) for x in (key, value))
+    return AttentionCall(
+        module=caller.module,
+        kind="sdpa",
+        q_BHQD=q_BHQD,
+        k_BGKD=k_BGKD,
+        v_BGKD=v_BGKD,
+        mask=_mask(attn_mask, query, heads),
+        causal=is_causal,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        cross=caller.cross,
+    )
+
+
+def _like(x: Tensor, query: Tensor, x_BGKD: Tensor) -> Tensor:
+    """Return keys with the queries' batch: a batch of one serves all."""
+    return (
+        x_BGKD.expand(four(query, None).shape[0], -1, -1, -1) if x.ndim == 4 else x_BGKD
+    )
+
+
+def _mask(mask: Tensor | None, query: Tensor, heads: int | None) -> Tensor | None:
+    """Return the mask with the axes that the queries were given."""
+    if mask is None or mask.ndim <= 2 or query.ndim == 4:
+        return mask
+    return four(mask.expand(*query.shape[:-2], -1, -1), heads)
+
+
+def _softmax(z_HQK: Tensor) -> Tensor:
+    return torch.softmax(z_HQK, -1)
+
+
+@dataclass(frozen=True)
+class WrittenOut:
+    """Fused attention as three steps that may be listened to, or replaced.
+
+    ``Mix(dropout(weigh(mask(scores(scale · q, kᵀ)))), v)``: what the fused function
+    computes, with its scores in memory. A row that sees no key is left to ``weigh``.
+
+    >>> q = k = v = torch.eye(2)[None]
+    >>> attention = WrittenOut(weigh=lambda z: (z > 0).to(z.dtype))
+    >>> attention(q, k, v).tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
+    """
+
+    scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+    weigh: Callable[[Tensor], Tensor] = _softmax
+    mix: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Return the mixed values; the parameters are torch's own, in its order."""
+        if enable_gqa:
+            copies = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        z_HQK = self.scores(query * scale, key.mT)
+        a_HQK = self.weigh(_masked(z_HQK, attn_mask, is_causal=is_causal))
+        # Without dropout the call is left out: it would be one more operation seen.
+        return self.mix(F.dropout(a_HQK, dropout_p) if dropout_p else a_HQK, value)
+
+
+def _masked(z_HQK: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    if is_causal:
+        Q, K = z_HQK.shape[-2:]
+        seen = torch.ones(Q, K, dtype=torch.bool, device=z_HQK.device).tril()
+        z_HQK = z_HQK.masked_fill(~seen, -math.inf)
+    if mask is None:
+        return z_HQK
+    if mask.dtype == torch.bool:
+        return z_HQK.masked_fill(~mask, -math.inf)
+    return z_HQK + mask

@@ -1,0 +1,312 @@
+"""Follows softmax weights until they mix values: only then were they attention.
+
+A router's softmax, or the one over the vocabulary, never mixes; its trail just ends.
+
+Softmax weights on their way: where they come from, and what they were used for.
+
+Weights that are a product of two softmaxes: linear attention, whose rows never are.
+
+Efficient attention mixes values with a softmax over the tokens, and what that made with
+a softmax over features: softmax(q) (softmax(k)ᵀ v). Neither is a row of attention. Each
+alone looks like one, so a mix waits while its caller has another softmax in hand.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.anatomy.call_stack import Caller
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.mixing import Axes, mixing_axes
+from equipoise.anatomy.operations import RESHAPES, SLICES, WINDOWS, Function
+from equipoise.anatomy.sdpa import HEAD_COUNTS, count, four
+from equipoise.anatomy.sharding import local_part
+
+
+@dataclass(slots=True, eq=False)
+class Softmax:
+    """One softmax that may turn out to be attention."""
+
+    caller: Caller
+    scores: Tensor
+    stride: int
+    """Of the axis the softmax ran over: what tells that axis in a view."""
+    version: int
+    done: bool = False
+    windows: list[Any] = field(default_factory=list)
+    """What was unfolded since: sizes of windows, as the function was given them."""
+
+    def windowed(self, width: int) -> bool:
+        """Whether windows as wide as the softmax were cut out since it was called."""
+        sizes = (w if isinstance(w, tuple | list) else (w,) for w in self.windows)
+        return width in map(prod, sizes)
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the scores are no longer those that the softmax was given."""
+        return _version(self.scores) != self.version
+
+
+def begun(caller: Caller, scores: Tensor, dim: int) -> Softmax:
+    """Return what is known of a softmax when it has just been called."""
+    scores = scores.detach()
+    return Softmax(caller, scores, scores.stride(dim), _version(scores))
+
+
+def _version(x: Tensor) -> int:
+    """Return how often a tensor was written to; in inference mode nobody counts."""
+    return 0 if x.is_inference() else x._version
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """A tensor made of softmax weights, and the scores laid out as it is."""
+
+    softmax: Softmax
+    view: Tensor
+    sliced: bool = False
+    """Only part of the weights: the view is the whole's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Values mixed once with the weights of one softmax."""
+
+    caller: Caller
+    trace: Trace
+    axes: Axes
+    extra_keys: int
+    """Columns of the softmax that no value belongs to."""
+    out: Tensor
+
+
+FACTORED = "its weights are a product of two softmaxes: linear attention has no rows"
+
+
+@dataclass(slots=True)
+class Factors:
+    """Mixes that wait to hear whether they were half of a product."""
+
+    report: Callable[[Mix], None]
+    miss: Callable[[Caller, str], None]
+    _waiting: dict[str, Mix] = field(default_factory=dict)
+
+    def weigh(self, mix: Mix, operands: Iterable[Tensor], *, alone: bool) -> None:
+        """Report a mix, now or once its caller has mixed again, or name the product."""
+        before = self._waiting.pop(mix.caller.name, None)
+        if before is not None:
+            if any(_same(before.out, operand) for operand in operands):
+                self.miss(mix.caller, FACTORED)
+                return
+            self.report(before)
+        if alone:
+            self.report(mix)
+        else:
+            self._waiting[mix.caller.name] = mix
+
+    def settle(self) -> None:
+        """Report what still waits: nothing was made of it."""
+        while self._waiting:
+            self.report(self._waiting.pop(next(iter(self._waiting))))
+
+
+def _same(out: Tensor, operand: Tensor) -> bool:
+    """Return whether an operand is what was made, or another view of it."""
+    base = out if out._base is None else out._base
+    return operand is base or operand._base is base or operand is out
+
+
+OVERWRITTEN = "its scores were overwritten before its weights were used"
+LOST = (
+    "its softmax was seen, but not where its weights mix values: bands or windows of "
+    "keys that are laid out anew in between, or values sampled for each query"
+)
+CONVOLUTION = (
+    "it mixes the neighbours of each token with weights of their own, a softmax over "
+    "the window: a dynamic convolution, which is not read as attention"
+)
+OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
+
+
+@dataclass(slots=True)
+class Trail:
+    """Every living tensor that carries softmax weights."""
+
+    hear: Callable[[AttentionCall], None]
+    miss: Callable[[Caller, str], None]
+    _traces: dict[int, tuple["weakref.ref[Tensor]", list[Trace]]] = field(
+        default_factory=dict
+    )
+    _met: dict[str, Caller] = field(default_factory=dict)
+    _followed: set[str] = field(default_factory=set)
+    _factors: Factors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._factors = Factors(self._report, self.miss)
+
+    def __bool__(self) -> bool:
+        return bool(self._traces)
+
+    def settle(self) -> None:
+        """Report what was held back in case more would come."""
+        self._factors.settle()
+
+    def clear(self) -> None:
+        self._traces.clear()
+        self._met.clear()
+        self._followed.clear()
+
+    def lost(self) -> list[Caller]:
+        """Return who called softmax, and never mixed anything with its weights."""
+        return [who for name, who in self._met.items() if name not in self._followed]
+
+    def start(self, caller: Caller, out: Any, given: tuple[Tensor, int | None]) -> None:
+        """Begin at ``out = softmax(scores, dim)``."""
+        scores, dim = given
+        if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
+            return
+        self._met[caller.name] = caller
+        softmax = begun(caller, scores, dim)
+        self._mark(out, [Trace(softmax, softmax.scores)])
+
+    def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
+        """Take one more call into account."""
+        if func in WINDOWS:
+            self._unfolded(args[2:] if func is Tensor.unfold else args[1:], kw)
+        for tensor in {id(t): t for t in _tensors((args, tuple(kw.values())))}.values():
+            traces = self._living(tensor)
+            if not traces:
+                continue
+            axes = mixing_axes(func, args, tensor)
+            if axes is not None:
+                made = [_mix(trace, tensor, axes, out) for trace in traces]
+                self._mixed(made, args)
+            else:
+                self._passed_on(func, args, out, (tensor, traces, kw))
+
+    def _unfolded(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        """Note windows, whose size is the next argument unless it is named."""
+        size = kw.get("kernel_size", kw.get("size", args[0] if args else 0))
+        for _, traces in self._traces.values():
+            for trace in traces:
+                trace.softmax.windows.append(size)
+
+    def _living(self, tensor: Tensor) -> list[Trace]:
+        reference, traces = self._traces.get(id(tensor), (None, []))
+        if reference is None or reference() is not tensor:
+            return []
+        return [trace for trace in traces if not trace.softmax.done]
+
+    def _mark(self, out: Tensor, traces: list[Trace]) -> None:
+        key = id(out)
+        forget = lambda _: self._traces.pop(key, None)  # noqa: E731
+        known = self._living(out)
+        self._traces[key] = weakref.ref(out, forget), [*known, *traces]
+
+    def _passed_on(
+        self,
+        func: Function,
+        args: tuple[Any, ...],
+        out: Any,
+        given: tuple[Tensor, list[Trace], Any],
+    ) -> None:
+        tensor, traces, kw = given
+        if func in SLICES:
+            for part in _tensors((out,)):
+                whole = [Trace(t.softmax, t.view, sliced=True) for t in traces]
+                self._mark(part, whole)
+        elif func in RESHAPES and args and args[0] is tensor:
+            views = [t if t.sliced else _reshaped(func, t, args, kw) for t in traces]
+            self._mark(out, views)
+        elif (
+            isinstance(out, Tensor) and out.shape == tensor.shape and out is not tensor
+        ):
+            self._mark(out, traces)
+
+    def _mixed(self, mixes: list[Mix], args: tuple[Any, ...]) -> None:
+        """Weigh every softmax in a product; they will not be needed again."""
+        # One softmax may be in a tensor twice: a reshape can return what it was given.
+        fresh = list({id(mix.trace.softmax): mix for mix in mixes[::-1]}.values())[::-1]
+        for mix in fresh:
+            mix.trace.softmax.done = True
+        gone = [
+            k for k, (_, ts) in self._traces.items() if all(t.softmax.done for t in ts)
+        ]
+        for key in gone:
+            del self._traces[key]
+        for mix in fresh:
+            self._followed.add(mix.caller.name)
+            alone = len(fresh) > 1 or not self._has_more(mix.caller)
+            self._factors.weigh(mix, _tensors(args), alone=alone)
+
+    def _has_more(self, caller: Caller) -> bool:
+        """Return whether a caller holds another softmax that has mixed nothing yet."""
+        living = (ts for ref, ts in self._traces.values() if ref() is not None)
+        waiting = (t.softmax for ts in living for t in ts if not t.softmax.done)
+        return any(softmax.caller.name == caller.name for softmax in waiting)
+
+    def _report(self, mix: Mix) -> None:
+        softmax, view, axes = mix.trace.softmax, mix.trace.view, mix.axes
+        if softmax.overwritten:
+            self.miss(softmax.caller, OVERWRITTEN)
+            return
+        if mix.trace.sliced or view.ndim != len(axes):
+            axes = (*range(view.ndim - 2), view.ndim - 2, view.ndim - 1)
+        if _router(softmax, view, axes):
+            return
+        scores = view.permute(axes)
+        if scores.shape[-2] == 1 and softmax.windowed(scores.shape[-1]):
+            self.miss(softmax.caller, CONVOLUTION)
+            return
+        if not _over_keys(scores, softmax.stride):
+            self.miss(softmax.caller, OTHER_AXIS)
+            return
+        self.hear(_call(softmax.caller, scores, extra=mix.extra_keys))
+
+
+def _mix(trace: Trace, weights: Tensor, axes: Axes, out: Tensor) -> Mix:
+    return Mix(trace.softmax.caller, trace, axes, _extra(trace, weights), out)
+
+
+def _router(softmax: Softmax, view: Tensor, axes: Axes) -> bool:
+    """A query axis that the softmax did not have was put there for one token's mix."""
+    return view.shape[axes[-2]] == 1 and view.ndim > softmax.scores.ndim <= 3
+
+
+def _over_keys(scores: Tensor, stride: int) -> bool:
+    """Return whether the last axis is the softmax's, as far as strides can tell."""
+    elsewhere = stride in scores.stride()[:-1]
+    return scores.stride(-1) == stride or scores.shape[-1] == 1 or not elsewhere
+
+
+def _extra(trace: Trace, weights: Tensor) -> int:
+    """Columns of the softmax that were cut off before values were mixed: sinks."""
+    cut = trace.view.shape[-1] - weights.shape[-1]
+    same = weights.shape[:-1] == trace.view.shape[:-1]
+    return cut if trace.sliced and same and cut > 0 else 0
+
+
+def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
+    return AttentionCall(
+        module=caller.module,
+        kind="softmax",
+        scores_BHQK=four(local_part(scores), count(caller.module, HEAD_COUNTS)),
+        cross=caller.cross,
+        extra_keys=extra,
+    )
+
+
+def _reshaped(func: Function, trace: Trace, args: tuple[Any, ...], kw: Any) -> Trace:
+    return Trace(trace.softmax, func(trace.view, *args[1:], **kw))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)

@@ -1,0 +1,1 @@
+"""Verdicts on a model as it stands: precision, curvature and selection."""

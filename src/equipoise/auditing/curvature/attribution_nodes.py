@@ -1,0 +1,313 @@
+"""Follow a forward pass whose parameters move, and meet every operation that bends.
+
+Parameters carry tangents (forward-mode differentiation), so that each operation reads
+what moves and how.
+
+One operation of a network, seen twice: what it read, and how that moves.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from equipoise.anatomy.sdpa import WrittenOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """An operation φ, all it read, and the tangents of what moves."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    moving: tuple[int, ...]
+    """Which of the tensors, in reading order, depend on the parameters."""
+    tangents: tuple[Tensor, ...]
+    """One for each moving tensor."""
+    output: int | None = None
+    """Which of several results; None when the operation returns one tensor."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in leaves([self.args, self.kwargs]) if isinstance(x, Tensor)]
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """Return how an argument moves, or None when it is constant."""
+        tensors = self.tensors
+        for index, tangent in zip(self.moving, self.tangents, strict=True):
+            if tensors[index] is x:
+                return tangent
+        return None
+
+    def value(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the operation's result with other tensors in the moving places."""
+        given = self.tensors
+        for index, tensor in zip(self.moving, tensors, strict=True):
+            given[index] = tensor
+        if writes(self.func):
+            given = [tensor.clone() for tensor in given]
+        args, kwargs = refilled([self.args, self.kwargs], iter(given))
+        result = self.func(*args, **kwargs)
+        chosen: Tensor = result if self.output is None else result[self.output]
+        return chosen
+
+    def placed(self, found: Sequence[tuple[Tensor | None, Tensor]]) -> "Products":
+        """Return products in the order of the moving tensors; others have none."""
+        tensors = self.tensors
+        products = [torch.zeros_like(tensors[i]) for i in self.moving]
+        for place, index in enumerate(self.moving):
+            for x, product in found:
+                if x is tensors[index]:
+                    products[place] = products[place] + product.to(x.dtype)
+        return tuple(products)
+
+
+Products = tuple[Tensor, ...]
+"""∇²⟨λ, φ⟩·ż, one tensor for each moving input."""
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Say whether a function changes what it reads.
+
+    >>> writes(Tensor.mul_), writes(Tensor.__imul__), writes(Tensor.__mul__)
+    (True, True, False)
+    """
+    name = func.__name__
+    return name.startswith("__i") or (name.endswith("_") and not name.startswith("_"))
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return everything in nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves(item)]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    return [value]
+
+
+def refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return the same nest with its tensors taken from an iterator."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, tuple | list):
+        items = [refilled(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: refilled(item, tensors) for key, item in value.items()}
+    return value
+
+
+def twice_differentiated(call: Call, cotangent: Tensor) -> Products:
+    """Return ∇²⟨λ, φ⟩·ż by differentiating the operation alone, twice."""
+    # Fused attention kernels have no second derivative.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        at = [call.tensors[i].detach().requires_grad_() for i in call.moving]
+        inner = (call.value(at) * cotangent).sum()
+        slopes = torch.autograd.grad(inner, at, create_graph=True, allow_unused=True)
+        moved = sum(
+            (slope * tangent).sum()
+            for slope, tangent in zip(slopes, call.tangents, strict=True)
+            if slope is not None
+        )
+        return _gradient(moved, at)
+
+
+def _gradient(moved: Tensor | int, at: list[Tensor]) -> Products:
+    if not (isinstance(moved, Tensor) and moved.requires_grad):
+        return tuple(torch.zeros_like(x) for x in at)
+    found = torch.autograd.grad(moved, at, allow_unused=True)
+    return tuple(
+        torch.zeros_like(x) if g is None else g for g, x in zip(found, at, strict=True)
+    )
+
+
+# Linear in everything they read, or flat almost everywhere: no second derivative.
+# Not a matter of truth but of cost: an absent name is differentiated, and found zero.
+LINEAR = frozenset(
+    """
+    view view_as reshape transpose permute t swapaxes movedim unsqueeze squeeze expand
+    expand_as broadcast_to repeat repeat_interleave contiguous clone detach to float
+    double type type_as split chunk unbind cat concat stack flatten unflatten ravel
+    select narrow index_select gather take_along_dim getitem setitem index_copy
+    index_put scatter index_add unfold roll flip pad where masked_fill masked_select
+    relu maximum minimum max min amax amin clamp abs neg sign topk sort tril triu
+    diagonal dropout get add sub radd rsub iadd isub sum mean cumsum embedding set
+    requires_grad register_hook leaky_relu zeros_like ones_like empty_like rand_like
+    """.split()
+)
+PRODUCTS = frozenset("mul rmul imul matmul bmm mm linear addmm einsum".split())
+KINDS = {
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm"), "norm"),
+    **dict.fromkeys(("gelu", "silu", "tanh", "sigmoid", "softplus"), "activation"),
+    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d"), "projection"),
+    **dict.fromkeys(("matmul", "bmm", "mm", "baddbmm", "einsum"), "product"),
+    **dict.fromkeys(("mul", "imul", "rmul", "truediv", "div"), "product"),
+    **dict.fromkeys(("cross_entropy", "mse_loss", "nll_loss"), "loss"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation and where it stands."""
+
+    site: str
+    kind: str
+    call: Call
+    index: int
+    """How many came before it in the pass."""
+
+
+class Place(NamedTuple):
+    """A module at work."""
+
+    site: str
+    role: str
+
+
+Met = Callable[[Node, Tensor], None]
+"""Takes a node and its result, on the way forward."""
+
+
+@contextmanager
+def overheard(model: nn.Module, met: Met) -> Iterator[None]:
+    """Report each operation of the block that reads something moving and can bend."""
+    stack: list[Place] = []
+    with ExitStack() as exits:
+        for name, module in model.named_modules():
+            for handle in _listening(module, Place(name, _role(module)), stack):
+                exits.callback(handle.remove)
+        exits.enter_context(_Nodes(stack, met))
+        yield
+
+
+def _role(module: nn.Module) -> str:
+    """Return what a module is made for, when its operations alone do not tell."""
+    name = type(module).__name__
+    if name.endswith("Norm"):
+        return "norm"
+    return "activation" if re.search("Activation|GELU|SiLU", name) else ""
+
+
+def _listening(module: nn.Module, place: Place, stack: list[Place]) -> tuple[Any, Any]:
+    def enter(*_: Any) -> None:
+        stack.append(place)
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    return (
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, always_call=True),
+    )
+
+
+class _Nodes(TorchFunctionMode):
+    def __init__(self, stack: list[Place], met: Met) -> None:
+        super().__init__()
+        self.stack, self.met, self.count = stack, met, 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **(kwargs or {}))
+        if func is F.mse_loss:
+            return self._squared_error(*args, **(kwargs or {}))
+        return self.result(func, args, kwargs or {})
+
+    def result(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: str = "",
+    ) -> Any:
+        """Return what the operation returns, listening at it if it can bend."""
+        name = getattr(func, "__name__", "").strip("_")
+        call = None if name in LINEAR else _moved(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self._meet(call, kind or KINDS.get(name, name), result)
+        return result
+
+    def _meet(self, call: Call, kind: str, result: Any) -> None:
+        several = isinstance(result, tuple | list)
+        for index, part in enumerate(result if several else [result]):
+            if isinstance(part, Tensor) and part.is_floating_point():
+                call = replace(call, output=index if several else None)
+                self.met(self._node(kind, call), part)
+
+    def _node(self, kind: str, call: Call) -> Node:
+        site, role = self.stack[-1] if self.stack else Place("", "")
+        index, self.count = self.count, self.count + 1
+        return Node(site=site, kind=role or kind, call=call, index=index)
+
+    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return fused attention opened up: three nodes instead of one."""
+        attention = WrittenOut(
+            scores=lambda q, k: self.result(torch.matmul, (q, k), {}, "scores"),
+            weigh=lambda z: self.result(torch.softmax, (z, -1), {}, "softmax"),
+            mix=lambda a, v: self.result(torch.matmul, (a, v), {}, "mix"),
+        )
+        return attention(*args, **kwargs)
+
+    def _squared_error(
+        self,
+        input: Tensor,
+        target: Tensor,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss in plain operations: torch's kernel has no dual backward."""
+        off: Tensor = self.result(torch.square, (input - target,), {}, "loss")
+        off = off if weight is None else off * weight
+        if reduction == "none":
+            return off
+        total: Tensor = off.sum()
+        parts = off.numel() if weight is None else weight.expand_as(off).sum()
+        return total if reduction == "sum" else total / parts
+
+
+def _is_product(func: Callable[..., Any], place: int) -> bool:
+    """Say whether the operation is linear in the one tensor that moves."""
+    name = func.__name__.strip("_")
+    quotient = name in {"div", "truediv", "true_divide"}
+    return name in PRODUCTS or (quotient and place == 0)
+
+
+def _moved(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
+    """Return the call on plain copies of what it read, if any of that moves."""
+    tensors = [x for x in leaves([args, kwargs]) if isinstance(x, Tensor)]
+    duals = [forward_ad.unpack_dual(x) for x in tensors]
+    moving = tuple(i for i, dual in enumerate(duals) if dual.tangent is not None)
+    if not moving or (len(moving) == 1 and _is_product(func, moving[0])):
+        return None
+    plain = [dual.primal.detach() for dual in duals]
+    tangents = [duals[i].tangent.detach() for i in moving]
+    if writes(func):
+        plain, tangents = ([x.clone() for x in xs] for xs in (plain, tangents))
+    given = refilled([args, kwargs], iter(plain))
+    return Call(
+        func=func,
+        args=tuple(given[0]),
+        kwargs=given[1],
+        moving=moving,
+        tangents=tuple(tangents),
+    )

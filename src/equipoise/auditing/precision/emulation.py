@@ -1,0 +1,257 @@
+"""Run a model as if some of its modules stored their numbers in a narrow format.
+
+Sums are wide, storage is narrow: each stored result and each parameter read is rounded
+once. Kept modules store nothing narrow, and hand on what they computed unrounded.
+
+The error that low precision makes, by making it.
+
+The reference runs in float64 (never in TF32: its 11 bits equal fp16's, and a reference
+that wrong hides two fifths of the error). Emulated runs use the same float64 model with
+rounding added, so the only difference is the one under study.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.auditing.precision.walk import HIDDEN, LinearCall, plain, walked
+from equipoise.auditing.subject import Batch, batch_as, output_of, widened
+from equipoise.errors import InputError
+from equipoise.numerics.formats import Format, format_named
+from equipoise.numerics.rounding import power_of_two_scale, rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """How a narrow module stores its numbers."""
+
+    format: Format
+    scaled: bool | None = None
+    """Scale each tensor by a power of two to fill the range, as fp8 recipes do.
+    None: only for formats of 8 bits or fewer."""
+
+    @classmethod
+    def named(cls, name: str, *, scaled: bool | None = None) -> Self:
+        """Return the storage of a format by its name."""
+        return cls(format=format_named(name), scaled=scaled)
+
+    @property
+    def scales(self) -> bool:
+        return self.format.bits <= 8 if self.scaled is None else self.scaled
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return x as stored; numbers that hide keys pass through."""
+        numbers = plain(x)
+        near = self.rounded_plain(numbers, self.scale(numbers))
+        return near if numbers is x else torch.where(x.abs() >= HIDDEN, x, near)
+
+    def scale(self, x: Tensor) -> float:
+        """Return the power of two the tensor is stored with."""
+        return power_of_two_scale(x, self.format) if self.scales else 1.0
+
+    def rounded_plain(self, x: Tensor, scale: float) -> Tensor:
+        """Return x as stored with a given scale, hidden keys not looked for."""
+        if scale == 1.0:
+            near = rounded(x, self.format)
+            return near if near is not x else x.clone()
+        return rounded(x * scale, self.format).div_(scale)
+
+
+Narrow = Callable[[str], bool]
+Memory = dict[tuple[Storage, int], Tensor]
+"""Parameters already rounded, by ``id``: valid while the model lives unchanged."""
+
+
+def everywhere(site: str) -> bool:
+    """Every module is narrow."""
+    return True
+
+
+def all_but(kept: Collection[str]) -> Narrow:
+    """Every module is narrow except those kept."""
+    return lambda site: site not in kept
+
+
+def only(sites: Collection[str]) -> Narrow:
+    """Only the named modules are narrow."""
+    return lambda site: site in sites
+
+
+@dataclass(slots=True)
+class _Rounding:
+    storage: Storage
+    narrow: Narrow
+    straight_through: bool
+    memory: Memory
+    sites: dict[str, None] = field(default_factory=dict)
+
+    def parameter(self, site: str, parameter: nn.Parameter) -> Tensor:
+        self.sites[site] = None
+        if not self.narrow(site):
+            return parameter
+        if self.straight_through:  # each use needs a history of its own
+            return self._round(parameter)
+        key = (self.storage, id(parameter))
+        if key not in self.memory:
+            self.memory[key] = self._round(parameter)
+        return self.memory[key]
+
+    def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
+        self.sites[site] = None
+        return self._round(x) if self.narrow(site) else x
+
+    def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:
+        # Rounding the rows read is cheaper than the table, and the same.
+        return self.stored(site, "weight", nn.functional.embedding(ids, weight))
+
+    def linear(self, site: str, call: LinearCall) -> Tensor:
+        weight_MK = self.parameter(site, call.weight)
+        bias = call.bias
+        if isinstance(bias, nn.Parameter):
+            bias = self.parameter(site, bias)
+        y = nn.functional.linear(call.x, call.oriented(weight_MK), bias)
+        return self.stored(site, "product", y)
+
+    def _round(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            near = self.storage.rounded(x.detach())
+        if not (self.straight_through and x.requires_grad):
+            return near
+        # Rounding has slope 1 almost everywhere that matters; gradients are stored too.
+        y = x + (near - x).detach()
+        y.register_hook(self.storage.rounded)
+        return y
+
+
+@contextmanager
+def emulated(
+    model: nn.Module,
+    storage: Storage,
+    *,
+    narrow: Narrow = everywhere,
+    gradients: bool = False,
+    memory: Memory | None = None,
+) -> Iterator[dict[str, None]]:
+    """Round what the narrow modules store inside the block; yield the sites seen.
+
+    Args:
+        model: in float32 or, better, float64: sums are as wide as its dtype.
+        storage: the format, and whether tensors are scaled to fill it.
+        narrow: which modules, by name; all of them by default.
+        gradients: let gradients through the rounding, and round them as well.
+        memory: keeps rounded parameters from one run to the next.
+    """
+    rounding = _Rounding(storage, narrow, gradients, {} if memory is None else memory)
+    with walked(model, rounding):
+        yield rounding.sites
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """Return ‖found - exact‖/‖exact‖ in float64; NaN and Inf are told as they are."""
+    wide = exact.double()
+    size = float(wide.norm())
+    return float((found.double() - wide).norm()) / size if size else math.nan
+
+
+NATIVE = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(slots=True)
+class Bench:
+    """A model and a batch, ready to be run in any precision."""
+
+    model: nn.Module
+    batch: Batch
+    wide: torch.dtype = torch.float64
+    _wide_model: nn.Module = field(init=False)
+    _wide_batch: Batch = field(init=False)
+    _memory: Memory = field(init=False, default_factory=dict)
+    reference: Tensor = field(init=False)
+    """The output in the wide dtype."""
+
+    def __post_init__(self) -> None:
+        self._wide_model = widened(self.model, self.wide)
+        self._wide_batch = batch_as(self.batch, self.wide)
+        with torch.no_grad():
+            self.reference = output_of(self._wide_model, self._wide_batch)
+        if not self.reference.isfinite().all():
+            raise InputError(
+                "the model's output is not finite even in float64: there is no "
+                "reference to compare low precision with"
+            )
+
+    @property
+    def widened(self) -> tuple[nn.Module, Batch]:
+        """Return the copy that is measured, and its batch."""
+        return self._wide_model, self._wide_batch
+
+    def mismatch(self, storage: Storage, *, narrow: Narrow = everywhere) -> float:
+        """Return ‖y_narrow - y‖/‖y‖ with the narrow modules emulated."""
+        with (
+            torch.no_grad(),
+            emulated(self._wide_model, storage, narrow=narrow, memory=self._memory),
+        ):
+            found = output_of(self._wide_model, self._wide_batch)
+        return relative_error(found, self.reference)
+
+    def sites(self, storage: Storage) -> tuple[str, ...]:
+        """Return the modules that store anything, in the order they first do."""
+        with torch.no_grad(), emulated(self._wide_model, storage) as sites:
+            output_of(self._wide_model, self._wide_batch)
+        return tuple(sites)
+
+    def by_module(
+        self, storage: Storage, sites: Iterable[str] | None = None
+    ) -> dict[str, float]:
+        """Return the mismatch with one module narrow at a time: the attribution."""
+        chosen = self.sites(storage) if sites is None else sites
+        return {s: self.mismatch(storage, narrow=only({s})) for s in chosen}
+
+    def native_mismatch(self, format: Format) -> float:
+        """Return the mismatch of the model cast to the device's own dtype."""
+        dtype = NATIVE.get(format.name)
+        if dtype is None:
+            raise InputError(
+                f"{format.name} has no dtype every layer runs in; "
+                f"native runs exist for {', '.join(NATIVE)}"
+            )
+        with torch.no_grad():
+            found = output_of(widened(self.model, dtype), batch_as(self.batch, dtype))
+        return relative_error(found, self.reference)
+
+    def gradient_mismatch(self, storage: Storage, *, seed: int = 0) -> dict[str, float]:
+        """Return, per parameter, the relative error of a gradient in low precision.
+
+        The scalar differentiated is a fixed random projection of the output, so no
+        labels are needed. Weights, activations and gradients are all rounded.
+        """
+        exact = self._gradients(seed)
+        with emulated(self._wide_model, storage, gradients=True):
+            found = self._gradients(seed)
+        return {
+            name: relative_error(found[name], g)
+            for name, g in exact.items()
+            if name in found and bool((g != 0).any())
+        }
+
+    def _gradients(self, seed: int) -> dict[str, Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        probe = torch.randn(self.reference.shape, generator=rng).to(self.reference)
+        with torch.enable_grad():
+            y = output_of(self._wide_model, self._wide_batch)
+            wanted = {
+                n: p for n, p in self._wide_model.named_parameters() if p.requires_grad
+            }
+            grads = torch.autograd.grad(
+                (y * probe).sum(), list(wanted.values()), allow_unused=True
+            )
+        return {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}

@@ -1,0 +1,162 @@
+"""A study on the screen, and as one offline page."""
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from equipoise.auditing.precision.keep_list import FINITE
+from equipoise.auditing.precision.study import Row, Study
+from equipoise.report.pages import StudyPage
+from equipoise.report.views import short
+
+NOTES = (
+    "predicted: relative error of the output if only this module stored its numbers "
+    "in the format; squares add up to the total"
+)
+
+OUT_OF_RANGE = 5
+"""Modules named whose numbers leave the range."""
+
+
+def headline(study: Study) -> str:
+    """Return the verdict in two sentences."""
+    scaled = ", tensors scaled" if study.scaled else ""
+    kept, missed = study.kept, "" if study.kept.reached else ", missed"
+    target = "any finite error" if kept.target == FINITE else short(kept.target)
+    return (
+        f"{study.model} in {study.format}{scaled}: output error "
+        f"{_error(study.measured)} measured, {_error(study.predicted)} predicted. "
+        f"Keep {len(kept.sites)} of {len(study.rows)} modules in fp32 for "
+        f"{_error(kept.measured)} (target {target}{missed})."
+    )
+
+
+def _error(size: float) -> str:
+    return short(size) if math.isfinite(size) else "not finite"
+
+
+def remarks(study: Study) -> list[str]:
+    """Return what a reader must not overlook: range, ε, the native run."""
+    lines = []
+    if study.native is not None:
+        lines.append(f"run natively in {study.format}: error {_error(study.native)}")
+    beyond = {
+        row.site: row.range.overflow
+        for row in study.rows
+        if row.range is not None and row.range.overflow > 0
+    }
+    for site in sorted(beyond, key=beyond.__getitem__, reverse=True)[:OUT_OF_RANGE]:
+        share = f"{beyond[site]:.2%}"
+        lines.append(f"{_name(site)}: {share} of a stored tensor is out of range")
+    if len(beyond) > OUT_OF_RANGE:
+        more = len(beyond) - OUT_OF_RANGE
+        lines.append(f"so are numbers of {more} other modules, by smaller shares")
+    return lines + _lost(study)
+
+
+def _lost(study: Study) -> list[str]:
+    """Return one line for each number that an ε becomes, and the norms it is in."""
+    norms: dict[float, list[str]] = {}
+    for name, left in study.lost_epsilons.items():
+        norms.setdefault(left, []).append(_name(name))
+    return [
+        f"ε becomes {short(left)} where the norm itself runs in {study.format} (stock "
+        f"kernels add it in float32): {_listed(names)}"
+        for left, names in norms.items()
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]} and {len(names) - 2} others"
+
+
+def _name(site: str) -> str:
+    return site or "(the model itself)"
+
+
+def cells(row: Row) -> list[str]:
+    """Return one line of the table; nothing to say is an empty cell."""
+    flushed = 0.0 if row.range is None else row.range.flushed
+    return [
+        _name(row.site),
+        _error(row.predicted),
+        "" if row.measured is None else _error(row.measured),
+        f"{row.share:.1%}",
+        row.dominant,
+        ("<0.1%" if flushed < 0.001 else f"{flushed:.1%}") if flushed else "",
+        "fp32" if row.keep else "",
+    ]
+
+
+COLUMNS = ["module", "predicted", "measured", "share", "mostly", "to zero", "keep"]
+
+
+def table(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return the columns in which some row has something, and the rows' cells."""
+    lines = [cells(row) for row in study.rows]
+    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
+    return [COLUMNS[i] for i in used], [[line[i] for i in used] for line in lines]
+
+
+def print_study(study: Study, *, rows: int = 20) -> None:
+    """Print the verdict, the largest modules and the remarks."""
+    console = Console()
+    console.print(headline(study), soft_wrap=True)
+    columns, lines = table(study)
+    shown = Table(caption=NOTES)
+    for name in columns:
+        shown.add_column(name, overflow="fold", no_wrap=name != "module")
+    for line in lines[:rows]:
+        shown.add_row(*line)
+    console.print(shown)
+    if len(lines) > rows:
+        console.print(f"… and {len(lines) - rows} smaller ones (--rows, --html)")
+    below = [_name(row.site) for row in study.rows[rows:] if row.keep]
+    also = [f"also to keep in fp32: {', '.join(below)}"] if below else []
+    for remark in also + remarks(study):
+        console.print(f"- {remark}", soft_wrap=True, markup=False, highlight=False)
+
+
+def write_study(study: Study, path: Path) -> Path:
+    """Write the study as one page that opens offline, and return where it is."""
+    columns, lines = table(study)
+    largest = max((row.share for row in study.rows), default=1.0)
+    rows = [
+        (line, row.share / largest, row.keep)
+        for line, row in zip(lines, study.rows, strict=True)
+    ]
+    return _PAGE.write(
+        path,
+        headline=headline(study),
+        remarks=remarks(study),
+        columns=columns,
+        rows=rows,
+        notes=NOTES,
+    )
+
+
+_PAGE = StudyPage(
+    title="Precision",
+    heading="Where the low-precision error comes from",
+    style=""".bar { background: #3b7dd8; height: .6rem; border-radius: 2px;
+       min-width: 1px }
+td.bars { min-width: 8rem }
+th { white-space: nowrap }
+tr.keep { background: #f2a90022 }""",
+    body="""<div class="wide"><table><thead><tr>
+{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
+<th scope="col">share, of the largest</th></tr></thead><tbody>
+{% for cells, length, keep in rows %}<tr{% if keep %} class="keep"{% endif %}>
+{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}
+<td class="bars"><div class="bar"
+ style="width: {{ '%.2f' | format(100 * length) }}%"></div></td></tr>
+{% endfor %}</tbody></table></div>
+<p>{{ notes }}. Rows marked are those to keep in fp32. <b>mostly</b>: what of the module
+contributes most, a parameter or the result of a call. <b>to zero</b>: the largest share
+of a tensor stored there that the format makes zero.</p>
+""",
+)

@@ -1,0 +1,189 @@
+"""What evidence comes to: a sentence, tables, figures. Pure: numbers in, text out.
+
+What a table calls each measure; one without a name keeps its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from equipoise.lab.results.arms import Row, rows
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.results.figures import Figure, Line
+
+NAMES = {
+    "validation": "held-out loss, nats",
+    "loss": "training loss, last tenth",
+    "accuracy": "held-out accuracy",
+    "spikes": "loss spikes",
+    "gradient_spikes": "gradient above 5 × clip",
+    "gradient_first_to_last": "gradient, first layer ÷ last",
+    "gradient_least_to_last": "gradient, weakest layer ÷ last",
+    "gradient_spread": "gradient, layers 2…N, largest ÷ smallest",
+    "theta_p5": "θ, 5th percentile",
+    "theta_p50": "θ, median",
+    "theta_p100": "θ, largest",
+    "S": "S, median over layers",
+    "S_cv": "S, spread over layers (CV)",
+    "S_residual": "S on the residual stream, median",
+    "S_residual_cv": "S on the residual stream, CV",
+    "S_residual_slope": "ln S over depth, slope",
+    "theta_least": "θ, 5th percentile, sharpest layer",
+    "norm_factor": "norm's factor on the gradient",
+    "branch_factor": "branch's factor on the gradient",
+    "token_cosine": "cosine between tokens",
+    "lipschitz": "local constant of attention, median",
+    "sharpness": "preconditioned sharpness",
+    "steps_to_target": "steps to 2.9 nats",
+    "first_gradient": "gradient of the first step",
+    "early_gradient_qk": "early gradient, Q and K",
+    "early_gradient_vo": "early gradient, V and O",
+    "early_gradient_feedforward": "early gradient, feed-forward",
+    "early_gradient_embedding": "early gradient, embeddings",
+    "early_update_qk": "early update, Q and K",
+    "early_update_vo": "early update, V and O",
+    "early_update_feedforward": "early update, feed-forward",
+    "early_update_embedding": "early update, embeddings",
+    "gradient_least_to_last_start": "gradient, weakest layer ÷ last, at init",
+    "ln_norm_factors": "Σ ln of the norms' factors",
+    "ln_norm_factors_start": "Σ ln of the norms' factors, at init",
+    "ln_branch_factors": "Σ ln of the branches' factors",
+    "ln_branch_factors_start": "Σ ln of the branches' factors, at init",
+    "token_cosine_start": "cosine between tokens, at init",
+    "first_qk": "gradient of the first block's Q and K",
+    "first_qk_start": "gradient of the first block's Q and K, at init",
+    "entropy": "entropy of rows, nats",
+    "entropy_start": "entropy of rows, nats, at init",
+    "theta_p5_start": "θ, 5th percentile, at init",
+    "theta_early": "θ, mean over queries 1…7",
+    "theta_late": "θ, mean over queries 8…",
+    "sharp_rows": "share of rows (queries 8…) with p_max ≥ ½",
+    "growth_G": "Δ ln G from first to last",
+    "growth_B2": "Δ ln B̄² from first to last",
+    "mean_loss_at": "mean loss of the samples, at the weights",
+    "mean_loss_sharp": "mean loss, along the sharpest direction",
+    "mean_loss_random": "mean loss, along a random direction",
+    "slope_null": "slope, i.i.d. numbers",
+    "slope_at": "slope, at the weights",
+    "slope_sharp": "slope, along the sharpest direction",
+    "slope_random": "slope, along a random direction",
+    "variance_law_at": "mean square ÷ Var/(k(k+1)), at the weights",
+    "variance_law_sharp": "mean square ÷ Var/(k(k+1)), sharpest direction",
+    "variance_law_random": "mean square ÷ Var/(k(k+1)), random direction",
+    "share_value": "spread between samples: value term",
+    "share_slope": "spread between samples: gradient term",
+    "share_bend": "spread between samples: curvature term",
+    "share_rest": "spread between samples: remainder",
+    "paper_fails": "published form, share of samples above it",
+    "paper_ratio": "published form ÷ truth, median",
+    "ours_fails": "ours, share of samples above it",
+    "ours_ratio": "ours ÷ truth, median",
+    "delta2_ratio": "Δ₂ on the top eigenspace, closed form ÷ sampling",
+    "k_star_at": "k* for 1e-3 nats, by the variance law",
+    "gradient_norm": "gradient at the weights",
+    "sharpness_plain": "sharpness",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table: what it shows, its head, its cells."""
+
+    title: str
+    head: Sequence[str]
+    cells: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What an experiment says."""
+
+    verdict: str
+    grids: Sequence[Grid]
+    figures: Sequence[Figure] = field(default=())
+
+
+Finder = Callable[[Evidence], Finding]
+
+
+def plain(evidence: Evidence) -> Finding:
+    """Return the experiment's table and its paired comparisons."""
+    found = rows(evidence)
+    pairs = [
+        f"{row.arm} minus {baseline(evidence, row.arm)}: {row.against_first}"
+        for row in found
+        if row.against_first
+    ]
+    verdict = "; ".join(pairs) or "nothing to compare yet."
+    figures = [over_training(evidence, name) for name in evidence.curves]
+    return Finding(verdict=verdict, grids=[measured(evidence, found)], figures=figures)
+
+
+def baseline(evidence: Evidence, arm: str) -> str:
+    """Return the arm that this one is compared with."""
+    return evidence.baselines.get(arm, next(iter(evidence.arms)))
+
+
+def measured(evidence: Evidence, found: Sequence[Row]) -> Grid:
+    """Return a line per measure and a column per arm; the last line compares pairs."""
+    cells = [
+        [NAMES.get(name, name), *(str(row.values.get(name, "–")) for row in found)]
+        for name in evidence.measures
+        if any(name in row.values for row in found)
+    ]
+    first = evidence.measures[0]
+    versus = {baseline(evidence, row.arm) for row in found if row.against_first}
+    said = f"minus {versus.pop()}" if len(versus) == 1 else "minus its baseline"
+    pairs = [str(row.against_first or "–") for row in found]
+    return Grid(
+        title="Mean ± standard deviation over seeds; the last line is paired, "
+        "with its 95 % interval",
+        head=["", *(f"{row.arm} ({len(row.seeds)})" for row in found)],
+        cells=[*cells, [f"{NAMES.get(first, first)}: {said}", *pairs]],
+    )
+
+
+def over_training(
+    evidence: Evidence, name: str, *, title: str = "", y: str = "", log: bool = False
+) -> Figure:
+    """Return a quantity over steps, a line per arm; layers' range as a band."""
+    lines = [
+        Line(
+            name=arm,
+            x=one["x"],
+            y=one["y"],
+            low=one.get("low", ()),
+            high=one.get("high", ()),
+        )
+        for arm, one in _drawn(evidence, name)
+    ]
+    return Figure(
+        name=_file(name, "training"),
+        title=title or name,
+        x="step",
+        y=y,
+        lines=lines,
+        log_y=log,
+    )
+
+
+def over_depth(
+    evidence: Evidence, name: str, *, title: str, y: str = "", log: bool = False
+) -> Figure:
+    """Return a quantity over layers at the first sample and at the end, per arm."""
+    lines = [
+        Line(name=f"{arm}, {when}", x=list(range(1, len(one[key]) + 1)), y=one[key])
+        for arm, one in _drawn(evidence, name)
+        for key, when in (("end", "end"), ("start", "init"))
+    ]
+    return Figure(
+        name=_file(name, "depth"), title=title, x="layer", y=y, lines=lines, log_y=log
+    )
+
+
+def _drawn(evidence: Evidence, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(evidence.curves.get(name, {}).items())
+
+
+def _file(name: str, kind: str) -> str:
+    return f"{name.replace('.', '-').replace('/', '-')}-{kind}"

@@ -1,0 +1,131 @@
+"""Means with their spread, paired comparisons, and laws read off a sweep."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.errors import InputError
+
+Runs = dict[int, dict[str, float]]
+"""Seed → measure → value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean ± standard deviation over seeds."""
+
+    mean: float
+    sd: float
+    n: int
+
+    def __str__(self) -> str:
+        spread = "" if math.isnan(self.sd) else f" ± {self.sd:.2g}"
+        return f"{self.mean:.4g}{spread}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """The difference of two arms, seed by seed."""
+
+    mean: float
+    low: float
+    high: float
+    """95 % interval of the mean difference, Student's t."""
+    p: float
+    """Two-sided; with three seeds it can only be small if the effect is very steady."""
+    n: int
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.mean:+.4g} in every pair"
+        if math.isnan(self.p):
+            return f"{self.mean:+.4g}"
+        return f"{self.mean:+.4g} [{self.low:+.3g}, {self.high:+.3g}], p = {self.p:.2g}"
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Return mean and sample deviation; one value has no deviation.
+
+    >>> str(summary([1.0, 2.0, 3.0]))
+    '2 ± 1'
+    """
+    if not values:
+        raise InputError("no value to summarise")
+    if any(not math.isfinite(v) for v in values):
+        # stdlib's stdev refuses infinities; a diverged arm is still a result.
+        return Summary(mean=sum(values) / len(values), sd=math.nan, n=len(values))
+    sd = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Summary(mean=statistics.fmean(values), sd=sd, n=len(values))
+
+
+def paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """Return arm - baseline with its 95 % interval, pair by pair.
+
+    >>> str(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]))
+    '+1.033 [+0.89, +1.18], p = 0.001'
+    """
+    if len(arm) != len(baseline) or not arm:
+        raise InputError(f"{len(arm)} runs cannot be paired with {len(baseline)}")
+    differences = [a - b for a, b in zip(arm, baseline, strict=True)]
+    found = summary(differences)
+    if found.n < 2 or not math.isfinite(found.sd):
+        return Paired(
+            mean=found.mean, low=math.nan, high=math.nan, p=math.nan, n=found.n
+        )
+    from scipy import stats
+
+    error = found.sd / math.sqrt(found.n)
+    half = float(stats.t.ppf(0.975, found.n - 1)) * error
+    # No spread at all: the interval is a point, and t says nothing about chance.
+    p = (
+        2 * float(stats.t.sf(abs(found.mean / error), found.n - 1))
+        if error
+        else math.nan
+    )
+    return Paired(
+        mean=found.mean, low=found.mean - half, high=found.mean + half, p=p, n=found.n
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerLaw:
+    """y = c · x^exponent, fitted to logarithms."""
+
+    exponent: float
+    error: float
+    """Standard error of the exponent; NaN for two points."""
+
+    def __str__(self) -> str:
+        return f"{self.exponent:+.2f} ± {self.error:.2f}"
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
+    """Return the least-squares exponent of y over x.
+
+    >>> round(power_law([1, 2, 4, 8], [1, 0.5, 0.25, 0.125]).exponent, 9)
+    -1.0
+    """
+    if len(x) != len(y) or len(set(x)) < 2 or min(*x, *y) <= 0:
+        raise InputError("a power law needs two positive points with different x")
+    u, v = np.log(x), np.log(y)
+    slope, offset = (float(c) for c in np.polyfit(u, v, 1))
+    rest = v - (slope * u + offset)
+    spread = float(((u - u.mean()) ** 2).sum())
+    error = (
+        math.sqrt(float((rest**2).sum()) / (len(x) - 2) / spread)
+        if len(x) > 2
+        else math.nan
+    )
+    return PowerLaw(exponent=round(slope, 12), error=error)
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's ρ; NaN for fewer than three points or a constant."""
+    if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
+        return math.nan
+    from scipy import stats
+
+    return float(stats.spearmanr(x, y).statistic)

@@ -1,0 +1,1 @@
+"""Running experiments: one process, several, or a cluster."""

@@ -1,0 +1,1 @@
+"""One question each: its recipe, its measurement and what was found, side by side."""

@@ -1,0 +1,1 @@
+"""Whose Hessian is largest, at the start and after training?"""

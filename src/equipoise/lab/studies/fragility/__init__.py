@@ -1,0 +1,1 @@
+"""Baek's three experiments on numerical fragility, with null predictors."""

@@ -1,0 +1,234 @@
+"""What Baek's three experiments say, with the null predictors on every figure."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.results.figures import Figure, Line
+from equipoise.lab.results.finding import Finding, Grid
+from equipoise.lab.results.statistics import paired
+from equipoise.lab.studies.fragility.measurement import (
+    PREDICTORS,
+    Look,
+    leading,
+    predictions,
+    tracking,
+)
+from equipoise.numerics.formats import FORMATS
+
+COLUMNS = ("seed", "step", "format", "loss", "measured", "ours", "v1", "v2")
+HALF = FORMATS["fp16"]
+
+
+def fragility(evidence: Evidence) -> Finding:
+    """Say who foresees the error, whether κ leads it, and whether ε moves it."""
+    followed = _looks(evidence, "tracking")
+    series = _looks(evidence, "leading")
+    control: dict[str, list[dict[str, Any]]] = dict(evidence.curves["control"])
+    rows = tracking(followed)
+    found = [_tracked(rows), _led(series), _moved(control)]
+    return Finding(
+        verdict=" ".join(said for said, _ in found),
+        grids=[grid for _, grid in found],
+        figures=[
+            *_tracking_figures(followed),
+            *_series_figures(series),
+            _control_figure(control),
+        ],
+    )
+
+
+def _looks(evidence: Evidence, name: str) -> list[Look]:
+    return [
+        Look(
+            subject=subject,
+            **dict(zip((*COLUMNS, "kappa_softmax"), values, strict=True)),
+        )
+        for subject, listed in evidence.curves[name].items()
+        for values in listed
+    ]
+
+
+def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
+    names = ("points", "log-correlation", "median measured/predicted", "p5", "p95")
+    cells = [
+        [row["format"], row["predictor"], *(_said(row[name]) for name in names)]
+        for row in rows
+    ]
+    by = {(row["format"], row["predictor"]): row for row in rows}
+    formats = [row["format"] for row in rows if row["predictor"] == "ours"][:-1]
+
+    def least(predictor: str) -> str:
+        found = [by[f, predictor]["log-correlation"] for f in formats]
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    mixed = by["all mixed", "ε_mach alone"]["log-correlation"]
+    said = (
+        "Within a format the log-correlation with the measured error is "
+        f"{least('ours')} for ours, {least('v1')} for v1 and {least('v2')} for v2; "
+        "with formats mixed, "
+        f"ε_mach alone, knowing nothing of the model, reaches {mixed:.2f}."
+    )
+    head = ["format", "predictor", "points", "log-correlation", "median", "p5", "p95"]
+    title = "Experiment 1: measured ÷ predicted error"
+    return said, Grid(title=title, head=head, cells=cells)
+
+
+def _led(series: list[Look]) -> tuple[str, Grid]:
+    cells, significant = [], []
+    for run in _by_run(series):
+        for against, name in (("measured", "fp16 error"), ("loss", "loss")):
+            row = leading(run, against=against)
+            significant.append(row["p"] <= 0.05)
+            cells.append([f"seed {run[0].seed}", name, *map(_said, row.values())])
+    chance = 0.05 * len(significant)
+    said = (
+        f"κ_softmax against error or loss: {sum(significant)} of {len(significant)} "
+        "pairs show a relation at 5 % once trends and memory are taken out (chance "
+        f"gives {chance:.1f})."
+    )
+    head = ["", "κ_softmax against", *leading(_by_run(series)[0])]
+    return said, Grid(title="Experiment 2: who leads", head=head, cells=cells)
+
+
+POLICIES = [
+    "policy",
+    "actions",
+    "tail loss",
+    "final fp16 error",
+    "worst fp16 error",
+    "onsets",
+    "same batch, ε moved",
+]
+
+
+def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
+    plain = control["nothing"]
+    seeds = len(plain)
+    cells, helped, mended = [], [], []
+    for policy, runs in control.items():
+        pairs = {
+            name: _paired(runs, plain, name)
+            for name in ("tail_loss", "final_mismatch", "worst_mismatch")
+        }
+        shown = [str(pair or "–") for pair in pairs.values()]
+        cells.append([policy, *_policy_cells(runs, shown)])
+        tail = pairs["tail_loss"]
+        if tail is not None and tail.high < 0:
+            helped.append(f"{policy} (by {-tail.mean:.1g} nats)")
+        final = pairs["final_mismatch"]
+        if final is not None and final.high < 0:
+            mended.append(policy)
+    acted = statistics.fmean(r["actions"] for r in control["published rule"])
+    said = (
+        f"The published ε rule acted {acted:g} times a run; over {seeds} paired seeds "
+        f"{', '.join(helped) or 'no policy'} lowered the loss against doing nothing, "
+        f"and {', '.join(mended) or 'none'} the fp16 error."
+    )
+    title = (
+        f"Experiment 3: minus doing nothing, {seeds} paired seeds, 95 % interval; the "
+        "last column is the error's change on the very batch of each decision"
+    )
+    return said, Grid(title=title, head=POLICIES, cells=cells)
+
+
+def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
+    replays = [r["replayed"] for r in runs if not math.isnan(r["replayed"])]
+    return [
+        f"{statistics.fmean(r['actions'] for r in runs):.1f}",
+        *compared,
+        f"{statistics.fmean(r['onsets'] for r in runs):.1f}",
+        f"{statistics.fmean(replays):+.2%}" if replays else "–",
+    ]
+
+
+def _paired(runs: Sequence[Any], plain: Sequence[Any], name: str) -> Any:
+    if runs is plain:
+        return None
+    return paired([r[name] for r in runs], [r[name] for r in plain])
+
+
+def _by_run(series: list[Look]) -> list[list[Look]]:
+    seeds = dict.fromkeys((look.subject, look.seed) for look in series)
+    return [[k for k in series if (k.subject, k.seed) == key] for key in seeds]
+
+
+def _tracking_figures(found: list[Look]) -> list[Figure]:
+    figures = []
+    for name in dict.fromkeys(look.format for look in found):
+        some = [look for look in found if look.format == name]
+        measured = [look.measured for look in some]
+        exact = [min(measured), max(measured)]
+        figures.append(
+            Figure(
+                name=f"tracking-{name}",
+                title=f"{name}: every predictor, and two that know nothing",
+                x="predicted error",
+                y="measured error",
+                lines=[
+                    Line(name="measured = predicted", x=exact, y=exact),
+                    *(
+                        Line(
+                            name=predictor,
+                            x=predictions(some, predictor),
+                            y=measured,
+                            points=True,
+                        )
+                        for predictor in PREDICTORS
+                    ),
+                ],
+                log_x=True,
+                log_y=True,
+            )
+        )
+    return figures
+
+
+def _series_figures(series: list[Look]) -> list[Figure]:
+    run = _by_run(series)[0]
+    steps = [float(look.step) for look in run]
+    lines = [Line(name="measured", x=steps, y=[look.measured for look in run])]
+    lines += [
+        Line(name=name, x=steps, y=predictions(run, name))
+        for name in ("ours", "ε_mach alone", "constant")
+    ]
+    kappa = [look.kappa_softmax for look in run]
+    scale = statistics.fmean(look.measured for look in run) / statistics.fmean(kappa)
+    lines.append(Line(name="κ_softmax, scaled", x=steps, y=[scale * k for k in kappa]))
+    return [
+        Figure(
+            name="leading",
+            title=f"{run[0].subject}, seed {run[0].seed}: fp16 error over training",
+            x="step",
+            y="relative error",
+            lines=lines,
+            log_y=True,
+        )
+    ]
+
+
+def _control_figure(control: dict[str, list[dict[str, Any]]]) -> Figure:
+    plain = [run["final_mismatch"] for run in control["nothing"]]
+    seeds = [float(run["seed"]) for run in control["nothing"]]
+    lines = [
+        Line(name=policy, x=seeds, y=[r["final_mismatch"] for r in runs])
+        for policy, runs in control.items()
+    ]
+    lines.append(Line(name="ε_mach alone", x=seeds, y=[HALF.spacing] * len(seeds)))
+    typical = float(np.exp(np.mean(np.log(plain))))
+    lines.append(Line(name="constant", x=seeds, y=[typical] * len(seeds)))
+    return Figure(
+        name="control",
+        title="fp16 error at the end, by seed and policy",
+        x="seed",
+        y="relative error",
+        lines=lines,
+    )
+
+
+def _said(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3g}"

@@ -1,0 +1,1 @@
+"""Emadi's experiment at our scale: pre-LN, post-LN and DeepNorm."""

@@ -1,0 +1,1 @@
+"""Softmax and its alternatives at growing contexts, and Mudarisov's figures."""

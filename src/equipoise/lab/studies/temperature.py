@@ -1,0 +1,242 @@
+"""Does temperature warm-up replace learning-rate warm-up?"""
+
+import math
+from collections.abc import Sequence
+
+from equipoise.lab.results.arms import against
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.results.figures import Figure
+from equipoise.lab.results.finding import Finding, Grid, over_training
+from equipoise.lab.results.measures import GROUPS
+from equipoise.lab.results.statistics import Paired, paired, summary
+
+WARMUPS = ("none", "lr", "tau", "both")
+Setting = tuple[str, float]
+"""(residual form, peak rate)."""
+
+
+def temperature(evidence: Evidence) -> Finding:
+    """Compare the four warm-ups at each rate, and say who is throttled."""
+    settings = _settings(evidence)
+    return Finding(
+        verdict=" ".join([_replaces(evidence, settings), _throttled(evidence)]),
+        grids=[
+            _losses(evidence, settings),
+            _sensitivity(evidence, settings),
+            _speed(evidence, settings),
+            _norms(evidence, settings),
+        ],
+        figures=_figures(evidence, settings),
+    )
+
+
+def _settings(evidence: Evidence) -> list[Setting]:
+    found = [tuple(arm.split("-", 2)) for arm in evidence.runs]
+    return list(dict.fromkeys((form, float(rate)) for form, _, rate in found))
+
+
+def name(setting: Setting, warmup: str) -> str:
+    """Return the arm of a setting.
+
+    >>> name(("post", 0.001), "tau")
+    'post-tau-0.001'
+    """
+    return f"{setting[0]}-{warmup}-{setting[1]:g}"
+
+
+def _difference(evidence: Evidence, setting: Setting, a: str, b: str) -> Paired | None:
+    runs = evidence.runs
+    return against(
+        runs.get(name(setting, a), {}), runs.get(name(setting, b), {}), "validation"
+    )
+
+
+def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
+    """Judge by intervals clear of zero, where there is something to replace."""
+    pairs = {
+        (a, b): [_difference(evidence, s, a, b) for s in settings]
+        for a, b in (("lr", "none"), ("tau", "none"), ("tau", "lr"))
+    }
+    lower, higher = _clear(pairs["tau", "lr"])
+    lr_helped, tau_helped = (_clear(pairs[w, "none"])[0] for w in ("lr", "tau"))
+    moved = max(abs(d.mean) for d in pairs["tau", "none"] if d is not None)
+    count = f"of {len(settings)} settings"
+    if higher > lower:
+        answer = "Temperature warm-up does not replace learning-rate warm-up here"
+    elif lr_helped and not higher:
+        answer = "Temperature warm-up is not worse than learning-rate warm-up here"
+    else:
+        answer = "Undecided by loss: learning-rate warm-up does not clearly help here"
+    return (
+        f"{answer}. Intervals clear of zero, {count}: τ ends above LR in {higher} and "
+        f"below in {lower}; LR ends below no warm-up in {lr_helped}, τ in "
+        f"{tau_helped}. τ moves the held-out loss by at most {moved:.3f} nats against "
+        "no warm-up. " + _sensitive(evidence, settings)
+    )
+
+
+def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:
+    """Return how many intervals lie below zero, and how many above."""
+    known = [pair for pair in pairs if pair is not None]
+    return sum(d.high < 0 for d in known), sum(d.low > 0 for d in known)
+
+
+def _sensitive(evidence: Evidence, settings: Sequence[Setting]) -> str:
+    """Say what each warm-up does to learning-rate sensitivity, paired with none."""
+    said = []
+    for form in dict.fromkeys(form for form, _ in settings):
+        rates = [rate for other, rate in settings if other == form]
+        by_warmup = {
+            w: [_excess(evidence, form, w, rates, s) for s in evidence.seeds]
+            for w in WARMUPS
+        }
+        for warmup in ("lr", "tau"):
+            pair = paired(by_warmup[warmup], by_warmup["none"])
+            said.append(
+                f"{form} {warmup} {pair.mean:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]"
+            )
+    return f"Learning-rate sensitivity against no warm-up: {', '.join(said)}."
+
+
+def _throttled(evidence: Evidence) -> str:
+    ratios = {
+        (kind, group): _ratio(evidence, "tau", f"early_{kind}_{group}")
+        for kind in ("gradient", "update")
+        for group in GROUPS
+    }
+    listed = ", ".join(
+        f"{group} {ratios['gradient', group]:.2f} and {ratios['update', group]:.2f}"
+        for group in GROUPS
+    )
+    said = f"Early gradient and update relative to no warm-up, under τ: {listed}."
+    if ratios["gradient", "qk"] < 0.5 < 0.9 < ratios["update", "qk"]:
+        said += (
+            " τ throttles the gradient of Q and K and nothing else, as the paper says; "
+            "but Adam divides by the size of the gradient, so no update gets smaller."
+        )
+    return said
+
+
+def _ratio(evidence: Evidence, warmup: str, measure: str) -> float:
+    """Return the geometric mean over settings and seeds of warm-up ÷ none."""
+    logs = []
+    for setting in _settings(evidence):
+        for seed in evidence.seeds:
+            ours = evidence.value(name(setting, warmup), seed, measure)
+            plain = evidence.value(name(setting, "none"), seed, measure)
+            if ours > 0 and plain > 0:
+                logs.append(math.log(ours / plain))
+    return math.exp(math.fsum(logs) / len(logs)) if logs else math.nan
+
+
+def _losses(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+    cells = [
+        [
+            f"{form}, {rate:g}",
+            *(_cell(evidence, name((form, rate), w), "validation") for w in WARMUPS),
+            str(_difference(evidence, (form, rate), "tau", "lr") or "–"),
+        ]
+        for form, rate in settings
+    ]
+    return Grid(
+        title="Held-out loss, nats, mean ± sd over seeds; τ minus LR is paired",
+        head=["peak rate", "none", "LR", "τ", "both", "τ minus LR"],
+        cells=cells,
+    )
+
+
+def _cell(evidence: Evidence, arm: str, measure: str) -> str:
+    found = [r[measure] for r in evidence.runs.get(arm, {}).values() if measure in r]
+    return str(summary(found)) if found else "–"
+
+
+def _sensitivity(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+    """Mean over rates of (loss − the best loss of any warm-up and rate), by seed."""
+    cells = []
+    for form in dict.fromkeys(form for form, _ in settings):
+        rates = [rate for other, rate in settings if other == form]
+        for warmup in WARMUPS:
+            found = [_excess(evidence, form, warmup, rates, s) for s in evidence.seeds]
+            spikes = [
+                _cell(evidence, name((form, rate), warmup), "spikes") for rate in rates
+            ]
+            cells.append([form, warmup, str(summary(found)), " · ".join(spikes)])
+    return Grid(
+        title="Learning-rate sensitivity: loss above the seed's best, mean over rates",
+        head=["residual", "warm-up", "sensitivity, nats", "loss spikes by rate"],
+        cells=cells,
+    )
+
+
+def _excess(
+    evidence: Evidence, form: str, warmup: str, rates: Sequence[float], seed: int
+) -> float:
+    def loss(w: str, rate: float) -> float:
+        return evidence.value(name((form, rate), w), seed, "validation")
+
+    best = min(loss(w, rate) for w in WARMUPS for rate in rates)
+    return math.fsum(loss(warmup, rate) - best for rate in rates) / len(rates)
+
+
+def _speed(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+    return Grid(
+        title="Steps until ten losses average 2.9 nats (inf: never)",
+        head=["peak rate", "none", "LR", "τ", "both"],
+        cells=[
+            [
+                f"{form}, {rate:g}",
+                *(
+                    _cell(evidence, name((form, rate), w), "steps_to_target")
+                    for w in WARMUPS
+                ),
+            ]
+            for form, rate in settings
+        ],
+    )
+
+
+def _norms(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+    """Who is throttled: early norms relative to no warm-up, over all settings."""
+    cells = [
+        [
+            f"{kind}, {group}",
+            *(
+                f"{_ratio(evidence, w, f'early_{kind}_{group}'):.3f}"
+                for w in WARMUPS[1:]
+            ),
+        ]
+        for kind in ("gradient", "update")
+        for group in GROUPS
+    ]
+    return Grid(
+        title="Norms in the first fifth of training ÷ those without warm-up "
+        "(geometric mean over rates and seeds)",
+        head=["", "LR", "τ", "both"],
+        cells=cells,
+    )
+
+
+def _figures(evidence: Evidence, settings: Sequence[Setting]) -> list[Figure]:
+    middle = sorted({rate for _, rate in settings})[len(settings) // 4]
+    found = []
+    for curve, log in (("loss", False), ("gradient/qk", True)):
+        for form in dict.fromkeys(form for form, _ in settings):
+            whole = over_training(
+                evidence, curve, title=f"{curve}, {form}-LN, rate {middle:g}", log=log
+            )
+            kept = [
+                one
+                for one in whole.lines
+                if one.name in {name((form, middle), w) for w in WARMUPS}
+            ]
+            found.append(
+                Figure(
+                    name=f"{whole.name}-{form}",
+                    title=whole.title,
+                    x="step",
+                    y=whole.y,
+                    lines=kept,
+                    log_y=log,
+                )
+            )
+    return [figure for figure in found if figure.lines]

@@ -1,0 +1,279 @@
+"""The balanced-mass factor θ of attention rows, as a certified interval.
+
+    θ(p) = 4 · max_S p(S) (1 - p(S)),      ‖∂ softmax‖_{∞→1} = θ(p) / τ.
+
+Axes, in this file:  x any leading axes · K key.
+Emadi (2026), Def. 4.1 and Thm 4.2. Finding the best S is number partitioning: hard in
+general, easy in almost every row that attention produces.
+
+θ of whole tensors: checks what was given, picks the kernel, rounds outwards.
+
+Axes, in this file:  x any leading axes · N row · K key.
+
+θ/τ of attention from its queries and keys, one block of queries at a time.
+
+Axes, in this file:  x leading (batch) axes · H query head · G key head · Q query ·
+K key · D head width · q query of one block.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from equipoise.errors import InputError
+from equipoise.numerics.rows import ladder as balance_cpu
+from equipoise.numerics.rows import torch_rows as balance_torch
+from equipoise.numerics.rows.compiled import COMPILED
+from equipoise.numerics.rows.fill import Options
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW = (torch.float16, torch.bfloat16)
+# Devices whose rows are measured on the CPU, and the answer sent back.
+_WITHOUT_FLOAT64 = {"mps"}
+# 16-bit rows are upcast this many entries at a time.
+_CHUNK = 1 << 22
+# How many keys a complete search may hold: 2²⁰ sums in each half, 2¹⁰ if interpreted.
+DEPTH = 40 if COMPILED else 20
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """θ of every row as a certified interval."""
+
+    lower: Float[Tensor, "*x"]
+    """Attained by a subset of keys, up to the last bit of the result."""
+    upper: Float[Tensor, "*x"]
+    """Proven: no subset exceeds it."""
+    exact: Bool[Tensor, "*x"]
+    """The two agree to the rounding of the computation."""
+    witness: Bool[Tensor, "*x K"] | None = None
+    """A subset that attains ``lower``, when asked for."""
+
+
+def enough(dtype: torch.dtype) -> float:
+    """Return the |p(S) - ½| at which θ is one unit in the last place below 1."""
+    return float((torch.finfo(dtype).eps / 8) ** 0.5)
+
+
+def mass_tolerance(dtype: torch.dtype, keys: int) -> float:
+    """Return how far Σp may be from 1: K·ε, at least 2⁻⁷ for 16-bit rows.
+
+    Capped at 2⁻⁴: with K·ε alone a long bfloat16 row could sum to anything.
+    """
+    least = 2.0**-7 if dtype in _NARROW else 0.0
+    return min(max(keys * torch.finfo(dtype).eps, least), 2.0**-4)
+
+
+def checked(p_xK: Tensor) -> Tensor:
+    """Return the rows detached, or say what cannot be read."""
+    if p_xK.dtype not in _WIDE + _NARROW:
+        raise InputError(
+            f"attention rows must be float16, bfloat16, float32 or float64, not "
+            f"{p_xK.dtype}: convert them first, e.g. p.float()"
+        )
+    if p_xK.ndim == 0 or p_xK.shape[-1] == 0:
+        raise InputError(
+            f"attention rows need at least one key on the last axis; got shape "
+            f"{tuple(p_xK.shape)}"
+        )
+    return p_xK.detach()
+
+
+def outward(bounds_N2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return lower rounded down and upper rounded up to the result's dtype."""
+    lower, upper = bounds_N2.unbind(-1)
+    low, high = lower.to(dtype), upper.to(dtype)
+    zero, one = torch.zeros_like(low), torch.ones_like(high)
+    low = torch.where(low.to(lower.dtype) > lower, torch.nextafter(low, zero), low)
+    high = torch.where(high.to(upper.dtype) < upper, torch.nextafter(high, one), high)
+    return low, high
+
+
+def _on_cpu(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
+    """Return the bounds of the compiled kernel; 16-bit rows are upcast in chunks."""
+    wide = torch.promote_types(p_NK.dtype, torch.float32)
+    size = max(1, len(p_NK) if p_NK.dtype == wide else _CHUNK // p_NK.shape[-1])
+    found = [np.empty((0, 2))]
+    for i in range(0, len(p_NK), size):
+        rows = p_NK[i : i + size].to(wide).contiguous().numpy()
+        mask = None if mask_NK is None else mask_NK[i : i + size].numpy()
+        found.append(balance_cpu.intervals(rows, mask, options))
+    return torch.from_numpy(np.concatenate(found))
+
+
+def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
+    """Return the subset without masked keys, and none for a row that reads NaN."""
+    return (mask_NK != 0) & (p_NK > 0) & ~low_N.isnan()[:, None]
+
+
+def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
+    """Return the certified interval of every row; see ``balance`` for the contract."""
+    p_xK, home = checked(p_xK), p_xK.device
+    if home.type in _WITHOUT_FLOAT64:
+        p_xK = p_xK.cpu()
+    dtype = torch.promote_types(p_xK.dtype, torch.float32)
+    p_NK = p_xK.reshape(-1, p_xK.shape[-1])
+    mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
+    options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
+    compiled = p_NK.device.type == "cpu" and COMPILED
+    kernel = _on_cpu if compiled else balance_torch.intervals
+    bounds_N2 = kernel(p_NK, mask_NK, options)
+    low, high = outward(bounds_N2, dtype)
+    exact = high - low <= 2 * torch.finfo(dtype).eps * high
+    lead = p_xK.shape[:-1]
+    return Balance(
+        low.view(lead).to(home),
+        high.view(lead).to(home),
+        exact.view(lead).to(home),
+        None
+        if mask_NK is None
+        else _witness(mask_NK, p_NK, low).reshape(p_xK.shape).to(home),
+    )
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, every CPU kernel this file can call."""
+    if COMPILED:
+        for dtype in (np.float32, np.float64):
+            row = np.ones((1, 1), dtype)
+            balance_cpu.intervals(row, None, (0.0, 0.0, DEPTH))
+
+
+# Scores of one block, in entries: 8 MiB in float32, and softmax needs as much again.
+_BLOCK = 1 << 21
+
+
+def sensitivity(
+    q: Float[Tensor, "*x Q D"],
+    k: Float[Tensor, "*y K D"],
+    *,
+    scale: float | None = None,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*m K"] | Float[Tensor, "*m K"] | None = None,
+    causal: bool = False,
+) -> Balance:
+    """Return ‖∂ softmax(z/τ) / ∂z‖_{∞→1} = θ(p)/τ of every query, as an interval.
+
+    z = scale · q kᵀ, p = softmax(z/τ). Blocks of queries are formed and dropped again,
+    so memory is O(block · K), never Q × K.
+
+    Args:
+        q, k: As for ``scaled_dot_product_attention``; k may have fewer heads on
+            the third axis from the end (grouped queries), a divisor of q's.
+        scale: 1/√D unless given.
+        temperature: τ; divides the scores.
+        mask: Boolean (True is visible) or added to the scores; broadcasts to
+            (…, Q, K).
+        causal: Query i sees keys 0 … i, as ``is_causal`` does.
+
+    Returns:
+        ``lower`` and ``upper`` shaped like q without its last axis. A query that sees
+        no key has no row, and reads NaN.
+
+    Example:
+        >>> q = k = torch.zeros(4, 8)
+        >>> sensitivity(q, k, causal=True, temperature=2.0).lower
+        tensor([0.0000, 0.5000, 0.4444, 0.5000])
+    """
+    _check(q, k, temperature)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    factor = (q.shape[-1] ** -0.5 if scale is None else scale) / temperature
+    k = k.detach().to(dtype)
+    size = max(1, _BLOCK // (k.shape[-2] * max(1, q.shape[:-2].numel())))
+    found = []
+    for start in range(0, q.shape[-2], size):
+        stop = min(start + size, q.shape[-2])
+        keys = k[..., :stop, :] if causal else k
+        z_xqK = _scores(q.detach()[..., start:stop, :].to(dtype) * factor, keys)
+        if mask is not None:
+            z_xqK = _masked(z_xqK, _slice(mask, q, (start, stop)), temperature)
+        if causal:
+            z_xqK = z_xqK.masked_fill_(_future(z_xqK, start), -torch.inf)
+        found.append(intervals(z_xqK.softmax(-1), witness=False))
+    return _joined(found, temperature, q.new_empty(q.shape[:-1], dtype=dtype))
+
+
+def _check(q: Tensor, k: Tensor, temperature: float) -> None:
+    if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1] or not k.shape[-2]:
+        raise InputError(
+            f"q and k must be (…, tokens, width) with one width and at least one key; "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    heads, groups = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
+    if groups == 0 or heads % groups:
+        raise InputError(
+            f"{heads} query heads cannot share {groups} key heads: for grouped queries "
+            f"the first must be a multiple of the second"
+        )
+    if not 0 < temperature < float("inf"):
+        raise InputError(f"temperature must be positive and finite, not {temperature}")
+
+
+def _scores(q_xqD: Tensor, k_yKD: Tensor) -> Tensor:
+    """Return q kᵀ; query heads that share a key head are stacked, not k repeated."""
+    if q_xqD.ndim < 3 or k_yKD.ndim < 3 or q_xqD.shape[-3] == k_yKD.shape[-3]:
+        return q_xqD @ k_yKD.mT
+    *x, _, q, D = q_xqD.shape
+    z_xGqK = q_xqD.reshape(*x, k_yKD.shape[-3], -1, D) @ k_yKD.mT
+    return z_xGqK.reshape(*x, -1, q, k_yKD.shape[-2])
+
+
+def _slice(mask: Tensor, q: Tensor, rows: tuple[int, int]) -> Tensor:
+    """Return the mask of one block of queries."""
+    mask = mask.detach()
+    if mask.ndim > 1 and mask.shape[-2] == q.shape[-2]:
+        return mask[..., rows[0] : rows[1], :]
+    return mask
+
+
+def _masked(z_xqK: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    mask = mask[..., : z_xqK.shape[-1]]
+    if mask.dtype == torch.bool:
+        return z_xqK.masked_fill(~mask, -torch.inf)
+    return z_xqK + mask / temperature
+
+
+def _future(z_xqK: Tensor, start: int) -> Tensor:
+    """Return where the key is later than the query."""
+    query = torch.arange(start, start + z_xqK.shape[-2], device=z_xqK.device)
+    return torch.arange(z_xqK.shape[-1], device=z_xqK.device) > query[:, None]
+
+
+def _joined(found: list[Balance], temperature: float, like_xQ: Tensor) -> Balance:
+    if not found:
+        return Balance(like_xQ, like_xQ.clone(), like_xQ.bool())
+    return Balance(
+        torch.cat([part.lower for part in found], -1) / temperature,
+        torch.cat([part.upper for part in found], -1) / temperature,
+        torch.cat([part.exact for part in found], -1),
+    )
+
+
+def balance(p: Float[Tensor, "*x K"], *, witness: bool = False) -> Balance:
+    """Return θ of every row: a value some subset attains, and one none exceeds.
+
+    θ = 4 p(S) p(Sᶜ) / (Σp)², the smaller side summed directly, in float64. Rows climb
+    a ladder and stop at the first step that closes them: p_max ≥ ½ (then S = {top});
+    one filling pass; largest-first, differencing and swaps; meet-in-the-middle over the
+    largest keys with the mass of the others as slack, complete up to 40 keys.
+
+    Args:
+        p: Attention rows; masked keys are exact zeros. float16, bfloat16, float32 or
+            float64, on any device.
+        witness: Also return a subset that attains ``lower``.
+
+    Returns:
+        Bounds in float64 for float64 rows, else in float32, rounded outwards. A row
+        with a NaN, a negative entry, or a sum off 1 by more than K·ε of its dtype
+        (2⁻⁷ at least for 16-bit rows, 2⁻⁴ at most) reads NaN, and only that row.
+
+    Example:
+        >>> import torch
+        >>> found = balance(torch.tensor([[0.4, 0.1, 0.4, 0.1], [0.9, 0.1, 0.0, 0.0]]))
+        >>> found.lower, found.exact
+        (tensor([1.0000, 0.3600]), tensor([True, True]))
+    """
+    return intervals(p, witness=witness)

@@ -1,0 +1,100 @@
+"""What a rank holds of a reading that takes several ranks to make.
+
+This rank's share of a norm that several ranks hold parts of.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from equipoise.anatomy.sharding import Split, local_part
+from equipoise.anatomy.sites import Anatomy
+
+
+class Part(NamedTuple):
+    """Numbers of one rank, and which part of the whole they are."""
+
+    values: Tensor
+    """Float32, on the host once it has been exchanged."""
+    split: Split
+
+
+Parts = Mapping[str, Part]
+"""What it is a part of → the part."""
+
+
+@dataclass(slots=True)
+class Held:
+    """This rank's parts until the ranks next exchange."""
+
+    _parts: dict[str, Part] = field(default_factory=dict)
+
+    def add(self, name: str, values: Tensor, split: Split) -> None:
+        self._parts[name] = Part(values, split)
+
+    def taken(self) -> Parts:
+        """Return the parts since the last call, on the host."""
+        held, self._parts = self._parts, {}
+        return {n: Part(p.values.float().cpu(), p.split) for n, p in held.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class Sharer:
+    """A probe whose parts are what it met in the pass: the others are not asked."""
+
+    _held: Held = field(default_factory=Held)
+
+    def begin(self, anatomy: Anatomy) -> int:
+        return 0
+
+    def parts(self) -> Parts:
+        return self._held.taken()
+
+
+def parts_by_rank(ranks: Sequence[Parts], name: str) -> list[list[Tensor]]:
+    """Return each copy of one thing as its parts in order; none that is incomplete.
+
+    Ranks that hold the same part (data parallel) stand in the order of their number, so
+    the first of every part belong together: the ranks of a mesh are sorted alike.
+    """
+    held = [parts[name] for parts in ranks if name in parts]
+    counts = {part.split.parts for part in held}
+    if len(counts) != 1:
+        return []
+    by_part: list[list[Tensor]] = [[] for _ in range(counts.pop())]
+    for part in held:
+        by_part[part.split.part].append(part.values)
+    return [list(whole) for whole in zip(*by_part, strict=False)]
+
+
+def names(ranks: Sequence[Parts]) -> list[str]:
+    """Return what any rank holds a part of, in the order of first mention."""
+    return list(dict.fromkeys(name for parts in ranks for name in parts))
+
+
+def copies(x: Tensor, ranks: int) -> int:
+    """Return how many of the ranks hold this very part, or this very summand."""
+    if not isinstance(x, DTensor):
+        return ranks
+    sizes = zip(x.device_mesh.shape, x.placements, strict=True)
+    apart = (n for n, p in sizes if not p.is_replicate())
+    return max(1, ranks // prod(apart))
+
+
+def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
+    """Return this rank's share of ‖x‖₂: squares of all ranks' shares add up to ‖x‖²."""
+    part = local_part(x.detach())
+    wide = torch.promote_types(part.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=wide)
+    held = copies(x if like is None else like, ranks)
+    return norm if held == 1 else norm * held**-0.5
+
+
+def is_partial(x: Tensor) -> bool:
+    """Say whether the ranks hold summands, and none the sum: FSDP's total norm."""
+    return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)

@@ -1,5 +1,0 @@
-"""Which heads of a model select, and which have gone flat."""
-
-from equipoise.selection.study import Row, Study, study
-
-__all__ = ["Row", "Study", "study"]

@@ -1,0 +1,128 @@
+"""Choose the level of the pyramid that shows a window in so many points."""
+
+import sqlite3
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import equipoise.store.summaries as summaries
+from equipoise.store.packing import Array, Layout
+from equipoise.store.summaries import FAN, Bins, joined, merged, row_bins
+
+Window = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """One site's values over training, each entry a stretch of steps."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    """Readings behind an entry: 1, 16, 256, …; fewer in the last, unfinished one."""
+    low: Array
+    """Over heads and rows, of the finite values; NaN where there are none."""
+    mean: Array
+    high: Array
+    broken: NDArray[np.int64]
+    """How many values were NaN or Inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zoom:
+    """A series in an open file, and the readings (after, until] of interest."""
+
+    db: sqlite3.Connection
+    series: int
+    layout: Layout
+    after: int = 0
+    until: int = sys.maxsize
+
+    def within(self, window: Window) -> "Zoom":
+        """Return the zoom on the bins that touch the window of steps."""
+        query = (
+            "SELECT min(last_id), max(last_id) FROM summary WHERE series = ? "
+            "AND level = 1 AND last >= ? AND first <= ?"
+        )
+        first, last = self.db.execute(query, (self.series, *window)).fetchone()
+        end = summaries.last_id(self.db, self.series, 1)
+        if first is None:  # only what is not in a whole bin yet
+            return Zoom(self.db, self.series, self.layout, after=end)
+        before = (
+            "SELECT max(last_id) FROM summary "
+            "WHERE series = ? AND level = 1 AND last_id < ?"
+        )
+        after = self.db.execute(before, (self.series, first)).fetchone()[0] or 0
+        until = sys.maxsize if last == end else last
+        return Zoom(self.db, self.series, self.layout, after, until)
+
+    def level(self, points: int) -> int:
+        """Return the finest level of at most ``points`` bins."""
+        whole, level = self._count(1), 0
+        bins = FAN * whole + FAN - 1
+        while bins > points and whole:
+            level += 1
+            bins = whole + 1
+            whole = self._count(level + 1)
+        return level
+
+    def _count(self, level: int) -> int:
+        query = (
+            "SELECT count(*) FROM summary WHERE series = ? AND level = ? "
+            "AND last_id > ? AND last_id <= ?"
+        )
+        key = (self.series, level, self.after, self.until)
+        return int(self.db.execute(query, key).fetchone()[0])
+
+    def bins(self, level: int) -> Bins:
+        """Return the bins of a level, and one more of whatever comes after them."""
+        if level == 0:
+            return self._rows()
+        whole = self._stored(level)
+        end = int(whole.last_id[-1]) if len(whole) else self.after
+        rest = Zoom(self.db, self.series, self.layout, end, self.until).bins(level - 1)
+        if not len(rest):
+            return whole
+        return joined([whole, merged(rest, self.layout, fan=len(rest))])
+
+    def _stored(self, level: int) -> Bins:
+        window = {"after": self.after, "until": self.until}
+        return summaries.stored(self.db, self.series, level, self.layout, **window)
+
+    def _rows(self) -> Bins:
+        """Return a bin per row, from the rows themselves where no block has them."""
+        kept = self._stored(0)
+        window = {
+            "after": int(kept.last_id[-1]) if len(kept) else self.after,
+            "until": self.until,
+        }
+        rows = summaries.raw(self.db, self.series, self.layout, **window)
+        return joined([kept, row_bins(*rows, self.layout)])
+
+
+def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summary]:
+    """Return the bins that touch the window, site by site."""
+    if window is not None:
+        bins = bins[(bins.last >= window[0]) & (bins.first <= window[1])]
+    return {
+        site: Summary(
+            bins.first,
+            bins.last,
+            bins.rows,
+            bins.low[:, s],
+            bins.mean[:, s],
+            bins.high[:, s],
+            bins.broken[:, s].astype(np.int64),
+        )
+        for s, site in enumerate(layout.sites)
+    }
+
+
+def in_order(parts: list[Summary]) -> Summary:
+    """Return one summary of a site that was written under several layouts."""
+    names = Summary.__slots__
+    columns = [np.concatenate([getattr(p, name) for p in parts]) for name in names]
+    order = np.argsort(columns[0], kind="stable")
+    return Summary(*(column[order] for column in columns))

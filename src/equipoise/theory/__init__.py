@@ -1,0 +1,1 @@
+"""The papers' mathematics: bounds and closed forms for claims, audits and the lab."""

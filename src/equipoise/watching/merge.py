@@ -1,0 +1,311 @@
+"""What one rank tells the others at the end of a sampled step, as bytes.
+
+Many ranks' shares of a step become one, the same on every rank.
+
+What several ranks measured at one site becomes one reading.
+
+Ranks that saw the same heads (data parallel) are reduced; ranks that hold different
+heads of one site (tensor parallel) are put side by side, in the order of the heads.
+
+Axes, in this file:  H head · Z bin · R rank.
+"""
+
+import json
+import math
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.anatomy.sharding import Split
+from equipoise.probes.attention import BINS, HISTOGRAM, QUANTILES, quantile
+from equipoise.probes.sharding import Part, Parts
+from equipoise.records import Finding
+from equipoise.watching.step_readings import NORM, NORM_PART, Cell, Entry, Table
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """One rank's share of a sampled step."""
+
+    table: Table = field(default_factory=dict)
+    scalars: list[Entry] = field(default_factory=list)
+    """Of every step since the last sample."""
+    findings: list[Finding] = field(default_factory=list)
+    parts: dict[str, Parts] = field(default_factory=dict)
+    """Probe → what this rank holds of readings that no rank can make alone."""
+    cost: float = 0.0
+    plain: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """Return it packed: names as JSON, numbers as they are, NaN included.
+
+        Parts stand behind: whole matrices of float32 do not get smaller by packing.
+        """
+        numbers = array("d", [self.cost, self.plain])
+        numbers.extend(value for _, _, value in self.scalars)
+        names: list[Any] = []
+        for quantity, sites in self.table.items():
+            for site, cell in sites.items():
+                names.append([quantity, site, cell.how, cell.first, len(cell.values)])
+                numbers.extend(cell.values)
+        head = {
+            "table": names,
+            "scalars": [[step, name] for step, name, _ in self.scalars],
+            "findings": [finding.to_json() for finding in self.findings],
+            "parts": [
+                [probe, name, *part.split, list(part.values.shape)]
+                for probe, name, part in self._each_part()
+            ],
+        }
+        text = json.dumps(head, separators=(",", ":")).encode()
+        size = len(text).to_bytes(8, "little")
+        packed = zlib.compress(size + text + numbers.tobytes(), 1)
+        raw = (part.values.numpy().tobytes() for _, _, part in self._each_part())
+        return packed + b"".join(raw)
+
+    def _each_part(self) -> Iterator[tuple[str, str, Part]]:
+        for probe, parts in self.parts.items():
+            for name, part in parts.items():
+                yield probe, name, part
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> "Message":
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(packed)
+        end = 8 + int.from_bytes(raw[:8], "little")
+        head = json.loads(raw[8:end])
+        numbers = array("d")
+        numbers.frombytes(raw[end:])
+        cost, plain, *rest = numbers
+        count = len(head["scalars"])
+        scalars = [
+            (step, name, value)
+            for (step, name), value in zip(head["scalars"], rest[:count], strict=True)
+        ]
+        return cls(
+            table=_table(head["table"], rest[count:]),
+            scalars=scalars,
+            findings=[Finding.from_json(line) for line in head["findings"]],
+            parts=_parts(head["parts"], bytearray(unpacker.unused_data)),
+            cost=cost,
+            plain=plain,
+        )
+
+
+def _parts(names: list[Any], raw: bytearray) -> dict[str, Parts]:
+    found: dict[str, dict[str, Part]] = {}
+    start = 0
+    for probe, name, part, parts, shape in names:
+        count = math.prod(shape)
+        values = torch.frombuffer(
+            raw, dtype=torch.float32, count=count, offset=4 * start
+        )
+        whole = Part(values.reshape(shape), Split(part, parts))
+        found.setdefault(probe, {})[name] = whole
+        start += count
+    return dict(found)
+
+
+def _table(names: list[Any], numbers: list[float]) -> Table:
+    table: Table = {}
+    start = 0
+    for quantity, site, how, first, width in names:
+        values = tuple(numbers[start : start + width])
+        table.setdefault(quantity, {})[site] = Cell(values, how, first)
+        start += width
+    return table
+
+
+Row = Sequence[float]
+Share = tuple[int, Cell]
+"""A rank, and what it measured."""
+INNER = {f"attention.theta.{n}": q for n, q in QUANTILES.items() if 0 < q < 1}
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return the table all ranks would have written together."""
+    shares: dict[str, dict[str, list[Share]]] = {}
+    for rank, table in enumerate(tables):
+        for quantity, sites in table.items():
+            for site, cell in sites.items():
+                here = shares.setdefault(quantity, {}).setdefault(site, [])
+                here.append((rank, cell))
+    counted = {
+        site: {rank: Counts.of(cell) for rank, cell in found}
+        for site, found in shares.pop(HISTOGRAM, {}).items()
+    }
+    return {
+        quantity: {
+            site: _side_by_side(quantity, found, counted.get(site, {}))
+            for site, found in sites.items()
+        }
+        for quantity, sites in shares.items()
+    }
+
+
+def completed(table: Table, shared: Table) -> Table:
+    """Return a table with what only all ranks together could read.
+
+    A norm may have both: parts that add up in squares, and a sum nobody held.
+    """
+    whole = {quantity: dict(sites) for quantity, sites in table.items()}
+    for quantity, sites in shared.items():
+        for site, cell in sites.items():
+            known = whole.setdefault(quantity, {}).get(site)
+            both = known is not None and cell.how == "norm"
+            values = _reduced([known, cell]) if known and both else cell.values
+            whole[quantity][site] = Cell(tuple(values), cell.how)
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of one rank at one site, in bins of θ."""
+
+    counts_HZ: Any
+    rows_H: list[float]
+    """How many each head has."""
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Counts":
+        counts_HZ = np.reshape(cell.values, (-1, BINS))
+        return cls(counts_HZ, counts_HZ.sum(1).tolist())
+
+
+def _side_by_side(
+    quantity: str, shares: Sequence[Share], counted: Mapping[int, Counts]
+) -> Cell:
+    values: list[float] = []
+    for together in _groups(shares):
+        rows = [counted[rank] for rank, _ in together if rank in counted]
+        known = len(rows) == len(together) > 1
+        if known and quantity in INNER:
+            values += _quantiles(rows, INNER[quantity])
+        elif known and quantity.startswith("attention.") and _is_mean(together):
+            values += _weighted([cell.values for _, cell in together], rows)
+        else:
+            values += _reduced([cell for _, cell in together])
+    return Cell(tuple(values), shares[0][1].how)
+
+
+def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
+    """Yield the ranks that hold the same heads together, first heads first."""
+    groups: dict[int, list[Share]] = {}
+    for share in shares:
+        groups.setdefault(share[1].first, []).append(share)
+    for first in sorted(groups):
+        width = max(len(cell.values) for _, cell in groups[first])
+        yield [share for share in groups[first] if len(share[1].values) == width]
+
+
+def _quantiles(ranks: Sequence[Counts], q: float) -> list[float]:
+    """Return one quantile per head over the rows of all these ranks."""
+    whole_HZ = sum(rank.counts_HZ for rank in ranks)
+    return [quantile(counts_Z.tolist(), q) for counts_Z in whole_HZ]
+
+
+def _is_mean(shares: Sequence[Share]) -> bool:
+    return shares[0][1].how == "mean"
+
+
+def _weighted(values: Sequence[Row], ranks: Sequence[Counts]) -> list[float]:
+    """Return the mean per head over rows, of which the ranks may have different many.
+
+    A rank whose rows are all padding says NaN and counts for nothing.
+    """
+    means = []
+    weights_HR = zip(*(rank.rows_H for rank in ranks), strict=True)
+    for column, weight in zip(zip(*values, strict=True), weights_HR, strict=True):
+        total = math.fsum(weight)
+        terms = (x * w for x, w in zip(column, weight, strict=True) if w)
+        means.append(math.fsum(terms) / total if total else math.nan)
+    return means
+
+
+def _reduced(cells: Sequence[Cell]) -> Row:
+    how = cells[0].how
+    if how == "last":
+        return cells[0].values
+    columns = zip(*(cell.values for cell in cells), strict=True)
+    return [REDUCTIONS[how](column) for column in columns]
+
+
+def _mean(column: Row) -> float:
+    """Return the mean over the ranks that had something to say."""
+    said = [x for x in column if not math.isnan(x)]
+    return math.fsum(said) / len(said) if said else math.nan
+
+
+def _worst(pick: Callable[[Row], float]) -> Callable[[Row], float]:
+    """Return max or min with NaN winning: what is broken anywhere is broken."""
+    return lambda column: math.nan if any(map(math.isnan, column)) else pick(column)
+
+
+REDUCTIONS: dict[str, Callable[[Row], float]] = {
+    "mean": _mean,
+    "max": _worst(max),
+    "min": _worst(min),
+    "sum": sum,
+    "norm": lambda column: math.hypot(*column),
+}
+
+
+def combined(messages: Sequence[Message]) -> Message:
+    """Return the step as all ranks together saw it."""
+    return Message(
+        table=joined([message.table for message in messages]),
+        scalars=_scalars([message.scalars for message in messages]),
+        findings=_findings([message.findings for message in messages]),
+        # The slowest rank is the one everybody waits for.
+        cost=max(message.cost for message in messages),
+        plain=min(message.plain for message in messages),
+    )
+
+
+def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:
+    """Return the mean loss and the whole norm; else what the first rank says.
+
+    A loss that is NaN on one rank is NaN: a mean over the others would hide it.
+    """
+    whole = {(step, name): value for step, name, value in ranks[0]}
+    said: dict[tuple[int, str], list[float]] = {}
+    for entries in ranks:
+        for step, name, value in entries:
+            said.setdefault((step, name), []).append(value)
+    for (step, name), values in said.items():
+        if name == "loss":
+            whole[step, name] = sum(values) / len(values)
+        elif name == NORM_PART:
+            whole.pop((step, name), None)
+            whole[step, NORM] = math.hypot(*values)
+    return [(step, name, value) for (step, name), value in sorted(whole.items())]
+
+
+def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
+    """Return each event once: where several ranks saw it, as the nearest witness did.
+
+    A NaN born on one rank reaches the others through the averaged gradient, a step
+    later through the weights; the rank that saw it first stood closest.
+    """
+    merged: dict[str, Finding] = {}
+    for found in (finding for findings in ranks for finding in findings):
+        is_nonfinite = found.rule.startswith("nonfinite.")
+        key = "nonfinite" if is_nonfinite else f"{found.step} {found.rule} {found.site}"
+        if key not in merged or _earlier(found, merged[key]):
+            merged[key] = found
+    return list(merged.values())
+
+
+def _earlier(one: Finding, other: Finding) -> bool:
+    order = ["nonfinite.update", "nonfinite.forward", "nonfinite.backward"]
+
+    def place(finding: Finding) -> tuple[int, int]:
+        known = finding.rule in order
+        return finding.step, order.index(finding.rule) if known else len(order)
+
+    return place(one) < place(other)

@@ -1,0 +1,134 @@
+"""What the command says: parts that add up, a verdict, a page that opens offline."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD, AdamW
+from typer.testing import CliRunner
+
+from equipoise.auditing.curvature import hessian
+from equipoise.auditing.curvature.page import COLUMNS, headline, remarks, write_study
+from equipoise.auditing.curvature.study import Study, study
+from equipoise.cli import application
+from tests.auditing.curvature import subjects
+
+BATCH = subjects.pair(3)
+
+
+@pytest.fixture(scope="module")
+def found() -> Study:
+    model = subjects.gpt(depth=1)
+    sgd = SGD(model.parameters(), lr=0.1)
+    return study(model, BATCH, optimizer=sgd, steps=8, every_block=True)
+
+
+def test_parts_add_up_to_what_they_are_parts_of(found: Study) -> None:
+    values = np.linalg.eigvalsh(hessian(subjects.gpt(depth=1), BATCH).dense())
+    assert found.top[0].value == pytest.approx(values[-1], rel=1e-2)
+    assert found.bottom.value == pytest.approx(values[0], rel=1e-2)
+    assert sum(row.top for row in found.rows) == pytest.approx(
+        found.top[0].value, rel=1e-3
+    )
+    assert sum(row.update for row in found.rows) == pytest.approx(found.totals[2])
+    assert sum(v[1] for v in found.kinds.values()) == pytest.approx(found.totals[1])
+    assert found.residual < 1e-9 and found.parameters == len(values)
+
+
+def test_blocks_are_the_sublayers_own(found: Study) -> None:
+    block = hessian(subjects.gpt(depth=1), BATCH).block("blocks.0.attention.*")
+    truth = float(torch.linalg.eigvalsh(block.dense())[-1])
+    (row,) = (row for row in found.rows if row.site == "blocks.0.attention")
+    assert row.sharpness == pytest.approx(truth, rel=1e-2)
+
+
+def test_the_verdict_compares_with_the_step_size(found: Study) -> None:
+    assert found.edge is not None and found.edge.threshold == pytest.approx(20)
+    said = "beyond" if found.edge.ratio > 1 else "within"
+    assert f"is {said} what sgd allows, 20" in headline(found)
+    model = subjects.gpt(depth=1)
+    bare = study(model, BATCH, count=1, probes=2, steps=4)
+    assert "stable here up to lr" in headline(bare)
+
+
+def test_along_adams_step(found: Study) -> None:
+    model = subjects.gpt(depth=1)
+    adam = AdamW(model.parameters(), lr=1e-3)
+    subjects.cross_entropy(model, BATCH).backward()
+    adam.step()
+    other = study(model, BATCH, optimizer=adam, count=1, probes=2, steps=4)
+    assert other.edge is not None and other.edge.kind == "adam"
+    assert "preconditioned sharpness" in headline(other)
+
+
+def test_the_page_is_whole_and_offline(found: Study, tmp_path: Path) -> None:
+    page = write_study(found, tmp_path / "deep" / "page.html").read_text()
+    assert all(name in page for name in COLUMNS)
+    assert "<polyline points=" in page and page.count('class="track"') == 3 * len(
+        found.rows
+    )
+    assert "http" not in page and "<script" not in page
+    assert any("kinds of operation" in line for line in remarks(found))
+
+
+MODEL = """
+import torch
+from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+def gpt():
+    torch.manual_seed(0)
+    return GPT(GPTConfig(width=8, depth=1, heads=1, context=32))
+def vit():
+    return ViT(ViTConfig(image=4, patch=2, channels=1, width=4, depth=1, heads=1))
+"""
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(application(list(words)), list(words))
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    gpt, page = f"{tmp_path}/mine.py:gpt", str(tmp_path / "page.html")
+    quick = ["--eigenvalues", "1", "--probes", "2"]
+    code, said = run("curvature", gpt, "--lr", "0.1", "--html", page, *quick)
+    assert code == 0, said
+    assert "sharpness" in said and "blocks.0.attention" in said and "wrote" in said
+    assert Path(page).is_file()
+    code, said = run("curvature", f"{tmp_path}/mine.py:vit")
+    assert code != 0 and "give one with --batch" in said
+    batch = {"image": torch.randn(2, 1, 4, 4), "labels": torch.tensor([1, 2])}
+    torch.save(batch, tmp_path / "batch.pt")
+    code, said = run(
+        "curvature",
+        f"{tmp_path}/mine.py:vit",
+        "--batch",
+        f"{tmp_path}/batch.pt",
+        *quick,
+    )
+    assert code == 0 and "ViT" in said
+
+
+def test_an_optimiser_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("mine", tmp_path / "mine.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.gpt()
+    adam = AdamW(model.parameters(), lr=1e-3)
+    model(subjects.tokens(2, 8)).square().sum().backward()
+    adam.step()
+    torch.save(adam.state_dict(), tmp_path / "adam.pt")
+    quick = ["--eigenvalues", "1", "--probes", "2", "--optimizer"]
+    gpt = f"{tmp_path}/mine.py:gpt"
+    code, said = run("curvature", gpt, *quick, f"{tmp_path}/adam.pt")
+    assert code == 0 and "preconditioned sharpness" in said, said
+    code, said = run("curvature", gpt, *quick, f"{tmp_path}/none.pt")
+    assert "no such file" in said
+    torch.save({"state": {}, "param_groups": []}, tmp_path / "bad.pt")
+    code, said = run("curvature", gpt, *quick, f"{tmp_path}/bad.pt")
+    assert code != 0 and "edge_of_stability" in said

@@ -1,0 +1,272 @@
+"""From a typed name to a verdict: measuring, keeping, loading, showing."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise.auditing.precision.emulation import Bench, Storage
+from equipoise.auditing.precision.keep_list import (
+    kept_by_measurement,
+    kept_by_prediction,
+)
+from equipoise.auditing.precision.page import (
+    headline,
+    print_study,
+    remarks,
+    write_study,
+)
+from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.published import lab_names, published_blocks
+from equipoise.auditing.precision.study import lost_epsilons, range_by_module, study
+from equipoise.auditing.subject import loaded, loaded_batch, output_of
+from equipoise.cli import main
+from equipoise.errors import InputError
+from equipoise.numerics.formats import FORMATS
+from tests.auditing.precision.models import Residual, tokens
+
+BF16 = Storage.named("bf16")
+
+
+def test_emulation_agrees_with_the_machine() -> None:
+    model, ids = tokens()
+    bench = Bench(model.float(), ids)
+    for name in ("bf16", "fp16"):
+        native = bench.native_mismatch(FORMATS[name])
+        assert 0.5 < bench.mismatch(Storage.named(name)) / native < 2
+    with pytest.raises(InputError, match="no dtype every layer runs in"):
+        bench.native_mismatch(FORMATS["e4m3"])
+
+
+def test_squares_of_modules_add_up() -> None:
+    model, ids = tokens()
+    bench = Bench(model, ids)
+    alone = bench.by_module(BF16)
+    together = math.sqrt(sum(e**2 for e in alone.values()))
+    assert 0.6 < bench.mismatch(BF16) / together < 1.6
+
+
+def test_gradient_mismatch_shrinks_with_precision() -> None:
+    model, ids = tokens()
+    bench = Bench(model, ids)
+    coarse = bench.gradient_mismatch(BF16)
+    fine = bench.gradient_mismatch(Storage.named("fp16"))
+    assert set(coarse) == {n for n, _ in model.named_parameters() if "head" not in n}
+    for name, error in fine.items():
+        assert 0 < error < coarse[name] < 0.2
+
+
+def test_kept_sets_reach_their_target() -> None:
+    model, ids = tokens()
+    bench = Bench(model, ids)
+    found = predicted(model, ids, storage=BF16, probes=4)
+    target = 0.6 * bench.mismatch(BF16)
+    ours = kept_by_prediction(bench, found, storage=BF16, target=target)
+    greedy = kept_by_measurement(bench, storage=BF16, target=target)
+    assert ours.reached and greedy.reached
+    assert len(greedy.sites) <= len(ours.sites) <= len(greedy.sites) + 2
+    nothing = kept_by_prediction(bench, found, storage=BF16, target=1.0)
+    assert nothing.sites == ()
+    everything = kept_by_prediction(bench, found, storage=BF16, target=1e-12)
+    assert set(everything.sites) == set(found.variance)
+    with pytest.raises(InputError, match="must be positive"):
+        kept_by_measurement(bench, storage=BF16, target=0.0)
+
+
+def test_ranges_are_told() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, eps=1e-8))
+    with torch.no_grad():
+        model[0].bias.fill_(1e6)
+        model[0].weight.zero_()
+    use = range_by_module(model, torch.ones(2, 4), storage=Storage.named("fp16"))
+    assert use["0"].overflow == 1.0
+    assert lost_epsilons(model, FORMATS["fp16"]) == {"1": 0.0}
+    assert lost_epsilons(model, FORMATS["bf16"]) == {}
+
+
+def test_study_is_shown_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, ids = tokens()
+    found = study(model.float(), ids, storage=BF16, every_module=True)
+    assert sum(row.share for row in found.rows) == pytest.approx(1)
+    assert [row.share for row in found.rows] == sorted(
+        (row.share for row in found.rows), reverse=True
+    )
+    assert {row.site for row in found.rows if row.keep} == set(found.kept.sites)
+    assert "in bf16: output error" in headline(found)
+    assert any("natively" in line for line in remarks(found))
+    print_study(found, rows=3)
+    assert "smaller ones" in capsys.readouterr().out
+    page = write_study(found, tmp_path / "deep" / "page.html").read_text()
+    assert page.count("<tr") == len(found.rows) + 1
+    assert "http" not in page.replace("<!doctype html>", "")
+
+
+def test_a_format_without_error_has_nothing_to_keep() -> None:
+    model, ids = tokens()
+    with pytest.raises(InputError, match="makes no error"):
+        study(model, ids, storage=Storage.named("fp64"))
+
+
+def test_a_format_without_error_reaches_every_target() -> None:
+    model, ids = tokens()
+    found = study(model, ids, storage=Storage.named("fp64"), target=1e-3)
+    assert found.kept.sites == () and found.kept.reached and found.predicted == 0
+
+
+def test_the_dtype_of_the_model_itself_is_measured_and_predicted() -> None:
+    model, ids = tokens()
+    found = study(model.float(), ids, storage=Storage.named("fp32"))
+    assert 1e-8 < found.measured < 1e-6
+    assert 0.5 < found.measured / found.predicted < 2
+
+
+def test_no_reference_no_comparison() -> None:
+    model = Residual()
+    with pytest.raises(InputError, match="not finite even in float64"):
+        Bench(model, torch.full((1, 8), math.nan))
+
+
+def test_outputs_of_every_form() -> None:
+    class Gives(nn.Module):
+        def __init__(self, form: str) -> None:
+            super().__init__()
+            self.form = form
+
+        def forward(self, x: Tensor) -> object:
+            forms = {"tuple": (3, x), "dict": {"loss": x.sum(), "y": x}, "text": "y"}
+            return forms[self.form]
+
+    x = torch.ones(2)
+    assert output_of(Gives("tuple"), x) is x
+    assert output_of(Gives("dict"), {"x": x}) is x
+    assert output_of(Gives("tuple"), (x,)) is x
+    with pytest.raises(InputError, match="returned str"):
+        output_of(Gives("text"), x)
+
+
+MAKER = """
+import torch
+from tests.auditing.precision.models import Residual
+def make():
+    torch.manual_seed(0)
+    return Residual(), torch.randn(3, 8)
+def bare():
+    return Residual()
+def wrong():
+    return 3
+"""
+
+
+def test_loading(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MAKER)
+    model, batch = loaded(f"{file}:make")
+    assert isinstance(model, Residual) and isinstance(batch, Tensor)
+    assert loaded("tests.auditing.precision.models:tokens")[0] is not None
+    for spec, words in {
+        "nothing": "cannot find a model",
+        f"{file}:absent": "no function 'absent'",
+        f"{file}:wrong": "returned int",
+        f"{tmp_path}/no.py:make": "no such file",
+        "no.such.package:make": "cannot import",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            loaded(spec)
+
+
+def test_loading_a_hugging_face_directory(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model, batch = loaded(str(tmp_path))
+    assert isinstance(batch, dict) and batch["input_ids"].shape[0] == 2
+    assert (
+        0.5
+        < Bench(model, batch).mismatch(BF16)
+        / predicted(model, batch, storage=BF16).total
+        < 2
+    )
+
+
+def test_a_model_without_words_needs_a_batch(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+    )
+    ViTModel(config).save_pretrained(tmp_path)
+    assert loaded(str(tmp_path))[1] is None
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match=r"no config.json"):
+        loaded(str(tmp_path))
+
+
+def test_loading_batches(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    x = torch.ones(2, 3)
+    torch.save({"x": x}, tmp_path / "a.pt")
+    save_file({"x": x}, tmp_path / "a.safetensors")
+    (tmp_path / "a.json").write_text('{"x": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]}')
+    for name in ("a.pt", "a.safetensors", "a.json"):
+        batch = loaded_batch(tmp_path / name)
+        assert isinstance(batch, dict) and torch.equal(batch["x"], x)
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(InputError, match="a batch is"):
+        loaded_batch(tmp_path / "a.txt")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(InputError, match="mapping of names to numbers"):
+        loaded_batch(tmp_path / "list.json")
+    with pytest.raises(InputError, match="no such batch"):
+        loaded_batch(tmp_path / "b.pt")
+    whole = (tmp_path / "a.pt").read_bytes()
+    for name, torn in {
+        "empty.pt": b"",
+        "half.pt": whole[: len(whole) // 2],
+        "text.pt": b"text",
+        "text.safetensors": b"some text",
+    }.items():
+        (tmp_path / name).write_bytes(torn)
+        with pytest.raises(InputError, match="not a whole file of tensors"):
+            loaded_batch(tmp_path / name)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MAKER)
+    page = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        main(["precision", f"{file}:make", "--format", "e4m3", "--html", str(page)])
+    assert left.value.code in (0, None)
+    assert "Residual in e4m3, tensors scaled" in capsys.readouterr().out
+    assert page.is_file()
+    with pytest.raises(SystemExit) as left:
+        main(["precision", f"{file}:bare"])
+    assert left.value.code == InputError.exit_code
+
+
+def test_published_indicators_of_a_lab_model() -> None:
+    from equipoise.lab.models import GPT, GPTConfig
+
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=16, depth=2, heads=2, context=16)).eval()
+    ids = torch.randint(0, 256, (1, 12))
+    names = lab_names(heads=2)
+    found = published_blocks(model, ids, blocks=list(model.blocks), names=names)
+    assert len(found.v1) == len(found.v2) == 2
+    # Both claim to predict a relative error; both are larger than the truth, v1 by far.
+    truth = Bench(model, ids).mismatch(BF16)
+    assert found.v1_prediction(FORMATS["bf16"]) > 100 * truth
+    assert found.v2_prediction(FORMATS["bf16"]) > truth
+    with pytest.raises(InputError, match="no module"):
+        published_blocks(model, ids, blocks=[nn.Identity()], names=names)

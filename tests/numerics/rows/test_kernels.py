@@ -1,0 +1,188 @@
+"""Two kernels, one answer; and nothing that threads, forks or a full disk can break."""
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.numerics.rows import balance as balance_ladder
+from equipoise.numerics.rows import torch_rows as balance_torch
+from equipoise.numerics.rows.balance import balance
+from equipoise.numerics.rows.compiled import cache_folder, over_rows
+from tests.conftest import FLOATS, PATIENCE
+from tests.oracles import balance as oracle
+
+
+def in_torch(p: Tensor, monkeypatch: pytest.MonkeyPatch) -> balance_ladder.Balance:
+    """Return what a device without a compiled kernel would say."""
+    with monkeypatch.context() as patched:
+        patched.setattr(balance_ladder, "_on_cpu", balance_torch.intervals)
+        return balance(p, witness=True)
+
+
+def ulps(a: Tensor, b: Tensor) -> float:
+    """Return the largest distance in units of the last place below the larger."""
+    larger = torch.maximum(a, b)
+    spacing = larger - torch.nextafter(larger, torch.zeros_like(larger))
+    return float(((a - b).abs() / spacing.clamp(min=5e-324)).max())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("K", [2, 9, 33, 64, 257])
+def test_kernels_agree_to_two_ulp(
+    K: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(K)
+    parts = [oracle.rows(family, rng, (8, K)) for family in oracle.FAMILIES]
+    p = torch.from_numpy(np.concatenate(parts))
+    if dtype != torch.float64:
+        p = p[p.amax(-1) < 0.999]
+    p = p.to(dtype)
+    p = p[(p.double().sum(-1) - 1).abs() <= balance_ladder.mass_tolerance(dtype, K)]
+    compiled, plain = balance(p), in_torch(p, monkeypatch)
+    closed = compiled.exact & plain.exact
+    assert torch.equal(compiled.exact, plain.exact)
+    assert closed.float().mean() > 0.9
+    assert ulps(compiled.lower[closed], plain.lower[closed]) <= 2
+    assert ulps(compiled.upper[closed], plain.upper[closed]) <= 2
+
+
+def test_the_torch_kernel_reads_broken_rows_as_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = torch.tensor([[0.5, 0.5], [float("nan"), 1.0], [-1.0, 2.0], [0.5, 0.6]])
+    found = in_torch(p, monkeypatch)
+    assert found.lower.isnan().tolist() == [False, True, True, True]
+    assert found.witness is not None
+    assert found.witness.any(-1).tolist() == [True, False, False, False]
+
+
+THREE_ROWS = [
+    [0.4, 0.1, 0.4, 0.1, 0.0, 0.0],
+    [0.3, 0.25, 0.2, 0.15, 0.06, 0.04],
+    [0.9, 0.1, 0.0, 0.0, 0.0, 0.0],
+]
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+import torch
+from equipoise.numerics.rows.statistics import row_statistics
+from equipoise.numerics.rows.balance import balance, warm_up
+from equipoise.numerics.rows.compiled import COMPILED
+warm_up()
+assert not COMPILED
+found = balance(torch.tensor(ROWS, dtype=torch.float64), witness=True)
+assert found.exact.all()
+assert row_statistics(torch.zeros(2, 6)).theta_lower.tolist() == [1, 1]
+print(*found.lower.tolist())
+"""
+
+
+def test_without_numba_the_answer_is_the_same() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", f"ROWS = {THREE_ROWS}{WITHOUT_NUMBA}"],
+        capture_output=True,
+        check=True,
+    )
+    expected = oracle.theta(np.array(THREE_ROWS))
+    assert [float(x) for x in told.stdout.split()] == pytest.approx(expected, rel=1e-15)
+
+
+NOWHERE_TO_WRITE = """
+import torch
+from equipoise.numerics.rows.compiled import cache_folder, compiled
+@compiled()
+def doubled(x):
+    return 2 * x
+assert doubled(2.0) == 4.0
+print(cache_folder())
+"""
+
+
+def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    variables = {**os.environ, "XDG_CACHE_HOME": str(blocked), "HOME": str(blocked)}
+    variables.pop("NUMBA_CACHE_DIR", None)
+    script = tmp_path / "script.py"
+    script.write_text(NOWHERE_TO_WRITE)
+    told = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, check=True, env=variables
+    )
+    assert str(blocked) in told.stdout.decode()
+
+
+def test_the_cache_is_the_users_and_of_this_version() -> None:
+    assert cache_folder().parent.name == "equipoise"
+    assert cache_folder().name.startswith("kernels-")
+    assert not cache_folder().is_relative_to(Path(__file__).parents[3])
+
+
+def attention(rows: int = 2048, keys: int = 64) -> Tensor:
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(rows, keys, generator=rng).softmax(-1)
+
+
+@pytest.fixture
+def two_threads() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_do_not_change_the_answer(two_threads: object) -> None:
+    p = attention()
+    together = balance(p, witness=True)
+    alone = torch.cat([balance(part).lower for part in p.chunk(64)])
+    assert torch.equal(together.lower, alone)
+    with ThreadPoolExecutor(4) as callers:
+        for found in callers.map(lambda _: balance(p, witness=True), range(8)):
+            assert torch.equal(found.lower, together.lower)
+
+
+def test_an_exception_in_a_slice_reaches_the_caller(two_threads: object) -> None:
+    def refuse(start: int, stop: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        over_rows(refuse, 1 << 10, 1 << 10)
+
+
+def test_a_forked_child_can_measure(two_threads: object) -> None:
+    p = attention()
+    expected = balance(p).lower  # the parent's pool exists before the fork
+    child = os.fork()
+    if child == 0:
+        same = torch.equal(balance(p).lower, expected)
+        os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_work_that_splits_again_does_not_wait_for_itself() -> None:
+    """Every worker at once asks for the pool: as hard rows of a whole head do."""
+    seen: list[int] = []
+
+    def outer(start: int, stop: int) -> None:
+        over_rows(lambda a, b: seen.append(b - a), 1 << 10, 1 << 10)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        asking = threading.Thread(
+            target=over_rows, args=(outer, 1 << 10, 1 << 10), daemon=True
+        )
+        asking.start()
+        asking.join(timeout=PATIENCE)
+        assert not asking.is_alive()
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(seen) == 8 * (1 << 10)

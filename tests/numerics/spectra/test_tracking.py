@@ -1,0 +1,132 @@
+"""Norms followed with a fixed number of steps, and the loops they are made of."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.errors import InputError
+from equipoise.numerics.spectra import fixed_steps, tracked_norm
+from equipoise.numerics.spectra import lanczos as gram
+from tests.conftest import FLOATS, error_budget
+from tests.oracles import spectra as oracle
+
+
+def gaussian(seed: int, M: int, N: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(M, N, generator=rng, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(40, 70), (70, 40), (64, 64), (1, 5), (5, 1)])
+def test_close_when_cold_and_never_above(
+    dtype: torch.dtype, shape: tuple[int, int], device: torch.device
+) -> None:
+    matrix = gaussian(0, *shape, dtype).to(device)
+    found = fixed_steps(matrix, steps=32)
+    truth = oracle.spectral_norm(matrix.cpu())
+    slack = error_budget(found.value.dtype, ops=64)
+    assert found.value.item() == pytest.approx(truth, rel=1e-3)
+    assert found.value.item() <= truth * (1 + slack)
+
+
+def test_a_singular_value_lies_within_the_residual() -> None:
+    matrix = gaussian(1, 60, 60, torch.float64)
+    values = torch.linalg.svdvals(matrix)
+    for steps in (1, 2, 5, 12):
+        found = fixed_steps(matrix, steps=steps)
+        assert (values - found.value).abs().min() <= found.residual * (1 + 1e-9)
+
+
+def test_following_a_matrix_that_moves() -> None:
+    matrix = gaussian(2, 200, 200)
+    matrix += torch.outer(gaussian(3, 1, 200)[0], gaussian(4, 1, 200)[0]) / 4
+    value, vector = tracked_norm(matrix)
+    for step in range(5):
+        matrix = matrix + 1e-3 * gaussian(5 + step, 200, 200)
+        value, vector = tracked_norm(matrix, start=vector)
+        assert value.item() == pytest.approx(oracle.spectral_norm(matrix), rel=1e-5)
+
+
+def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would wait for a device; the compiled loop is CPU only and reads there."""
+    matrix = gaussian(0, 50, 50)
+    monkeypatch.setattr(gram, "COMPILED", False)
+
+    def refuse(*_: object) -> float:
+        raise AssertionError("the device was waited for")
+
+    with monkeypatch.context() as patch:
+        for name in ("item", "__float__", "__bool__", "__int__", "tolist", "numpy"):
+            patch.setattr(torch.Tensor, name, refuse)
+        found = fixed_steps(matrix, steps=8)
+        tracked_norm(matrix, start=found.vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("M", [1, 4, 7, 50])
+def test_compiled_step_agrees_with_torch(
+    M: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, basis = gaussian(0, M, 33, dtype), torch.zeros(6, 33, dtype=dtype)
+    basis[:5] = torch.linalg.qr(gaussian(2, 33, 5, dtype)).Q.mT
+    fast, slow = basis.clone(), basis.clone()
+    found = gram.matrix_step(matrix, 0.5)(fast, 4)
+    monkeypatch.setattr(gram, "COMPILED", False)
+    truth = gram.matrix_step(matrix, 0.5)(slow, 4)
+    budget = error_budget(dtype, ops=500)
+    assert found == pytest.approx(truth, rel=budget)
+    torch.testing.assert_close(fast, slow, rtol=budget, atol=budget)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_both_paths_of_fixed_steps_agree(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = gaussian(0, 40, 30, torch.float64)
+    fast = fixed_steps(matrix, steps=steps)
+    monkeypatch.setattr(gram, "COMPILED", False)
+    slow = fixed_steps(matrix, steps=steps)
+    torch.testing.assert_close(fast.value, slow.value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(fast.residual, slow.residual, rtol=1e-5, atol=1e-12)
+    aligned = (fast.vector @ slow.vector).abs()
+    assert aligned.item() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-30, 1e30])
+def test_scale_of_the_format_does_not_matter(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = gaussian(0, 30, 30)
+    expected = oracle.spectral_norm(matrix * size)
+    for compiled in (gram.COMPILED, False):
+        monkeypatch.setattr(gram, "COMPILED", compiled)
+        value = tracked_norm(matrix * size).value
+        assert value.item() == pytest.approx(expected, rel=1e-3, abs=0.0)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_zero_closed_and_broken(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gram, "COMPILED", compiled and gram.COMPILED)
+    assert tracked_norm(torch.zeros(6, 6)).value == 0
+    assert fixed_steps(torch.eye(6), steps=6).value == pytest.approx(1.0, rel=1e-6)
+    broken = gaussian(0, 9, 9)
+    broken[2, 2] = float("nan")
+    assert tracked_norm(broken).value.isnan()
+    broken[2, 2] = float("inf")
+    after = tracked_norm(broken)
+    assert after.value.isnan()
+    mended = tracked_norm(torch.eye(9), start=after.vector * torch.nan)
+    assert mended.value == pytest.approx(1.0, rel=1e-6)
+
+
+def test_what_cannot_be_used_is_said() -> None:
+    with pytest.raises(InputError, match="matrix is needed"):
+        tracked_norm(torch.ones(3))
+    with pytest.raises(InputError, match="real floats"):
+        tracked_norm(torch.ones(3, 3, dtype=torch.int32))
+    with pytest.raises(InputError, match="start has shape"):
+        tracked_norm(torch.ones(3, 3), start=torch.ones(4))
+    with pytest.raises(InputError, match="at least one"):
+        fixed_steps(torch.ones(3, 3), steps=0)
