@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.results.statistics import results
+from equipoise.lab.results import results
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.running.runner import run_experiment
 from equipoise.lab.training.options import TrainOptions
