@@ -6,13 +6,13 @@ from pathlib import Path
 
 from equipoise.store import open_run
 from tests.conftest import PATIENCE
-from tests.store.made import assert_pyramid_agrees, files
+from tests.store.example_runs import assert_summaries_agree, files
 
 CHILD = """
 import os, sqlite3, sys, threading
 from equipoise.errors import RunFileError
 from equipoise.store import RunWriter, open_run
-from tests.store.made import INFO, sample
+from tests.store.example_runs import INFO, sample
 
 path, stop = sys.argv[1], threading.Event()
 writer = RunWriter(path, INFO)
@@ -24,7 +24,7 @@ def write():
         writer.append(sample(step))
         step += 1
 
-def live_in_the_child():
+def run_in_the_child():
     try:
         writer.append(sample(10**6))
     except RunFileError as refusal:
@@ -44,7 +44,7 @@ forks = 12 if hasattr(os, "fork") else 0
 for _ in range(forks):            # while another thread is busy writing
     pid = os.fork()
     if pid == 0:
-        live_in_the_child()
+        run_in_the_child()
     assert os.waitpid(pid, 0)[1] == 0
     assert os.path.exists(path + "-wal")
 stop.set()
@@ -65,5 +65,5 @@ def test_children_leave_the_file_alone(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert open_run(path).steps.tolist() == list(range(int(done.stdout)))
-    assert_pyramid_agrees(open_run(path))
+    assert_summaries_agree(open_run(path))
     assert files(tmp_path) == ["run.eqp"]

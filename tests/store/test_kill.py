@@ -13,8 +13,8 @@ import pytest
 from equipoise.errors import RunFileError
 from equipoise.store import RunWriter, open_run
 from tests.conftest import PATIENCE
-from tests.store.doomed import append_for_ever, step_readings
-from tests.store.made import assert_pyramid_agrees, files
+from tests.store.example_runs import assert_summaries_agree, files
+from tests.store.killed_writer import append_until_killed, step_readings
 
 KILLS = 60
 
@@ -27,31 +27,31 @@ def processes():
         "forkserver" if "forkserver" in methods else "spawn"
     )
     if "forkserver" in methods:
-        context.set_forkserver_preload(["tests.store.doomed", "pytest"])
+        context.set_forkserver_preload(["tests.store.killed_writer", "pytest"])
     return context
 
 
-def acknowledged(heard: Connection) -> list[int]:
-    """Return every step the dead had time to report."""
-    said = b""
-    while block := os.read(heard.fileno(), 1 << 16):
-        said += block
-    whole = len(said) // 8 * 8
-    return [int.from_bytes(said[i : i + 8], "little") for i in range(0, whole, 8)]
+def acknowledged(acknowledge: Connection) -> list[int]:
+    """Return every step the killed writer had time to report."""
+    received = b""
+    while block := os.read(acknowledge.fileno(), 1 << 16):
+        received += block
+    whole = len(received) // 8 * 8
+    return [int.from_bytes(received[i : i + 8], "little") for i in range(0, whole, 8)]
 
 
 def killed(processes, path: Path, after: float, *, at_work: bool) -> list[int]:
     """Start a writer, kill it, and return the steps it acknowledged."""
-    heard, says = processes.Pipe(duplex=False)
-    child = processes.Process(target=append_for_ever, args=(str(path), says))
+    acknowledge, child_end = processes.Pipe(duplex=False)
+    child = processes.Process(target=append_until_killed, args=(str(path), child_end))
     child.start()
-    says.close()
+    child_end.close()
     if at_work:
-        heard.poll(PATIENCE)
+        acknowledge.poll(PATIENCE)
     time.sleep(after)
     child.kill()
     child.join()
-    return acknowledged(heard)
+    return acknowledged(acknowledge)
 
 
 def assert_is_there(path: Path, steps: list[int]) -> None:
@@ -74,13 +74,13 @@ def test_kill_at_random_moments(processes, tmp_path: Path) -> None:
         total += len(steps)
         if steps or path.exists():
             check(path, steps, deep=kill % 15 == 14)
-    # Three of four were heard at work before they were killed.
+    # Three of four were seen at work before they were killed.
     assert total >= 3 * KILLS // 4
     with RunWriter.resume(path) as writer:
         writer.append(step_readings(len(open_run(path).steps)))
     assert files(tmp_path) == ["run.eqp"]
     assert_is_there(path, [])
-    assert_pyramid_agrees(open_run(path))
+    assert_summaries_agree(open_run(path))
 
 
 def check(path: Path, steps: list[int], *, deep: bool) -> None:
@@ -92,7 +92,7 @@ def check(path: Path, steps: list[int], *, deep: bool) -> None:
     assert set(steps) <= set(run.steps.tolist())
     if deep:
         assert_is_there(path, steps)
-        assert_pyramid_agrees(run)
+        assert_summaries_agree(run)
         db = sqlite3.connect(path)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         db.close()

@@ -10,7 +10,7 @@ import pytest
 from equipoise.errors import RunFileError
 from equipoise.store import RunWriter, run_path, runs_directory
 from equipoise.store.location import newest, run_files
-from tests.store.made import INFO
+from tests.store.example_runs import INFO
 
 
 def test_an_explicit_path_is_used_as_given() -> None:
@@ -29,7 +29,7 @@ def test_by_default_among_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_path(None, "../..").name.startswith("run-")
 
 
-def test_the_patients_random_numbers_do_not_move() -> None:
+def test_the_users_random_numbers_do_not_move() -> None:
     random.seed(0)
     state = random.getstate()
     run_path(None, "gpt")

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import RunFileError
-from equipoise.store import RunWriter, lock, open_run
-from equipoise.store import network as snapshot
+from equipoise.store import RunWriter, lock, network, open_run
 from equipoise.store.network import on_network
 from tests.conftest import PATIENCE
-from tests.store.made import INFO, assert_pyramid_agrees, files, sample
+from tests.store.example_runs import INFO, assert_summaries_agree, files, sample
 
 TABLE = """\
 /dev/sda1 / ext4 rw,relatime 0 0
@@ -62,7 +61,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "far" / "run.eqp"
 
 
-def away(place: Path, *, publish_every: float = 3600.0) -> RunWriter:
+def remote_writer(place: Path, *, publish_every: float = 3600.0) -> RunWriter:
     return RunWriter(place, INFO, network=True, publish_every=publish_every)
 
 
@@ -73,12 +72,12 @@ def is_in_wal_mode(path: Path) -> bool:
 def test_detection_decides(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.store.writer.on_network", lambda path: True)
     with RunWriter(place, INFO):
-        assert snapshot.live_path(place).exists()
-    assert not snapshot.live_path(place).exists()
+        assert network.local_path(place).exists()
+    assert not network.local_path(place).exists()
 
 
 def test_readers_see_snapshots_and_in_the_end_everything(place: Path) -> None:
-    with away(place, publish_every=0.05) as writer:
+    with remote_writer(place, publish_every=0.05) as writer:
         run = open_run(place)  # there from the first moment
         writer.append(sample(0))
         deadline = time.monotonic() + PATIENCE
@@ -90,13 +89,13 @@ def test_readers_see_snapshots_and_in_the_end_everything(place: Path) -> None:
         writer.append(sample(1))
     assert open_run(place).steps.tolist() == [0, 1]
     assert files(place.parent) == ["run.eqp"]
-    assert files(snapshot.live_path(place).parent) == []
+    assert files(network.local_path(place).parent) == []
 
 
 KILLED = """
 import os, sys
 from equipoise.store import RunWriter
-from tests.store.made import INFO, sample
+from tests.store.example_runs import INFO, sample
 writer = RunWriter(sys.argv[1], INFO, network=True, publish_every=3600)
 for step in range(20):
     writer.append(sample(step))
@@ -107,11 +106,11 @@ os._exit(9)
 def test_a_killed_writer_resumes_from_its_local_file(place: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=PATIENCE)
     assert not len(open_run(place).steps)  # only the first snapshot was published
-    with away(place) as writer:
+    with remote_writer(place) as writer:
         writer.append(sample(20))
     run = open_run(place)
     assert run.steps.tolist() == list(range(21))
-    assert_pyramid_agrees(run)
+    assert_summaries_agree(run)
 
 
 def test_what_went_on_elsewhere_wins(place: Path) -> None:
@@ -120,7 +119,7 @@ def test_what_went_on_elsewhere_wins(place: Path) -> None:
     with RunWriter(place, INFO, network=False) as other:  # as another machine would
         for step in range(100, 130):
             other.append(sample(step))
-    with away(place):
+    with remote_writer(place):
         pass
     assert open_run(place).steps.tolist() == list(range(100, 130))
 
@@ -128,16 +127,16 @@ def test_what_went_on_elsewhere_wins(place: Path) -> None:
 def test_a_removed_run_starts_anew(place: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(place)], timeout=PATIENCE)
     place.unlink()
-    with away(place) as writer:
+    with remote_writer(place) as writer:
         writer.append(sample(7))
     assert open_run(place).steps.tolist() == [7]
 
 
 def test_a_broken_local_file_gives_way(place: Path) -> None:
-    with away(place) as writer:
+    with remote_writer(place) as writer:
         writer.append(sample(0))
-    snapshot.live_path(place).write_text("torn")
-    with away(place) as writer:
+    network.local_path(place).write_text("torn")
+    with remote_writer(place) as writer:
         writer.append(sample(1))
     assert open_run(place).steps.tolist() == [0, 1]
 
@@ -145,7 +144,7 @@ def test_a_broken_local_file_gives_way(place: Path) -> None:
 def test_an_absent_server_is_logged_and_tried_again(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish, failures = snapshot.publish, []
+    publish, failures = network.publish, []
 
     def fail_once(live: Path, to: Path) -> None:
         if len(failures) < 1:
@@ -154,8 +153,8 @@ def test_an_absent_server_is_logged_and_tried_again(
         publish(live, to)
 
     with caplog.at_level(logging.WARNING, "equipoise"):
-        writer = away(place, publish_every=0.02)
-        monkeypatch.setattr(snapshot, "publish", fail_once)
+        writer = remote_writer(place, publish_every=0.02)
+        monkeypatch.setattr(network, "publish", fail_once)
         deadline = time.monotonic() + PATIENCE
         for step in range(10_000):
             writer.append(sample(step))
@@ -189,7 +188,7 @@ def test_where_files_cannot_be_locked_the_holder_is_asked(
     RunWriter(place, INFO).close()
 
 
-def test_somebody_elses_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(pid: int, signal: int) -> None:
         raise PermissionError
 
@@ -198,7 +197,7 @@ def test_somebody_elses_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_snapshots_are_whole_databases(place: Path) -> None:
-    with away(place, publish_every=0.01) as writer:
+    with remote_writer(place, publish_every=0.01) as writer:
         for step in range(150):
             writer.append(sample(step))
             steps = open_run(place).steps

@@ -9,7 +9,7 @@ import pytest
 from equipoise.errors import InputError, RunFileError
 from equipoise.records import Finding, Reading
 from equipoise.store import RunWriter, open_run, summaries
-from tests.store.made import INFO, reading, sample
+from tests.store.example_runs import INFO, reading, sample
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from equipoise.errors import RunFileError
 from equipoise.records import Reading
 from equipoise.store import RunWriter, open_run, schema
-from tests.store.made import INFO, assert_pyramid_agrees, files
+from tests.store.example_runs import INFO, assert_summaries_agree, files
 
 OLD = Path(__file__).parent / "data" / "version1.eqp"
-"""Written by the first version of the store, before it kept a pyramid."""
+"""Written by the first version of the store, before it had summaries."""
 
 
 def test_an_older_file_is_read(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_an_older_file_is_read(tmp_path: Path) -> None:
     before = path.read_bytes()
     run = open_run(path)
     assert run.version == 1 and run.info.name == "old" and len(run.findings) == 2
-    assert_pyramid_agrees(run)
+    assert_summaries_agree(run)
     assert path.read_bytes() == before and files(tmp_path) == [OLD.name]
 
 
@@ -30,7 +30,7 @@ def test_an_older_file_is_continued(tmp_path: Path) -> None:
         writer.append([Reading.scalar(40, "loss", 0.5)])
     run = open_run(path)
     assert run.version == schema.VERSION and len(run.steps) == 41
-    assert_pyramid_agrees(run)
+    assert_summaries_agree(run)
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:

@@ -15,15 +15,20 @@ from hypothesis import HealthCheck, given, settings
 
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading
-from equipoise.store import RunWriter, open_run
-from equipoise.store import network as live
+from equipoise.store import RunWriter, network, open_run
 from tests.conftest import PATIENCE
-from tests.store.made import INFO, assert_pyramid_agrees, files, reading, sample
+from tests.store.example_runs import (
+    INFO,
+    assert_summaries_agree,
+    files,
+    reading,
+    sample,
+)
 
 HOLD = """
 import sys, time
 from equipoise.store import RunWriter
-from tests.store.made import INFO
+from tests.store.example_runs import INFO
 writer = RunWriter(sys.argv[1], INFO)
 print("held", flush=True)
 time.sleep(60)
@@ -80,7 +85,7 @@ def test_an_append_is_all_or_nothing(path: Path) -> None:
         for step in range(15, 40):
             writer.append(sample(step))
     run = open_run(path)
-    assert_pyramid_agrees(run)
+    assert_summaries_agree(run)
     assert run.steps.tolist() == list(range(40))
 
 
@@ -137,7 +142,7 @@ def test_a_directory_is_not_a_run(tmp_path: Path) -> None:
         RunWriter(tmp_path, INFO)
 
 
-def test_somebody_elses_file_is_left_alone(path: Path) -> None:
+def test_a_file_of_another_kind_is_left_alone(path: Path) -> None:
     path.write_text("precious " * 1000)
     with pytest.raises(RunFileError, match="not a run file"):
         RunWriter(path, INFO)
@@ -154,7 +159,7 @@ def test_readings_cannot_be_changed(path: Path) -> None:
             db.execute(attempt)
 
 
-def test_second_writer_is_told_who_holds_the_run(path: Path) -> None:
+def test_second_writer_is_refused_with_the_holders_name(path: Path) -> None:
     with RunWriter(path, INFO), pytest.raises(RunFileError, match="already being"):
         RunWriter(path, INFO)
     holder = subprocess.Popen(
@@ -182,8 +187,8 @@ def test_a_script_that_just_ends_leaves_one_file(path: Path) -> None:
 def test_the_wal_stays_bounded_without_a_pause(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "WAL_BYTES", 1 << 20)
-    monkeypatch.setattr(live.LiveFile, "_tidy", lambda self: None)
+    monkeypatch.setattr(network, "WAL_BYTES", 1 << 20)
+    monkeypatch.setattr(network.OpenFile, "_tidy", lambda self: None)
     wal = path.with_name("run.eqp-wal")
     with RunWriter(path, INFO) as writer:
         for step in range(1000):

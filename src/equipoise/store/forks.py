@@ -1,4 +1,4 @@
-"""What becomes of a writer when its process forks: the child forgets it.
+"""Forked processes: the child drops the writer it inherited, without closing it.
 
 Closing a connection carried across a fork may fold the parent's WAL under its feet
 (sqlite.org/howtocorrupt.html, section 2.6), so the child drops it without closing.

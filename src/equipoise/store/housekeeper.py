@@ -1,4 +1,7 @@
-"""A thread for the slow part of writing: the training loop never waits for a disk."""
+"""The background thread that does the slow part of writing, for a run file.
+
+The training loop never waits for a disk.
+"""
 
 import logging
 import sqlite3

@@ -1,13 +1,13 @@
-"""Choose the level of the pyramid that shows a window in so many points."""
+"""Level of detail: choose the summaries that show a window in so many points."""
 
 import sqlite3
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-import equipoise.store.summaries as summaries
+from equipoise.store import summaries
 from equipoise.store.packing import Array, Layout
 from equipoise.store.summaries import FAN, Bins, joined, merged, row_bins
 
@@ -31,7 +31,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Zoom:
+class SeriesRange:
     """A series in an open file, and the readings (after, until] of interest."""
 
     db: sqlite3.Connection
@@ -40,32 +40,32 @@ class Zoom:
     after: int = 0
     until: int = sys.maxsize
 
-    def within(self, window: Window) -> "Zoom":
-        """Return the zoom on the bins that touch the window of steps."""
+    def within(self, window: Window) -> "SeriesRange":
+        """Return the range of the bins that touch the window of steps."""
         query = (
             "SELECT min(last_id), max(last_id) FROM summary WHERE series = ? "
             "AND level = 1 AND last >= ? AND first <= ?"
         )
         first, last = self.db.execute(query, (self.series, *window)).fetchone()
         end = summaries.last_id(self.db, self.series, 1)
-        if first is None:  # only what is not in a whole bin yet
-            return Zoom(self.db, self.series, self.layout, after=end)
+        if first is None:  # only what is not in a complete bin yet
+            return SeriesRange(self.db, self.series, self.layout, after=end)
         before = (
             "SELECT max(last_id) FROM summary "
             "WHERE series = ? AND level = 1 AND last_id < ?"
         )
         after = self.db.execute(before, (self.series, first)).fetchone()[0] or 0
         until = sys.maxsize if last == end else last
-        return Zoom(self.db, self.series, self.layout, after, until)
+        return SeriesRange(self.db, self.series, self.layout, after, until)
 
     def level(self, points: int) -> int:
         """Return the finest level of at most ``points`` bins."""
-        whole, level = self._count(1), 0
-        bins = FAN * whole + FAN - 1
-        while bins > points and whole:
+        complete, level = self._count(1), 0
+        bins = FAN * complete + FAN - 1
+        while bins > points and complete:
             level += 1
-            bins = whole + 1
-            whole = self._count(level + 1)
+            bins = complete + 1
+            complete = self._count(level + 1)
         return level
 
     def _count(self, level: int) -> int:
@@ -80,12 +80,12 @@ class Zoom:
         """Return the bins of a level, and one more of whatever comes after them."""
         if level == 0:
             return self._rows()
-        whole = self._stored(level)
-        end = int(whole.last_id[-1]) if len(whole) else self.after
-        rest = Zoom(self.db, self.series, self.layout, end, self.until).bins(level - 1)
+        complete = self._stored(level)
+        end = int(complete.last_id[-1]) if len(complete) else self.after
+        rest = replace(self, after=end).bins(level - 1)
         if not len(rest):
-            return whole
-        return joined([whole, merged(rest, self.layout, fan=len(rest))])
+            return complete
+        return joined([complete, merged(rest, self.layout, fan=len(rest))])
 
     def _stored(self, level: int) -> Bins:
         window = {"after": self.after, "until": self.until}
@@ -93,13 +93,13 @@ class Zoom:
 
     def _rows(self) -> Bins:
         """Return a bin per row, from the rows themselves where no block has them."""
-        kept = self._stored(0)
+        stored = self._stored(0)
         window = {
-            "after": int(kept.last_id[-1]) if len(kept) else self.after,
+            "after": int(stored.last_id[-1]) if len(stored) else self.after,
             "until": self.until,
         }
         rows = summaries.raw(self.db, self.series, self.layout, **window)
-        return joined([kept, row_bins(*rows, self.layout)])
+        return joined([stored, row_bins(*rows, self.layout)])
 
 
 def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summary]:

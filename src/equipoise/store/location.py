@@ -1,4 +1,4 @@
-"""Where a run lives when nobody says."""
+"""Where run files are: the runs directory, and the name of a new run."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def run_path(run: str | os.PathLike[str] | None, name: str) -> Path:
         return Path(run).expanduser()
     plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    # secrets, not random: the patient's random numbers must not move.
+    # secrets, not random: the user's random numbers must not move.
     return runs_directory() / f"{plain}-{moment}-{secrets.token_hex(2)}{SUFFIX}"
 
 

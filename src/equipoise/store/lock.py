@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # somebody else's
+        return True  # another user's process
     return True
 
 
@@ -71,16 +71,16 @@ class WriterLock:
             except OSError as held:
                 if self._is_held(held):
                     os.close(handle)
-                    raise RunFileError(self._complaint(run)) from held
+                    raise RunFileError(self._held_message(run)) from held
             if self._is_current(handle):
                 return handle
             os.close(handle)  # the last holder removed it between our open and lock
 
     def _is_held(self, refusal: OSError) -> bool:
-        """Say whether somebody has it; where files cannot be locked, ask who wrote it.
+        """Say whether another process has it; without locks, ask the file who wrote it.
 
         Some network filesystems have no locks. A holder on another machine cannot be
-        asked whether it lives, and is believed.
+        checked, and counts as running.
         """
         if refusal.errno not in NO_LOCKS:
             return True
@@ -95,7 +95,7 @@ class WriterLock:
         except FileNotFoundError:
             return False
 
-    def _complaint(self, run: Path) -> str:
+    def _held_message(self, run: Path) -> str:
         holder = self._path.read_text().split()
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another"
         return (

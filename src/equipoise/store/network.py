@@ -1,8 +1,7 @@
-"""The file a writer has open: the run itself, or its local double behind a network.
+"""A run on a network filesystem: written to a local file, published as snapshots.
 
-A run on a network filesystem: written locally, published as whole snapshots.
-
-Is this path on a network filesystem? SQLite's WAL needs a local one.
+SQLite's WAL needs a local filesystem. ``OpenFile`` is the file a writer has open: the
+run itself where its path is local, otherwise the local file behind the published one.
 """
 
 import hashlib
@@ -13,16 +12,22 @@ import tempfile
 import time
 from pathlib import Path
 
-import equipoise.store.schema as connection
-import equipoise.store.schema as schema
 from equipoise.errors import RunFileError
 from equipoise.store.forks import forget_when_forked, leak
 from equipoise.store.housekeeper import Housekeeper
+from equipoise.store.schema import (
+    checked_version,
+    checkpoint,
+    fold,
+    last_id,
+    reading,
+    writing,
+)
 
 EVERY_S = 30.0
 
 
-def live_path(place: Path) -> Path:
+def local_path(place: Path) -> Path:
     """Return the local file behind a published one: the same again after a crash."""
     owner = os.getuid() if hasattr(os, "getuid") else "user"
     folder = Path(tempfile.gettempdir()) / f"equipoise-{owner}"
@@ -31,33 +36,33 @@ def live_path(place: Path) -> Path:
     return folder / f"{key}-{place.name}"
 
 
-def prepare(live: Path, place: Path) -> None:
+def prepare(local: Path, place: Path) -> None:
     """Make the local file what the writer should continue from.
 
     That is the local one a killed writer left, unless the published one went on
     elsewhere meanwhile, or was removed.
     """
     if not place.exists():
-        _remove(live)
-    elif not live.exists() or _state(live) < _state(place):
-        _remove(live)
-        shutil.copyfile(place, live)
+        _remove(local)
+    elif not local.exists() or _state(local) < _state(place):
+        _remove(local)
+        shutil.copyfile(place, local)
 
 
 def _state(path: Path) -> tuple[bool, int]:
     try:
-        with connection.reading(path) as db:
-            schema.checked_version(db, path)
-            return True, schema.last_id(db)
+        with reading(path) as db:
+            checked_version(db, path)
+            return True, last_id(db)
     except RunFileError:
         return False, 0
 
 
-def publish(live: Path, place: Path) -> None:
-    """Replace the published file by a snapshot, in one step for whoever reads it."""
-    copy = live.with_name(live.name + ".copy")
+def publish(local: Path, place: Path) -> None:
+    """Replace the published file by a snapshot, in one step for its readers."""
+    copy = local.with_name(local.name + ".copy")
     _remove(copy)
-    source, target = sqlite3.connect(live), sqlite3.connect(copy)
+    source, target = sqlite3.connect(local), sqlite3.connect(copy)
     try:
         source.backup(target)  # in one go: a consistent moment, whatever is appended
         target.execute("PRAGMA journal_mode = DELETE")
@@ -93,25 +98,25 @@ without a pause the housekeeper never quite gets there, and it would grow for ev
 """
 
 
-class LiveFile:
+class OpenFile:
     """An open connection, and the thread that keeps what is behind it in order."""
 
-    def __init__(self, place: Path, *, away: bool, publish_every: float) -> None:
-        self._place = place
-        self._away = away
+    def __init__(self, run: Path, *, remote: bool, publish_every: float) -> None:
+        self._published_path = run
+        self._remote = remote
         self._publish_every = publish_every
-        self._path = live_path(place) if away else place
+        self._path = local_path(run) if remote else run
         self._wal = self._path.with_name(self._path.name + "-wal")
-        if away:
-            prepare(self._path, place)
-        self.db = connection.writing(self._path)
+        if remote:
+            prepare(self._path, run)
+        self.db = writing(self._path)
         self._appends = self._published = 0
         self._next = time.monotonic() + publish_every
 
     def start(self) -> None:
-        """Begin to keep order; on a network, show that the run exists."""
-        if self._away:
-            publish(self._path, self._place)
+        """Start the background thread; on a network, publish the first snapshot."""
+        if self._remote:
+            publish(self._path, self._published_path)
         every = min(TIDY_EVERY_S, self._publish_every)
         self._housekeeper = Housekeeper(self._tidy, every=every)
         forget_when_forked(self._housekeeper)
@@ -125,22 +130,22 @@ class LiveFile:
                 self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _tidy(self) -> None:
-        connection.checkpoint(self._path)
+        checkpoint(self._path)
         due = time.monotonic() >= self._next and self._appends > self._published
-        if self._away and due:
+        if self._remote and due:
             self._published = self._appends
             self._next = time.monotonic() + self._publish_every
-            publish(self._path, self._place)
+            publish(self._path, self._published_path)
 
-    def rest(self) -> None:
-        """Stop keeping order; nothing else touches the file then."""
+    def stop_thread(self) -> None:
+        """Stop the background thread; nothing else touches the file then."""
         self._housekeeper.stop()
 
     def close(self) -> None:
         """Leave one plain file where the run belongs."""
-        connection.fold(self.db)
-        if self._away:
-            deliver(self._path, self._place)
+        fold(self.db)
+        if self._remote:
+            deliver(self._path, self._published_path)
 
     def abort(self) -> None:
         """Close a file that turned out not to be ours, as it is."""

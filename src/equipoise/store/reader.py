@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import equipoise.store.schema as schema
-import equipoise.store.summaries as summaries
 from equipoise.errors import InputError
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store.level_of_detail import Summary, Window, Zoom, by_site, in_order
+from equipoise.store import schema, summaries
+from equipoise.store.level_of_detail import (
+    SeriesRange,
+    Summary,
+    Window,
+    by_site,
+    in_order,
+)
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
 
@@ -135,9 +140,9 @@ class Run:
         for key, layout in self._layouts(quantity).items():
             with reading(self.path) as db:
                 schema.complete(db, self.version)
-                zoom = Zoom(db, key, layout)
-                zoom = zoom.within(between) if between else zoom
-                bins = zoom.bins(zoom.level(points) if level is None else level)
+                part = SeriesRange(db, key, layout)
+                part = part.within(between) if between else part
+                bins = part.bins(part.level(points) if level is None else level)
             for name, part in by_site(bins, layout, between).items():
                 if site in (None, name):
                     parts.setdefault(name, []).append(part)

@@ -1,15 +1,12 @@
-"""The tables of a run file, and which versions of them we can read.
-
-Connections to a run file.
-"""
+"""The tables of a run file, its versions, and the SQLite connections to it."""
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import equipoise.store.summaries as summaries
 from equipoise.errors import RunFileError
+from equipoise.store import summaries
 
 APPLICATION = 0x45515031  # "EQP1", so that `file` and we can tell a run from any SQLite
 VERSION = 2
@@ -114,7 +111,7 @@ def writing(path: Path) -> sqlite3.Connection:
     """Open for writing: commits reach the operating system at once, the disk later.
 
     WAL with synchronous=NORMAL loses nothing when the process is killed; after a power
-    cut the last seconds may be missing, but the file is whole. Only checkpoints wait
+    cut the last seconds may be missing, but the file is intact. Only checkpoints wait
     for the disk, and those are left to the housekeeper.
     """
     db = sqlite3.connect(

@@ -1,28 +1,21 @@
-"""The pyramid in its table.
+"""Summaries of a series: lowest, mean and highest per site, over 16, 256, … readings.
+
+A view of 10⁵ steps then reads a few hundred bins instead of 10⁵ rows. NaN and Inf are
+left out of the three numbers and counted beside them: one broken step must neither
+vanish nor blank the curve.
 
 A bin is written in the transaction of the row that completes it, so the table agrees
-with the rows after any crash; what is not yet a whole bin is rebuilt from the rows.
+with the rows after any crash; unfinished bins are rebuilt from the rows. The unfinished
+bins of all series that share a layout advance together (``OpenBins``): 40 quantities of
+a sampled step cost a handful of array operations, not 40 times a handful.
 
-Bins to bytes and back.
+As bytes, a bin is planes over bins × sites: lowest, mean, highest, and how many values
+were broken if any were. The extremes are exact; where they fit 4 bytes a value, the
+mean is rounded to 4 as well. At level 0 a blob holds several bins, and their steps
+first.
 
-A blob holds planes over bins × sites: lowest, mean, highest, and how many were broken
-if any were. The extremes are exact; where they fit 4 bytes a value, the mean is
-rounded to 4 as well. At level 0 a blob holds several bins, and their steps first.
-
-Axes, in this file:  N blobs · P planes · K bins of a blob · S sites.
-
-Lowest, mean and highest value per site over heads, then over 16, 256, … rows.
-
-A view of 10⁵ steps reads a few hundred bins instead of 10⁵ rows. NaN and Inf are left
-out of the three numbers and counted beside them: one broken step must neither vanish
-nor blank the whole curve.
-
-Axes, in this file:  R row · W value of a row · B bin · S site · K bins to merge.
-
-The unfinished bins of all series that share a layout, as their writer holds them.
-
-They rise together: 40 quantities of a sampled step cost a handful of array operations,
-not 40 times a handful.
+Axes, in this file:  R row · W value of a row · B bin · S site · K bins of a blob, or to
+merge · N blobs · P planes.
 """
 
 import sqlite3
@@ -192,7 +185,7 @@ def _planes(blobs: Sequence[bytes], bins: int, sites: int) -> NDArray[np.float64
     return full
 
 
-Risen = tuple[int, Integers, Bins]
+Completed = tuple[int, Integers, Bins]
 """Level, the slots that completed something, and their bins, slot after slot."""
 
 
@@ -213,7 +206,7 @@ class _Level:
         full: Integers = slots[fill == FAN - 1]
         return full
 
-    def taken(self, full: Integers) -> Bins:
+    def pop(self, full: Integers) -> Bins:
         """Return the bins of some full slots, and empty them."""
         self._fill[full] = 0
         return self._bins[np.add.outer(full * FAN, np.arange(FAN)).ravel()]
@@ -225,14 +218,16 @@ class _Level:
             self._bins = joined([self._bins, no_bins(self._layout, missing * FAN)])
 
 
-class Tower:
-    """One slot per series; a row in a slot rises as far as it completes bins."""
+class OpenBins:
+    """The unfinished bins of every level, one slot per series."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._levels: list[_Level] = []
 
-    def push(self, slots: Integers, bins: Bins, *, level: int = 0) -> Iterator[Risen]:
+    def push(
+        self, slots: Integers, bins: Bins, *, level: int = 0
+    ) -> Iterator[Completed]:
         """Add one bin to each of some slots, all different; yield what is complete.
 
         Level 0, a bin per row, is only yielded where a site has several heads:
@@ -243,22 +238,22 @@ class Tower:
         full = self._levels[level].add(slots, bins)
         if not len(full):
             return
-        whole = self._levels[level].taken(full)
+        ready = self._levels[level].pop(full)
         if level == 0 and not self._layout.is_flat:
-            yield 0, full, whole
-        risen = merged(whole, self._layout)
-        yield level + 1, full, risen
-        yield from self.push(full, risen, level=level + 1)
+            yield 0, full, ready
+        completed = merged(ready, self._layout)
+        yield level + 1, full, completed
+        yield from self.push(full, completed, level=level + 1)
 
 
 ROWS_AT_ONCE = 4096
 
 
 def insert(
-    db: sqlite3.Connection, series: Sequence[int], risen: Iterable[Risen]
+    db: sqlite3.Connection, series: Sequence[int], completed: Iterable[Completed]
 ) -> None:
     """Store what has been completed; ``series`` names the series of each slot."""
-    for level, slots, bins in risen:
+    for level, slots, bins in completed:
         size = FAN if level == 0 else 1
         parts = (bins[b * size : (b + 1) * size] for b in range(len(slots)))
         rows = [
@@ -269,7 +264,7 @@ def insert(
 
 
 def last_id(db: sqlite3.Connection, series: int, level: int) -> int:
-    """Return the last reading that whole bins of this level cover; 0 if none does."""
+    """Return the last reading in a complete bin of this level; 0 if none is."""
     query = "SELECT max(last_id) FROM summary WHERE series = ? AND level = ?"
     return int(db.execute(query, (series, level)).fetchone()[0] or 0)
 
@@ -312,14 +307,19 @@ def raw(
 
 
 def restore(
-    db: sqlite3.Connection, series: int, layout: Layout, *, tower: Tower, slot: int
+    db: sqlite3.Connection,
+    series: int,
+    layout: Layout,
+    *,
+    bins: OpenBins,
+    slot: int,
 ) -> None:
     """Fill a slot with what the last writer of the series left unfinished."""
     level, done = 0, last_id(db, series, 1)
     waiting = row_bins(*raw(db, series, layout, after=done), layout)
     while True:
         for b in range(len(waiting)):
-            for _ in tower.push(np.array([slot]), waiting[b : b + 1], level=level):
+            for _ in bins.push(np.array([slot]), waiting[b : b + 1], level=level):
                 raise AssertionError(f"series {series}: a bin of level {level} is lost")
         if not done:
             return
@@ -331,9 +331,9 @@ def build(db: sqlite3.Connection) -> None:
     """Fill the table from the rows: for a file written before there was a pyramid."""
     for series, line in db.execute("SELECT id, layout FROM series").fetchall():
         layout = Layout.from_json(line)
-        tower, after = Tower(layout), 0
+        open_bins, after = OpenBins(layout), 0
         while (block := raw(db, series, layout, after=after, limit=ROWS_AT_ONCE))[0]:
             after = block[0][-1]
             bins = row_bins(*block, layout)
             for b in range(len(bins)):
-                insert(db, [series], tower.push(np.array([0]), bins[b : b + 1]))
+                insert(db, [series], open_bins.push(np.array([0]), bins[b : b + 1]))

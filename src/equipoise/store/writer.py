@@ -1,6 +1,6 @@
-"""The one writer of a run file.
+"""The writer of a run file; there is one at a time.
 
-All series that share a layout, written together.
+Series that share a layout are written together, as a ``SeriesGroup``.
 """
 
 import atexit
@@ -17,27 +17,25 @@ from typing import Self
 
 import numpy as np
 
-import equipoise.store.network as snapshot
-import equipoise.store.schema as schema
-import equipoise.store.summaries as summaries
 from equipoise.errors import RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
+from equipoise.store import schema, summaries
 from equipoise.store.forks import forget_when_forked
 from equipoise.store.lock import WriterLock
-from equipoise.store.network import LiveFile, on_network
+from equipoise.store.network import EVERY_S, OpenFile, on_network
 from equipoise.store.packing import Array, Layout, pack
 from equipoise.store.schema import transaction
-from equipoise.store.summaries import Integers, Tower, row_bins
+from equipoise.store.summaries import Integers, OpenBins, row_bins
 
 
-class Sheaf:
-    """The quantities of one layout: their rows, and the pyramids above them."""
+class SeriesGroup:
+    """The quantities of one layout: their rows, and the summaries over them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._slots: dict[str, int] = {}
         self._series: list[int] = []
-        self._tower = Tower(layout)
+        self._open_bins = OpenBins(layout)
 
     def add(
         self, db: sqlite3.Connection, ids: Sequence[int], readings: Sequence[Reading]
@@ -52,7 +50,7 @@ class Sheaf:
         bins = row_bins(ids, steps, x_RW, self._layout)
         for turn in _turns(slots):
             own = np.array(slots, np.int64)[turn]
-            summaries.insert(db, self._series, self._tower.push(own, bins[turn]))
+            summaries.insert(db, self._series, self._open_bins.push(own, bins[turn]))
 
     def _values(self, readings: Sequence[Reading]) -> Array:
         values = chain.from_iterable(reading.values for reading in readings)
@@ -62,7 +60,7 @@ class Sheaf:
     def _slot(self, db: sqlite3.Connection, quantity: str) -> int:
         if quantity not in self._slots:
             slot, series = len(self._series), self._number(db, quantity)
-            summaries.restore(db, series, self._layout, tower=self._tower, slot=slot)
+            summaries.restore(db, series, self._layout, bins=self._open_bins, slot=slot)
             self._slots[quantity] = slot
             self._series.append(series)
         return self._slots[quantity]
@@ -100,14 +98,14 @@ class RunWriter:
         info: RunInfo | None = None,
         *,
         network: bool | None = None,
-        publish_every: float = snapshot.EVERY_S,
+        publish_every: float = EVERY_S,
     ) -> None:
         """Open a run for writing.
 
         Args:
             path: The run file; made, with its folders, if it is not there.
             info: What a new run is; not needed to continue one.
-            network: Whether the path is on a network filesystem; found out if None.
+            network: Whether the path is on a network filesystem; detected if None.
             publish_every: Seconds between the snapshots put there.
         """
         self.path = Path(path)
@@ -115,11 +113,11 @@ class RunWriter:
             raise RunFileError(f"{path}: a directory; give a file such as {path}/a.eqp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.guard = threading.RLock()
-        self._sheaves: dict[Layout, Sheaf] = {}
+        self._groups: dict[Layout, SeriesGroup] = {}
         self._lock = WriterLock(self.path)
         try:
-            away = on_network(self.path) if network is None else network
-            self._file = LiveFile(self.path, away=away, publish_every=publish_every)
+            remote = on_network(self.path) if network is None else network
+            self._file = OpenFile(self.path, remote=remote, publish_every=publish_every)
         except BaseException:
             self._lock.release()
             raise
@@ -176,7 +174,7 @@ class RunWriter:
                     self._add_events(db, "finding", findings)
                     self._add_events(db, "applied", applied)
             except BaseException:
-                self._sheaves.clear()  # they count what did not happen; the file knows
+                self._groups.clear()  # they count what did not happen; the file knows
                 raise
             self._file.committed()
 
@@ -196,7 +194,7 @@ class RunWriter:
         steps = {(r.step, now) for _, readings in alike.values() for r in readings}
         db.executemany("INSERT OR IGNORE INTO step VALUES (?, ?)", steps)
         for layout, (ids, readings) in alike.items():
-            self._sheaves.setdefault(layout, Sheaf(layout)).add(db, ids, readings)
+            self._groups.setdefault(layout, SeriesGroup(layout)).add(db, ids, readings)
 
     def _add_events(
         self, db: sqlite3.Connection, kind: str, events: Iterable[Finding | Applied]
@@ -209,7 +207,7 @@ class RunWriter:
         """Fold the WAL back: what remains is one file, readable from anywhere."""
         if not self._is_open:
             return
-        self._file.rest()  # before the guard: its thread may be waiting for a fork
+        self._file.stop_thread()  # before the guard: the thread may wait for a fork
         with self.guard:
             if self._is_open:
                 self._is_open = False

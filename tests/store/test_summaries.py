@@ -1,4 +1,4 @@
-"""The pyramid says what the rows say, and costs what the points cost."""
+"""Summaries agree with the rows, and cost what the points cost."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from equipoise.records import Reading
 from equipoise.store import RunWriter, open_run
-from tests.store.made import INFO, assert_pyramid_agrees, reading, sample
+from tests.store.example_runs import INFO, assert_summaries_agree, reading, sample
 
 values = st.one_of(
     st.floats(-1e30, 1e30),
@@ -29,8 +29,8 @@ def test_agrees_with_the_rows(path: Path, count: int) -> None:
     with RunWriter(path, INFO) as writer:
         for step in range(count):
             writer.append(sample(step))
-        assert_pyramid_agrees(open_run(path))
-    assert_pyramid_agrees(open_run(path))
+        assert_summaries_agree(open_run(path))
+    assert_summaries_agree(open_run(path))
 
 
 @given(st.data(), st.integers(1, 40))
@@ -48,21 +48,21 @@ def test_agrees_on_broken_values(tmp_path: Path, data: st.DataObject, n: int) ->
                     reading(step, "f", c=row[:1]),
                 ]
             )
-    assert_pyramid_agrees(open_run(path))
+    assert_summaries_agree(open_run(path))
 
 
 def test_many_steps_in_one_append(path: Path) -> None:
     with RunWriter(path, INFO) as writer:
         writer.append([r for step in range(100) for r in sample(step)])
         writer.append([r for step in range(100, 300) for r in sample(step)])
-    assert_pyramid_agrees(open_run(path))
+    assert_summaries_agree(open_run(path))
 
 
 def test_a_resumed_writer_completes_the_bins_of_the_last(path: Path) -> None:
     for start in range(0, 600, 37):
         with RunWriter(path, INFO) as writer:
             writer.append([r for s in range(start, start + 37) for r in sample(s)])
-    assert_pyramid_agrees(open_run(path))
+    assert_summaries_agree(open_run(path))
 
 
 def test_one_broken_step_neither_vanishes_nor_blanks_the_curve(path: Path) -> None:

@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 from equipoise.records import Reading
 from equipoise.store import RunWriter, open_run
-from tests.store.made import INFO, reading
+from tests.store.example_runs import INFO, reading
 
 
 def step_readings(step: int) -> list[Reading]:
@@ -17,12 +17,12 @@ def step_readings(step: int) -> list[Reading]:
     ]
 
 
-def append_for_ever(path: str, heard: Connection) -> None:
-    """Continue the run, and say each step when it is committed."""
+def append_until_killed(path: str, acknowledge: Connection) -> None:
+    """Continue the run, and report each step when it is committed."""
     with RunWriter(path, INFO) as writer:
         steps = open_run(path).steps
         step = int(steps[-1]) + 1 if len(steps) else 0
         while True:
             writer.append(step_readings(step))
-            os.write(heard.fileno(), step.to_bytes(8, "little"))
+            os.write(acknowledge.fileno(), step.to_bytes(8, "little"))
             step += 1

@@ -1,4 +1,4 @@
-"""Readings to write, and what the pyramid above them should say, the slow way."""
+"""Readings to write, and what the summaries over them should be, the slow way."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _slow_bin(values: list[float]) -> tuple[float, float, float, int]:
     return min(finite), mean, max(finite), broken
 
 
-def assert_pyramid_agrees(run: Run) -> None:
+def assert_summaries_agree(run: Run) -> None:
     """Every level of every site says what the rows say."""
     for quantity in run.quantities:
         for site, (steps, values) in run.series(quantity).items():
