@@ -13,6 +13,7 @@ from equipoise.errors import RunFileError, SilentSiteError
 from tests.report.runs import pre_and_post
 
 COMMAND_FILES = Path(cli.__file__).parent
+SHARED = {"__init__", "arguments", "subject", "lab_actions"}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -44,7 +45,7 @@ def raising(error: Exception):
 
 
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
-    files = {p.stem for p in COMMAND_FILES.glob("*.py") if not p.stem.startswith("_")}
+    files = {p.stem for p in COMMAND_FILES.glob("*.py")} - SHARED
     assert {name.replace("-", "_") for name in cli.COMMANDS} == files
 
 
@@ -57,15 +58,43 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version")[:2] == (0, "equipoise 0.1.0\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["report", "x.eqp"], ["runs", "--help"]])
-def test_starts_without_torch(words: list[str]) -> None:
-    code = (
-        "import sys; from equipoise.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit: pass\n"
-        "sys.exit(bool({'torch', 'numba', 'plotly'} & set(sys.modules)))"
+WITHOUT_EXTRAS = """
+import sys
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "numba", "plotly", "safetensors", "scipy"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refusing())
+from equipoise.cli import main
+codes = []
+for words in WORDS:
+    try: main(words)
+    except SystemExit as left: codes.append(left.code or 0)
+print(codes, file=sys.stderr)
+"""
+
+
+def without_extras(*words: list[str]) -> tuple[str, str]:
+    """Return what commands print, and their exit codes, in a torch-free interpreter."""
+    code = WITHOUT_EXTRAS.replace("WORDS", repr(words))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
+def test_every_help_works_without_torch() -> None:
+    lab = [["lab", name, "--help"] for name in ("list", "run", "report", "theorem")]
+    words = [["--help"], *([name, "--help"] for name in cli.COMMANDS), *lab]
+    out, err = without_extras(*words)
+    assert err == f"{[0] * len(words)}\n"
+    assert "keep in fp32" in out and "A Hugging Face model" in out.replace("a H", "A H")
+
+
+def test_reports_work_and_audits_name_the_extra_without_torch(runs: Path) -> None:
+    out, err = without_extras(
+        ["report", str(runs / "pre.eqp")], ["precision", "m.py:f"]
     )
-    assert subprocess.run([sys.executable, "-c", code, *words]).returncode == 0
+    assert "pre-LN: nothing found." in out
+    assert 'pip install "equipoise[torch]"' in err and err.endswith("[0, 5]\n")
 
 
 def test_python_dash_m() -> None:

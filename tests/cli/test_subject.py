@@ -1,14 +1,17 @@
 """Commands about one model: bad input of every kind is one line, and costs nothing."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise import cli
-from equipoise.cli.subject import in_one_line
+from equipoise.cli.subject import in_one_line, is_lab_folder, subject
 from equipoise.errors import InputError
 from tests.cli.test_cli import run
+from tests.conftest import PATIENCE
 
 MODELS = """
 import torch
@@ -30,6 +33,23 @@ def hidden():
     return Encoder()
 def raises():
     raise RuntimeError("no weights here\\nand a second line")
+"""
+OWN_MODEL = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+        self.maps = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in self.maps)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(x + y.transpose(1, 2).flatten(2))
+def pair():
+    torch.manual_seed(0)
+    return Model(), torch.randint(0, 16, (2, 12))
 """
 COMMANDS = ("curvature", "precision", "selection")
 
@@ -80,8 +100,8 @@ def test_one_line_and_nothing_touched(
     ("words", "says"),
     [
         (("curvature", "mine.py:hidden"), "returns its loss (FILE.py:FUNCTION"),
-        (("curvature", "mine.py:pair", "--lr", "0"), "a step size is positive"),
-        (("curvature", "mine.py:pair", "--lr", "nan"), "a step size is positive"),
+        (("curvature", "mine.py:pair", "--lr", "0"), "a learning rate is positive"),
+        (("curvature", "mine.py:pair", "--lr", "nan"), "a learning rate is positive"),
         (("curvature", "mine.py:pair", "--optimizer", "torn.pt"), "is not the state"),
         (("precision", "mine.py:pair", "--format", "fp9"), "unknown format 'fp9'"),
         (("selection", "mine.py:gpt"), "give one with --batch"),
@@ -115,6 +135,39 @@ def test_a_traceback_is_shown_when_asked_for(
     with pytest.raises(InputError) as raised:
         cli.main(["selection", "mine.py:raises"])
     assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+AUDIT = """
+import sys
+from equipoise.cli import main
+try: main(sys.argv[1:])
+except SystemExit as left: assert not left.code
+print([name for name in sys.modules if name.startswith("equipoise.lab")])
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_users_own_model_does_not_load_the_lab(command: str, place: Path) -> None:
+    (place / "own.py").write_text(OWN_MODEL)
+    words = [command, "own.py:pair"]
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT, *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_of_the_lab_is_opened_by_the_lab(place: Path) -> None:
+    folder = place / "run"
+    folder.mkdir()
+    assert not is_lab_folder(folder)
+    (folder / "state.json").write_text("{}")
+    assert is_lab_folder(folder)
+    with pytest.raises(InputError, match="no run with weights"):
+        subject(str(folder), None)
 
 
 def test_an_exception_without_words() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipoise.cli.subject import is_lab_folder
 from equipoise.errors import InputError
 from equipoise.lab.data import open_data
 from equipoise.lab.models import GPTConfig
 from equipoise.lab.running.execution import build
 from equipoise.lab.running.experiment import Arm, Task
-from equipoise.lab.running.saved_runs import is_ours, reopened
+from equipoise.lab.running.saved_runs import reopened
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer
 
@@ -37,11 +38,11 @@ def test_the_newest_checkpoint_is_the_trained_model(
     run: tuple[Path, torch.nn.Module],
 ) -> None:
     folder, trained = run
-    assert is_ours(folder)
+    assert is_lab_folder(folder)
     model, (x, _) = reopened(folder)
     assert torch.equal(model(x), trained(x))
     first, last = sorted((folder / "checkpoints").iterdir())
-    assert is_ours(first)
+    assert is_lab_folder(first)
     assert torch.equal(reopened(last)[0](x), trained(x))
     assert not torch.equal(reopened(first)[0](x), trained(x))
 
@@ -50,7 +51,7 @@ def test_what_cannot_be_reopened_says_why(
     run: tuple[Path, torch.nn.Module], tmp_path: Path
 ) -> None:
     folder, _ = run
-    assert not is_ours(tmp_path)
+    assert not is_lab_folder(tmp_path)
     (tmp_path / "run.eqp").write_bytes((folder / "run.eqp").read_bytes())
     with pytest.raises(InputError, match="has no checkpoint"):
         reopened(tmp_path)

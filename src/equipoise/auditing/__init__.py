@@ -1,1 +1,8 @@
 """Verdicts on a model as it stands: precision, curvature and selection."""
+
+MODEL_FORMS = (
+    "a Hugging Face model directory, a run of the lab or one of its checkpoints, "
+    "FILE.py:FUNCTION or package.module:FUNCTION "
+    "(the function returns a model, or a model and a batch)"
+)
+"""What a user may type for a model. Here, because ``--help`` shows it without torch."""

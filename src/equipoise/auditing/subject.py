@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.auditing import MODEL_FORMS
 from equipoise.errors import InputError
 
 Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -66,11 +67,6 @@ def _main(output: Any) -> Tensor:
     )
 
 
-FORMS = (
-    "a Hugging Face model directory, a run of the lab or one of its checkpoints, "
-    "FILE.py:FUNCTION or package.module:FUNCTION "
-    "(the function returns a model, or a model and a batch)"
-)
 # What reading a pickle may raise, as its documentation warns.
 UNPICKLING = (
     *(UnpicklingError, EOFError, AttributeError, ImportError, LookupError),
@@ -90,7 +86,7 @@ def loaded(
         return _from_directory(Path(spec), tokens, seed)
     place, _, name = spec.rpartition(":")
     if not place:
-        raise InputError(f"cannot find a model called {spec!r}; give {FORMS}")
+        raise InputError(f"cannot find a model called {spec!r}; give {MODEL_FORMS}")
     made = _callable(place, name)()
     model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
@@ -139,7 +135,7 @@ def _from_directory(
     from transformers import AutoModel, AutoModelForCausalLM
 
     if not (path / "config.json").is_file():
-        raise InputError(f"{path} has no config.json; give {FORMS}")
+        raise InputError(f"{path} has no config.json; give {MODEL_FORMS}")
     config = json.loads((path / "config.json").read_text())
     causal = any(
         "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())
@@ -181,7 +177,9 @@ def _module(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        raise InputError(f"cannot import {place!r}: {error}; give {FORMS}") from error
+        raise InputError(
+            f"cannot import {place!r}: {error}; give {MODEL_FORMS}"
+        ) from error
 
 
 def _file_module(path: Path) -> ModuleType:

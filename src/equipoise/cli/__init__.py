@@ -3,10 +3,10 @@
 To add a command, write ``cli/NAME.py`` with a function called ``command`` (its typed
 parameters are the arguments and options, its docstring the help), or a ``typer.Typer``
 called ``app`` for a command with subcommands, and add one line to ``COMMANDS``. The
-module may import torch: it is loaded when its command is typed, never for ``--help``.
-A dict called ``CONTEXT`` becomes the command's context settings (a command that hands
-on unknown options to somebody's script needs it). ``tests/test_surface.py`` pins them.
-A file whose name begins with ``_`` is what several commands share.
+module is loaded for ``--help`` too, so it imports torch, and what imports torch, inside
+``command``. A dict called ``CONTEXT`` becomes the command's context settings (a command
+that hands on unknown options to a user's script needs it). ``tests/test_surface.py``
+pins them. ``arguments`` and ``subject`` are what several commands share.
 
 Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
 and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
@@ -24,11 +24,11 @@ import equipoise
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 
 COMMANDS = {
-    "curvature": "Say how sharp a loss is, why, and what step size it bears.",
+    "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
     "lab": "Experiments with error bars: list, run, status, report.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
-    "precision": "Say what bf16, fp16 or fp8 does to a model, and what to keep wide.",
+    "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
     "replay": "Repeat a recorded step, and see where it first goes wrong.",
     "report": "Show runs here, or write them into one offline HTML page.",
     "run": "Run a training script, unmodified, and watch what it trains.",
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("EQUIPOISE_TRACEBACK"):
             raise
-        typer.echo(f"equipoise: {_said(error)}", err=True)
+        typer.echo(f"equipoise: {_message(error)}", err=True)
         sys.exit(_code(error))
 
 
@@ -98,7 +98,7 @@ def _add(app: typer.Typer, name: str) -> None:
 
 
 def _not_loaded() -> None:
-    """Stand in the list of commands; never called."""
+    """Fill the place of a command in the list; never called."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -118,8 +118,8 @@ def _root(
     """A stability instrument for transformers."""
 
 
-def _said(error: Exception) -> str:
-    """Return the line that tells what went wrong and what to try next."""
+def _message(error: Exception) -> str:
+    """Return the line that names what went wrong and what to try next."""
     if isinstance(error, EquipoiseError):
         return str(error)
     if (extra := _extra(error)) is not None:

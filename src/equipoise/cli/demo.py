@@ -3,21 +3,16 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from equipoise.errors import EquipoiseError
-from equipoise.lab.results.arms import rows
-from equipoise.lab.results.evidence import gather
-from equipoise.lab.results.finding import Finding, measured
-from equipoise.lab.results.pages import bars, tables, write_page
-from equipoise.lab.running.experiment import Experiment
-from equipoise.lab.running.runner import run_experiment
-from equipoise.lab.studies.findings import finding
-from equipoise.lab.studies.recipes import recipe
 from equipoise.store import runs_directory
+
+if TYPE_CHECKING:
+    from equipoise.lab.running.experiment import Experiment
 
 
 def command(
@@ -28,12 +23,20 @@ def command(
     steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
 ) -> None:
     """Train pre-LN and post-LN side by side, watch both, and say what happened."""
+    # Here, not above: --help must not load torch.
+    from equipoise.lab.results.arms import rows
+    from equipoise.lab.results.evidence import gather
+    from equipoise.lab.results.finding import Finding, measured
+    from equipoise.lab.results.pages import bars, tables, write_page
+    from equipoise.lab.running.runner import run_experiment
+    from equipoise.lab.studies.findings import finding
+
     console = Console()
     experiment = demo(steps)
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     root = out or runs_directory() / f"demo-{moment}"
     console.print(
-        "Two 24-layer models that differ in one thing: where the norm stands.\n"
+        "Two 24-layer models that differ in one thing: where LayerNorm is placed.\n"
         f"Each reads Python's own library for {steps} steps; both are watched.\n"
     )
     with bars(len(experiment.tasks), console=console) as watcher:
@@ -41,17 +44,19 @@ def command(
     if failures:
         raise EquipoiseError(f"the demo stopped: {failures[0].reason}")
     evidence = gather(experiment, root)
-    found, said = rows(evidence), finding(evidence).verdict
-    shown = Finding(verdict=said, grids=[measured(evidence, found)])
-    for one in tables(experiment.question, shown):
-        console.print(one)
-    console.print(said, highlight=False)
-    page = write_page(experiment, root, found, verdict=said)
+    results, verdict = rows(evidence), finding(evidence).verdict
+    summary = Finding(verdict=verdict, grids=[measured(evidence, results)])
+    for table in tables(experiment.question, summary):
+        console.print(table)
+    console.print(verdict, highlight=False)
+    page = write_page(experiment, root, results, verdict=verdict)
     console.print(f"Open {page} in a browser; its runs are beside it.", soft_wrap=True)
 
 
-def demo(steps: int) -> Experiment:
+def demo(steps: int) -> "Experiment":
     """Return ``prepost`` at its smallest: two arms, one seed."""
+    from equipoise.lab.studies.recipes import recipe
+
     full = recipe("prepost", quick=True)
     arms = tuple(
         replace(arm, train=replace(arm.train, steps=steps, warmup=steps // 10))

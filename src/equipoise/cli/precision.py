@@ -4,10 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.auditing.precision.emulation import Storage
-from equipoise.auditing.precision.page import print_study, write_study
-from equipoise.auditing.precision.study import study
-from equipoise.cli.subject import BatchFile, Html, Model, Rows, subject, tried
+from equipoise.cli.arguments import BatchFile, Html, Model, Rows
 
 
 def command(
@@ -31,13 +28,19 @@ def command(
     rows: Rows = 20,
     html: Html = None,
 ) -> None:
-    """Predict and measure a model's error in a narrow format; say what to keep wide."""
+    """Predict and measure the error of a narrow format; say what to keep in fp32."""
+    # Here, not above: --help must not load torch.
+    from equipoise.auditing.precision.emulation import Storage
+    from equipoise.auditing.precision.page import print_study, write_study
+    from equipoise.auditing.precision.study import study
+    from equipoise.cli.subject import checked_batch, subject
+
     # First what is cheap to refuse: weights may take minutes to load.
     storage = Storage.named(format, scaled=scaled)
-    found, own_batch = subject(model, batch)
+    network, own_batch = subject(model, batch)
     result = study(
-        found,
-        tried(model, found, own_batch),
+        network,
+        checked_batch(model, network, own_batch),
         storage=storage,
         target=target,
         every_module=every_module,

@@ -3,15 +3,14 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from torch import nn
 
-from equipoise.cli.subject import somebodys_code
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching import options as presets
-from equipoise.watching import replay
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def command(
@@ -20,7 +19,7 @@ def command(
         str, typer.Option(help="package.module:function that returns the model.")
     ],
     step: Annotated[
-        int | None, typer.Option(help="Which step; the last one kept unless given.")
+        int | None, typer.Option(help="Which step; the last one saved unless given.")
     ] = None,
 ) -> None:
     """Repeat a step of a run with every probe on.
@@ -28,30 +27,37 @@ def command(
     Needs what ``watch(..., hold_batch=True)`` saves when a loss turns non-finite: the
     batch, the random state and the weights; and your function that builds the model.
     """
-    kept = replay.bundles(run)
-    if not kept:
-        raise RunFileError(f"{run}: no step of it was kept; {replay.NEEDED}")
-    if step is not None and step not in kept:
-        raise RunFileError(f"{run}: step {step} was not kept; there are {list(kept)}")
-    chosen = max(kept) if step is None else step
+    # Here, not above: --help must not load torch.
+    from equipoise.watching import options, replay
+
+    saved = replay.bundles(run)
+    if not saved:
+        raise RunFileError(f"{run}: no step of it was saved; {replay.NEEDED}")
+    if step is not None and step not in saved:
+        raise RunFileError(f"{run}: step {step} was not saved; there are {list(saved)}")
+    chosen = max(saved) if step is None else step
     network = built(model)
-    batch = replay.loaded(kept[chosen], network)
-    culprit = replay.first_bad_module(network, batch)
-    said = "every output is finite" if culprit is None else culprit.sentence
-    typer.echo(f"step {chosen} of {run}: {said}")
-    table = replay.measured(network, batch, presets.probes("minimal"))
+    batch = replay.loaded(saved[chosen], network)
+    origin = replay.first_bad_module(network, batch)
+    summary = "every output is finite" if origin is None else origin.sentence
+    typer.echo(f"step {chosen} of {run}: {summary}")
+    table = replay.measured(network, batch, options.probes("minimal"))
     for quantity, sites in table.items():
         for site, cell in sites.items():
             numbers = " ".join(f"{value:.4g}" for value in cell.values)
             typer.echo(f"  {quantity:28} {site or 'model':32} {numbers}")
 
 
-def built(where: str) -> nn.Module:
+def built(where: str) -> "nn.Module":
     """Return the model that ``package.module:function`` makes."""
+    from torch import nn
+
+    from equipoise.cli.subject import user_code
+
     name, _, function = where.partition(":")
     sys.path.insert(0, "")  # as `python -m` does: the user's module is usually here
     try:
-        with somebodys_code(f"--model {where} (it is module:function)"):
+        with user_code(f"--model {where} (it is module:function)"):
             made = getattr(import_module(name), function)()
     finally:
         sys.path.remove("")

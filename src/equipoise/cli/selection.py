@@ -1,12 +1,10 @@
-"""``equipoise selection MODEL``: which heads select, and which have gone flat."""
+"""``equipoise selection MODEL``: which heads select tokens, and which are flat."""
 
 from typing import Annotated
 
 import typer
 
-from equipoise.auditing.selection.page import print_study, write_study
-from equipoise.auditing.selection.study import study
-from equipoise.cli.subject import BatchFile, Html, Model, Rows, subject, tried
+from equipoise.cli.arguments import BatchFile, Html, Model, Rows
 
 
 def command(
@@ -26,9 +24,14 @@ def command(
     html: Html = None,
 ) -> None:
     """Say of every head whether it selects, rests on the first key, or is flat."""
-    found, own_batch = subject(model, batch, tokens=tokens)
-    given = tried(model, found, own_batch)
-    result = study(found, given, queries=queries, top=top)
+    # Here, not above: --help must not load torch.
+    from equipoise.auditing.selection.page import print_study, write_study
+    from equipoise.auditing.selection.study import study
+    from equipoise.cli.subject import checked_batch, subject
+
+    network, own_batch = subject(model, batch, tokens=tokens)
+    given = checked_batch(model, network, own_batch)
+    result = study(network, given, queries=queries, top=top)
     print_study(result, rows=rows)
     if html is not None:
         typer.echo(f"wrote {write_study(result, html)}")

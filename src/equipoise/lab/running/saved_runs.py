@@ -63,11 +63,6 @@ def _run_of(folder: Path) -> Path | None:
     return next(found, None)
 
 
-def is_ours(path: Path) -> bool:
-    """Say whether a folder is a run of the lab, or a checkpoint inside one."""
-    return (path / "run.eqp").is_file() or (path / "state.json").is_file()
-
-
 def reopened(path: Path) -> tuple[nn.Module, Batch]:
     """Return the trained model and a batch it has not been trained on.
 

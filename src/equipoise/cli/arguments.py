@@ -1,0 +1,35 @@
+"""Arguments that several commands share, declared without torch.
+
+``--help`` reads declarations only, so it answers where torch is not installed.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.auditing import MODEL_FORMS
+from equipoise.report.pages import page_place
+
+Model = Annotated[
+    str, typer.Argument(help=f"The model: {MODEL_FORMS}.", show_default=False)
+]
+BatchFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--batch",
+        help="Inputs, and targets where a loss is asked for: .pt, .safetensors or "
+        ".json, name → tensor.",
+    ),
+]
+Rows = Annotated[int, typer.Option(min=1, help="Rows of the table to show.")]
+
+
+def _page(path: Path | None) -> Path | None:
+    """Refuse a page that cannot be written before the work, not after it."""
+    return None if path is None else page_place(path)
+
+
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write one offline page.", callback=_page)
+]

@@ -1,0 +1,162 @@
+"""The work behind the subcommands of ``equipoise lab``, which ``lab`` declares."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from equipoise.claims.emadi_theta import theorem_evidence
+from equipoise.errors import EquipoiseError
+from equipoise.lab.options import one_of
+from equipoise.lab.results import publishing
+from equipoise.lab.results.arms import rows
+from equipoise.lab.results.evidence import Evidence, gather
+from equipoise.lab.results.pages import bars, tables, write_page
+from equipoise.lab.running.experiment import Experiment
+from equipoise.lab.running.runner import (
+    Where,
+    lab_directory,
+    preflight,
+    run_experiment,
+    standing,
+)
+from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.fragility.runner import QUESTION, Study
+from equipoise.lab.studies.recipes import FRAGILITY, RECIPES, REPORTS, recipe
+from equipoise.lab.studies.selection.paper import figures_of, kept_figures
+from equipoise.report.pages import folder_place
+
+ALL, SELECTION = "all", "selection"
+
+
+def list_experiments() -> None:
+    """Print the name, question and number of runs of every experiment."""
+    console = Console()
+    for name in RECIPES:
+        full, quick = recipe(name), recipe(name, quick=True)
+        runs = f"{len(full.tasks)} runs, {len(quick.tasks)} quick"
+        console.print(f"[bold]{name}[/]  {full.question}  ({runs})", highlight=False)
+    runs = f"{len(Study().plan)} runs, {len(Study(quick=True).plan)} quick"
+    console.print(f"[bold]{FRAGILITY}[/]  {QUESTION}  ({runs})", highlight=False)
+
+
+def run(
+    name: str,
+    *,
+    quick: bool,
+    on: str,
+    workers: int | None,
+    out: Path | None,
+    publish: Path | None,
+    data: Path | None,
+    model: str,
+) -> None:
+    """Make every run that is not finished, then report."""
+    one_of("--on", on, ("local", "ray"))
+    where: Where = "ray" if on == "ray" else "local"
+    home, failed = folder_place(out or lab_directory()), 0
+    experiments = [recipe(one, quick=quick) for one in _named(name)]
+    study = Study(quick=quick, cifar10=data)
+    # First what is cheap to refuse: the rest takes minutes or hours.
+    study.check()
+    for experiment in experiments if where == "local" else ():
+        preflight(standing(experiment, home / experiment.name).left)
+    if name in (ALL, SELECTION):
+        _show(figures_of(model, home, quick=quick), publish)
+    for experiment in experiments:
+        failed += _run(experiment, out, where=where, workers=workers)
+        _report(experiment, out, publish)
+    if name == ALL:
+        theorem(publish=publish)
+    if name in (ALL, FRAGILITY):
+        root = home / study.name
+        study.run(root, workers=workers, say=Console().print)
+        _show(study.evidence(root), publish)
+    if failed:
+        raise EquipoiseError(f"{failed} runs failed")
+
+
+def _named(name: str) -> tuple[str, ...]:
+    if name == FRAGILITY:
+        return ()
+    return REPORTS if name == ALL else (name,)
+
+
+def _run(
+    experiment: Experiment, out: Path | None, *, where: Where, workers: int | None
+) -> int:
+    """Make the runs that are left; return how many failed."""
+    console, root = Console(), _root(experiment, out)
+    left = standing(experiment, root).left
+    with bars(len(left), console=console) as watcher:
+        failures = run_experiment(
+            experiment, root, on=where, workers=workers, watcher=watcher
+        )
+    for failure in failures:
+        task = failure.task
+        console.print(f"[red]{task.arm.name} {task.seed}: {failure.reason}")
+    return len(failures)
+
+
+def status(name: str | None, *, out: Path | None) -> None:
+    """Print how many runs of each experiment are done."""
+    console = Console()
+    for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
+        done = len(study.finished((out or lab_directory()) / study.name))
+        console.print(f"{study.name}: {done} of {len(study.plan)} runs done")
+    if name == FRAGILITY:
+        return
+    for one in [name] if name else RECIPES:
+        for experiment in (recipe(one), recipe(one, quick=True)):
+            done = len(standing(experiment, _root(experiment, out)).done)
+            total = len(experiment.tasks)
+            console.print(f"{experiment.name}: {done} of {total} runs done")
+
+
+def report(
+    name: str,
+    *,
+    quick: bool,
+    out: Path | None,
+    publish: Path | None,
+    data: Path | None,
+) -> None:
+    """Show tables and the finding of what is finished, and write the page."""
+    if name in (ALL, SELECTION) and (figures := kept_figures(out or lab_directory())):
+        _show(figures, publish)
+    for one in _named(name):
+        _report(recipe(one, quick=quick), out, publish)
+    if name in (ALL, FRAGILITY):
+        study = Study(quick=quick, cifar10=data)
+        _show(study.evidence((out or lab_directory()) / study.name), publish)
+
+
+def theorem(*, publish: Path | None) -> None:
+    """Show brute force, exact θ and the paper's heuristic side by side."""
+    _show(theorem_evidence(), publish)
+
+
+def _root(experiment: Experiment, out: Path | None) -> Path:
+    return (out or lab_directory()) / experiment.name
+
+
+def _report(experiment: Experiment, out: Path | None, to: Path | None) -> None:
+    root = _root(experiment, out)
+    evidence = gather(experiment, root)
+    _show(evidence, to)
+    if to is not None:
+        publishing.keep_pictures(experiment, root, to / evidence.name)
+    verdict = finding(evidence).verdict
+    page = write_page(experiment, root, rows(evidence), verdict=verdict)
+    Console().print(f"page: {page}", soft_wrap=True)
+
+
+def _show(evidence: Evidence, to: Path | None) -> None:
+    """Print what the evidence says and, if asked, publish it as a page."""
+    console, result = Console(), finding(evidence)
+    for table in tables(evidence.question, result):
+        console.print(table)
+    console.print(result.verdict, highlight=False)
+    if to is not None:
+        place = publishing.publish(evidence, to / evidence.name)
+        publishing.index(to)
+        console.print(f"published: {place}", soft_wrap=True)
