@@ -57,7 +57,7 @@ def test_callable(run: Path) -> None:
     assert seen == STEPS
 
 
-def test_somebodys_own_sink_is_used_as_it_is(run: Path) -> None:
+def test_a_users_own_sink_is_used_as_it_is(run: Path) -> None:
     class Mine:
         def log(self, values, step):
             self.last = step

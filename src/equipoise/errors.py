@@ -1,4 +1,4 @@
-"""What users may catch. One family, each with the exit code the CLI leaves behind."""
+"""Errors that users may catch: one family, each with the exit code of the CLI."""
 
 from typing import ClassVar
 
@@ -16,13 +16,13 @@ class InputError(EquipoiseError, ValueError):
 
 
 class RunFileError(EquipoiseError):
-    """A run file is missing, held by another writer, newer than us, or not ours."""
+    """A run file is missing, in use by another writer, newer than us, or not ours."""
 
     exit_code: ClassVar[int] = 3
 
 
 class SilentSiteError(EquipoiseError):
-    """A site found at attach said nothing at the first sampled step."""
+    """A site found at attach gave no reading at the first sampled step."""
 
     exit_code: ClassVar[int] = 4
 

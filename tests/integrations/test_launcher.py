@@ -1,4 +1,4 @@
-"""``equipoise run`` on a script that has never heard of us."""
+"""``equipoise run`` on a script that does not know of us."""
 
 import os
 import subprocess
@@ -198,17 +198,17 @@ def test_the_run_is_kept_however_the_script_ends(end: str, tmp_path: Path) -> No
     assert len(equipoise.open_run(run).series("loss")[""][0]) == 4
 
 
-def test_an_option_that_makes_no_sense_is_said_before_the_script_runs(
+def test_an_option_that_makes_no_sense_is_refused_before_the_script_runs(
     script: Path,
 ) -> None:
     with pytest.raises(InputError, match="every=0"):
         launched(script, [], every=0)
 
 
-def test_the_environment_is_asked_and_strangers_are_left_alone(
+def test_the_environment_is_read_and_other_objects_are_left_alone(
     script: Path, tmp_path: Path
 ) -> None:
-    """One process, because it is the command line that used to answer for both."""
+    """One process, because the command line used to override both."""
     stranger = (
         "class Proxy:\n"
         "    @property\n"

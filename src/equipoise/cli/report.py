@@ -32,6 +32,6 @@ def command(
     if html is None:
         print_report(view(opened))
         return
-    from equipoise.report.html import write_report  # plotly: only for who wants a page
+    from equipoise.report.html import write_report  # plotly: only for a page
 
     typer.echo(f"wrote {write_report(opened, html)}")

@@ -22,14 +22,15 @@ def command(
     run: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
 ) -> None:
     """Run a script and watch whatever it trains; options come before the script."""
+    # Here, not above: --help must not load torch.
     from equipoise.integrations.launcher import launched
 
-    # What is not said here may be said by EQUIPOISE_EVERY or equipoise.toml.
-    said = {} if every is None else {"every": every}
-    launched(script, context.args, told=_tell, run=run, **said)
+    # What is not given here may be given by EQUIPOISE_EVERY or equipoise.toml.
+    given = {} if every is None else {"every": every}
+    launched(script, context.args, report=_report, run=run, **given)
 
 
-def _tell(paths: list[Path]) -> None:
+def _report(paths: list[Path]) -> None:
     if not paths:
         typer.echo("equipoise: the script trained nothing with a torch optimiser")
     for path in paths:

@@ -1,1 +1,1 @@
-"""Other people's training loops: HF Trainer, Lightning, and scripts as they are."""
+"""Integrations: HF Trainer, Lightning, and training scripts run unmodified."""

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from equipoise.watching import Watch, watch
 
 STATE = "equipoise.json"
-"""Beside the Trainer's own state in every checkpoint: where the sampling stood."""
+"""Beside the Trainer's own state in every checkpoint: which step is sampled next."""
 
 
 class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """Take the instrument off; a training that raised never reaches its end."""
+        """Stop watching; a training that raised never reaches ``on_train_end``."""
         if self.handle is not None:
             self.handle.close()
             self.handle = None

@@ -1,6 +1,6 @@
-"""Runs somebody's unmodified script and watches whatever it trains.
+"""Run a user's unmodified script and watch whatever it trains.
 
-A model announces itself by its optimiser: when ``optimizer.step()`` is first called,
+A model is recognised by its optimiser: when ``optimizer.step()`` is first called,
 the parameters it moves say which module owns them. So nothing is watched that is not
 trained, and the script need not know that it is watched. The first step has passed by
 then; the run begins with the second.
@@ -21,28 +21,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
 from equipoise.watching import Watch, watch
-from equipoise.watching import options as settings
+from equipoise.watching.options import chosen
 
 
 def launched(
     script: Path,
     arguments: Sequence[str],
     *,
-    told: Callable[[list[Path]], Any] = lambda runs: None,
+    report: Callable[[list[Path]], Any] = lambda runs: None,
     run: Path | None = None,
     **options: Any,
 ) -> list[Path]:
     """Run a script as ``python SCRIPT ARGUMENTS`` would, watched; return the runs.
 
-    ``told`` hears of the runs however the script ends: by an exception, too. A script
-    that trains several models writes the second to ``NAME-2``, and so on.
+    ``report`` is called with the runs however the script ends, by an exception too. A
+    script that trains several models writes the second to ``NAME-2``, and so on.
 
     Raises:
         InputError: If the script is not there, or an option makes no sense.
     """
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
-    settings.chosen(options)  # now, and not in the middle of somebody's training
+    chosen(options)  # now, and not in the middle of the training
     handles: list[Watch] = []
     try:
         with _arguments(script, arguments), _watching(handles, run, options):
@@ -50,8 +50,8 @@ def launched(
                 runpy.run_path(str(script), run_name="__main__")
     finally:
         mine = [Path(handle.path) for handle in handles if handle.speaks]
-        if mine or not handles:  # of many ranks, the one that writes also tells
-            told(mine)
+        if mine or not handles:  # of many ranks, the one that writes also reports
+            report(mine)
     return [Path(handle.path) for handle in handles]
 
 
@@ -121,8 +121,8 @@ def owner(optimizer: Optimizer) -> nn.Module | None:
     innermost one that holds them.
     """
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    # By type: isinstance asks an object for its class, and strangers' objects answer
-    # with imports and deprecation warnings.
+    # By type: isinstance asks an object for its class, and some objects answer with
+    # imports and deprecation warnings.
     found = [
         module
         for module in gc.get_objects()

@@ -1,4 +1,4 @@
-"""Where readings go besides the run file: the loggers people already use.
+"""Sinks: send readings to the loggers people already use, besides the run file.
 
 A sink is anything with ``log(values, step)``. Named ones are imported when asked for;
 none sends anything off the machine unless it was configured to.
@@ -32,11 +32,11 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is still held back."""
+        """Send what is still buffered."""
         ...
 
 
-class Calling:
+class CallableSink:
     """A plain callable as a sink: called with the values and the step."""
 
     def __init__(self, function: Callable[[Values, int], object]) -> None:
@@ -46,20 +46,20 @@ class Calling:
         self._function(values, step)
 
     def close(self) -> None:
-        """Do nothing: a function holds nothing back."""
+        """Do nothing: a function buffers nothing."""
 
 
 def sink(given: "str | Sink | Callable[[Values, int], object]", *, run: Path) -> Sink:
     """Return the sink that is meant: a name, ``name:where``, a callable, or a sink.
 
-    Where nothing is said, it goes next to the run file, under the run's name.
+    Without ``where`` it goes next to the run file, under the run's name.
 
     sink("jsonl:/tmp/x.jsonl", run=Path("a.eqp"))
     """
     if isinstance(given, Sink):
         return given
     if callable(given):
-        return Calling(given)
+        return CallableSink(given)
     name, _, where = given.partition(":")
     if name not in SINKS:
         raise InputError(

@@ -1,4 +1,4 @@
-"""One JSON object per line: ``{"step": 3, "loss": 2.5}``."""
+"""JSON lines, one object per step: ``{"step": 3, "loss": 2.5}``."""
 
 import json
 import math

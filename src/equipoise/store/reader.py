@@ -140,9 +140,9 @@ class Run:
         for key, layout in self._layouts(quantity).items():
             with reading(self.path) as db:
                 schema.complete(db, self.version)
-                part = SeriesRange(db, key, layout)
-                part = part.within(between) if between else part
-                bins = part.bins(part.level(points) if level is None else level)
+                view = SeriesRange(db, key, layout)
+                view = view.within(between) if between else view
+                bins = view.bins(view.level(points) if level is None else level)
             for name, part in by_site(bins, layout, between).items():
                 if site in (None, name):
                     parts.setdefault(name, []).append(part)
