@@ -16,9 +16,8 @@ from benchmarks.lipschitz.specimens import Specimen, minilm, random, trained
 from benchmarks.table import publish
 from equipoise.errors import InputError
 from equipoise.theory.lipschitz.bound import Bound
-from equipoise.theory.lipschitz.dual import dual_rows
 from equipoise.theory.lipschitz.forward import attend
-from equipoise.theory.lipschitz.joint import block_norms, joint_rows
+from equipoise.theory.lipschitz.joint import block_norms, dual_rows, joint_rows
 from equipoise.theory.lipschitz.local import local_paths
 from equipoise.theory.lipschitz.published import castin_bound, emadi_local, yudin_local
 

@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.lipschitz.specimens import gaussian
 from equipoise.lab.models.gpt import GPTConfig
-from equipoise.theory.lipschitz.dual import dual_rows
 from equipoise.theory.lipschitz.forward import Attended, attend
-from equipoise.theory.lipschitz.joint import block_norms, joint_rows
+from equipoise.theory.lipschitz.joint import block_norms, dual_rows, joint_rows
 from equipoise.theory.lipschitz.local import local_paths
 
 

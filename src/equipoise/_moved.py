@@ -15,6 +15,8 @@ from types import ModuleType
 
 MOVED = {
     "claims.baek_epsilon": "claims.baek_estimators",
+    "claims.baek_statistics": "claims.baek_networks",
+    "claims.mudarisov_gradient": "claims.mudarisov_normalisation",
     "forecast.lead_published": "forecast.lead",
     "lab.evidence": "lab.results.evidence",
     "lab.experiment": "lab.running.experiment",

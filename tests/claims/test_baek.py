@@ -2,8 +2,15 @@
 
 import pytest
 
-from equipoise.claims import baek_estimators, baek_heads, baek_networks, baek_statistics
+from equipoise.claims import (
+    baek_estimators,
+    baek_heads,
+    baek_networks,
+)
 from equipoise.claims import baek_estimators as baek_epsilon
+from equipoise.claims import (
+    baek_networks as baek_statistics,
+)
 
 
 def test_rescaled_twins_get_different_v1_terms() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.claims import mudarisov_gradient
+from equipoise.claims import mudarisov_normalisation as mudarisov_gradient
 from equipoise.theory.softmax_norms import SUPREMA
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.claims.baek_statistics import growth_curve, memory
+from equipoise.claims.baek_networks import growth_curve, memory
 from equipoise.errors import InputError
 from equipoise.forecast.lead import (
     detrended,

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 
 from equipoise.errors import InputError
-from equipoise.theory.curvature.activations import (
+from equipoise.theory.activations import (
     CURVED,
+    activation_named,
     derivatives,
-    sharpest_bend,
-    steepest_slope,
+    largest_second_derivative,
 )
 from equipoise.theory.curvature.attention import Weights, attention_weights_product
 from equipoise.theory.curvature.attention_blocks import attention_hessian
@@ -132,8 +132,8 @@ def test_largest_slope_and_bend_of_activations(name: str) -> None:
     z = torch.linspace(-12, 12, 240_001, dtype=torch.float64)
     found = derivatives(name, z)
     for values, limit in (
-        (found.first, steepest_slope(name)),
-        (found.second, sharpest_bend(name)),
+        (found.first, activation_named(name)[1]),
+        (found.second, largest_second_derivative(name)),
     ):
         assert float(values.abs().max()) <= limit + 1e-12
         assert float(values.abs().max()) > limit - 1e-6
@@ -147,7 +147,7 @@ def test_norms_of_a_feed_forward_net_are_those_of_its_worst_unit() -> None:
     found, n = feedforward_norms(net, x, g), x.numel()
     assert found["in_in"] == pytest.approx(two(dense[n : n + 15, n : n + 15]))
     assert found["in_out"] == pytest.approx(two(dense[n : n + 15, n + 15 :]))
-    assert found["in_out"] <= steepest_slope("gelu") * two(x) * two(g)
+    assert found["in_out"] <= activation_named("gelu")[1] * two(x) * two(g)
 
 
 def test_norms_of_losses() -> None:

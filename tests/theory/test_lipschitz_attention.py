@@ -9,12 +9,13 @@ from hypothesis import given, settings
 
 from equipoise.errors import InputError
 from equipoise.theory.lipschitz import local as local_file
-from equipoise.theory.lipschitz.dual import dual_bound, dual_rows
 from equipoise.theory.lipschitz.forward import attend, attend_captured
 from equipoise.theory.lipschitz.heads import Rotary, heads_from_linear, rotary
 from equipoise.theory.lipschitz.joint import (
     block_bound,
     block_norms,
+    dual_bound,
+    dual_rows,
     joint_bound,
     joint_rows,
     value_path,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from equipoise.theory.lipschitz.dual import block_inf_norm
+from equipoise.theory.lipschitz.joint import block_inf_norm
 
 seeds = st.integers(0, 2**32 - 1)
 

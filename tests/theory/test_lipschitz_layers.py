@@ -12,18 +12,15 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.norms import layer_norm_gain, rms_norm_gain
+from equipoise.theory.activations import ACTIVATIONS, activation_named
 from equipoise.theory.lipschitz.bound import Bound, combined
-from equipoise.theory.lipschitz.dual import dual_bound
-from equipoise.theory.lipschitz.feedforward import (
-    ACTIVATIONS,
-    activation_named,
-    feedforward_bound,
-    feedforward_local,
-    gated_local,
-)
+from equipoise.theory.lipschitz.joint import dual_bound
 from equipoise.theory.lipschitz.layers import (
     deep_norm,
     end_to_end,
+    feedforward_bound,
+    feedforward_local,
+    gated_local,
     norm_global,
     norm_local,
     parallel,

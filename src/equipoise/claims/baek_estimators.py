@@ -1,7 +1,4 @@
-"""Baek v1 and v2: how well their estimators read what they are named after.
-
-Baek (2025) v1 Exp. 3 and v2 BGSS: how much ε can do, by their own rules.
-"""
+"""Baek (v1, 2025; v2, 2026): how well its estimators work, what its ε rules do."""
 
 import itertools
 import math

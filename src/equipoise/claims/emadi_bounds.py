@@ -5,10 +5,10 @@ from torch import Tensor
 
 from equipoise.claims.verdict import Verdict
 from equipoise.numerics.rows.balance import balance
-from equipoise.theory.lipschitz.dual import dual_rows
-from equipoise.theory.lipschitz.feedforward import activation_named
+from equipoise.theory.activations import activation_named
 from equipoise.theory.lipschitz.forward import attend
 from equipoise.theory.lipschitz.heads import Heads
+from equipoise.theory.lipschitz.joint import dual_rows
 from equipoise.theory.lipschitz.published import emadi_ball, emadi_local
 
 PAPER = "emadi2026"

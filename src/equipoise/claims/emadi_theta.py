@@ -1,6 +1,4 @@
-"""Emadi (2026), §4 and App. E.2: what is claimed of θ, and rows that say otherwise.
-
-Emadi's Fig. 3: the theorem against brute force, exact θ and the heuristic.
+"""Emadi (2026), §4, Fig. 3 and App. E.2: what is claimed of θ, and rows that refute it.
 
 Axes, in this file:  N row · K key · S sign vector.
 """

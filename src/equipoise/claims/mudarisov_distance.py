@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.claims.mudarisov_gradient import PAPER
+from equipoise.claims.mudarisov_normalisation import PAPER
 from equipoise.claims.verdict import Verdict
 from equipoise.numerics.selection import (
     Chosen,

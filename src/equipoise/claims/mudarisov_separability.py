@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.mudarisov_gradient import PAPER
+from equipoise.claims.mudarisov_normalisation import PAPER
 from equipoise.claims.verdict import Verdict
 from equipoise.numerics.selection import (
     WeightedTokens,

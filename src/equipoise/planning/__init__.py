@@ -1,8 +1,4 @@
-"""What to set before training: gains, residual multipliers, warm-up and ε.
-
-Needs no torch. Every line says by which formula it was found and who proposed it;
-a combination nobody has analysed is an error, not a guess.
-"""
+"""``plan``: what to set before training a model of a given size, and why."""
 
 from equipoise.planning.depth import PLACEMENTS, epsilon, scores, std, warmup_of
 from equipoise.planning.model import (

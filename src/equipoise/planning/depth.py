@@ -1,7 +1,4 @@
-"""What depth asks of initial gains and of residual multipliers.
-
-What to set for training itself: warm-up, and the normalisers' floor ε.
-"""
+"""The settings of a plan: gains and residual multipliers for a depth, warm-up, ε."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""The model a plan is for, and which combinations somebody has analysed.
-
-A plan: settings with their formulas and references, for people and for programs.
-"""
+"""The model a plan is for, with the combinations that were analysed, and the plan."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -1,1 +1,1 @@
-"""Changes to somebody's model that can be taken back."""
+"""Remedies: changes to a user's model that can be undone bit for bit."""

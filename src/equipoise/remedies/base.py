@@ -1,4 +1,4 @@
-"""What every remedy promises: it can be applied, and taken back."""
+"""What every remedy promises: it can be applied, and undone."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable

@@ -1,14 +1,12 @@
-"""The ε of LayerNorm and RMSNorm as a knob: raised for chosen norms, and put back.
+"""The ε of LayerNorm and RMSNorm: set for chosen norms and undone, and rules for when.
 
 Raising ε by Δε shrinks what a norm writes by ½Δε/(v+ε), with v the token variance,
 so it acts only where ε is not far below v. It lowers the norm's gain, 1/√(v+ε), not its
 relative error. Three controllers decide when: the published one (``published_rule``,
 which cannot fire on normal activations), one that can (``noise_rule``), and BGSS
-(``remedies.bgss``).
+(``Bgss``): selective increases under a budget, with the constants of its released code.
 
-BGSS: selective ε increases under a budget, with the constants of its released code.
-
-A layer is acted upon when the total scaled risk is in the top fifth of its own past.
+BGSS acts on a layer when the total scaled risk is in the top fifth of its own past.
 Rankings other than the published score (u·risk alone, our RMS share, random) use the
 same trigger and the same budget, so that only the choice of layers differs.
 """

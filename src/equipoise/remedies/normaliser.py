@@ -1,14 +1,13 @@
-"""Another normaliser in the place of softmax: swapped in, learnt, and taken back.
+"""Another normaliser in the place of softmax: swapped in, learnt, and undone.
 
-Parameters that are learnt belong to the model, not to the optimiser, until the user
-says so::
+Axes, in this file:  B batch · H head · Q query · K key · D head channel.
+
+While an attention module runs its forward, and only then, softmax over its scores uses
+the other normaliser. Parameters that are learnt belong to the model, not to the
+optimiser, until the user says so::
 
     undo = NormaliserSwap(to="sink", learn=True).apply(model)
     optimiser.add_param_group({"params": learnt_parameters(model), "weight_decay": 0})
-
-Puts other weights in the place of softmax, inside one module's forward only.
-
-Axes, in this file:  B batch · H head · Q query · K key · D head channel.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A normaliser as a module, so that its parameters can be learnt and saved.
+"""A normaliser as an ``nn.Module``, so that its parameters can be learnt and saved.
 
 Axes, in this file:  B batch · H head · Q query · K key.
 """

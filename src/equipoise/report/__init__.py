@@ -1,1 +1,1 @@
-"""What a run says to a person: pure view-models, and renderers that add nothing."""
+"""Reports of runs for people: pure view-models, and renderers that add nothing."""

@@ -1,10 +1,7 @@
-"""Figures over training steps: loss, gradient norm, balance of attention.
+"""The figures of a report as pure data: curves over training steps and over layers.
 
-Curves over training, read from the pyramid of one run.
-
-A figure as pure data.
-
-Gradient norms from the first layer to the last.
+Loss, gradient norm and balance of attention over steps, read at the run file's level of
+detail; gradient norms from the first layer to the last.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""One page that holds everything: opens from disk, offline, in any browser."""
+"""The HTML report of runs: one page with everything in it, that opens offline."""
 
 import json
 import os

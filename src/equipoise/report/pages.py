@@ -1,6 +1,6 @@
-"""One offline page about a model as it stands: the look that such pages share.
+"""Offline HTML pages: where one may be written, and the shell that study pages share.
 
-Where a page goes: asked before the work, and written in one move.
+A path is checked before the work, and a page is written in one move.
 """
 
 import os

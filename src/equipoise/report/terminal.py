@@ -1,7 +1,4 @@
-"""Runs on a terminal.
-
-The runs of a directory, one line each.
-"""
+"""Runs on a terminal: a report of some, or a listing of a directory, one line each."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

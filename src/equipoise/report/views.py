@@ -1,6 +1,6 @@
-"""A report as pure data: what every renderer shows, in the order it shows it.
+"""The view-model of a report: verdict, table, figures and findings as pure data.
 
-The numbers of a run that fit in one row.
+Every renderer shows it, in the order it stands here.
 """
 
 import math

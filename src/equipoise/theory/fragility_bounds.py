@@ -1,10 +1,10 @@
-"""A bound on the low-precision error of an attention head that cannot be exceeded.
+"""Bounds on the low-precision error of an attention head: fragility, certified or not.
 
 Axes, in this file: x batch and heads · Q query · K key · d head width · D model width.
 
-Storage is narrow and sums are exact (accumulating in fp32 or wider changes
-nothing that matters). Rounding moves a number x by at most u|x| + h, with h half the
-smallest subnormal, so tensor by tensor, with nothing dropped:
+``head_bound`` cannot be exceeded. Storage is narrow and sums are exact (accumulating in
+fp32 or wider changes nothing that matters). Rounding moves a number x by at most
+u|x| + h, with h half the smallest subnormal, so tensor by tensor, with nothing dropped:
 
     |Δq| ≤ u|q|+h,   |Δk| ≤ u|k|+h
     ‖Δsᵢ‖ ≤ c(‖Δqᵢ‖‖K‖₂ + ‖q̂ᵢ‖‖ΔK‖₂) + rounding of ŝᵢ
@@ -13,12 +13,9 @@ smallest subnormal, so tensor by tensor, with nothing dropped:
 Λᵢ bounds ‖diag(p)-ppᵀ‖₂ along the whole segment from s to ŝ: with δ = 2·max|Δs|,
 Λ = min(½, e^δ p₍₁₎, 2e^δ(1-p₍₁₎)), since no probability moves by more than e^±δ.
 
-Condition numbers of one attention head, exact and over all rows.
-
-Axes, in this file: x batch and heads · Q query · K key · d head width · D model width.
-
-Each is an amplification ≥ (or about) 1 without units, unlike the sums in print: with
-S = c·QKᵀ, P = softmax(S), A = PV, O = AW and J(p) = diag(p) - ppᵀ,
+``conditions`` gives condition numbers, exact and over all rows. Each is an
+amplification ≥ (or about) 1 without units, unlike the sums in print: with S = c·QKᵀ,
+P = softmax(S), A = PV, O = AW and J(p) = diag(p) - ppᵀ,
 
     κ_score   = c‖Q‖‖K‖/‖S‖               κ_softmax = max‖J(pᵢ)‖₂ ‖S‖/‖P‖
     κ_val     = ‖P‖‖V‖₂/‖A‖               κ′_val    = ‖|P||V|‖/‖A‖

@@ -1,6 +1,6 @@
-"""Every operator norm of the softmax Jacobian J(p) = (diag p − ppᵀ)/T, row by row.
+"""Operator norms of the softmax Jacobian J(p) = (diag p − ppᵀ)/T, all of them, by row.
 
-Axes, in this file:  x any leading axes · K key.
+Axes, in this file:  x any leading axes · K key · S subset of keys.
 
 | norm              | of a row                   | at most, per 1/T | attained at      |
 |-------------------|----------------------------|------------------|------------------|
@@ -13,26 +13,15 @@ Axes, in this file:  x any leading axes · K key.
 | ∞→1               | θ(p), maximum over subsets | 1                | a balanced split |
 | nuclear           | 1 − Σp²                    | 1 − 1/K          | uniform          |
 
-Attention rows taken apart so that saturated ones keep their digits.
-
-Axes, in this file:  x any leading axes · K key.
-
-The largest eigenvalue of diag(p) − ppᵀ, to relative accuracy.
-
-Axes, in this file:  x any leading axes · K key.
-
-With p₍₁₎ ≥ p₍₂₎ ≥ … and r = Σ_{i≥2} p₍ᵢ₎, λ is the one root between p₍₂₎ and p₍₁₎ of
+The largest eigenvalue of diag(p) − ppᵀ has relative accuracy. With p₍₁₎ ≥ p₍₂₎ ≥ … and
+r = Σ_{i≥2} p₍ᵢ₎ it is the one root λ between p₍₂₎ and p₍₁₎ of
 
     Σ_{i≥2} p₍ᵢ₎²/(λ − p₍ᵢ₎) = (λ − p₍₁₎r)/(p₍₁₎ − λ).
 
 The usual form Σ pᵢ/(pᵢ − λ) = 0 has 1 − p₍₁₎ hidden in it, and reads noise on saturated
 rows. Here every sum has terms of one sign and everything is in units of p₍₂₎.
 
-The softmax-Jacobian norms that are maxima over subsets of keys.
-
-Axes, in this file:  x any leading axes · K key, from large to small · S subset.
-
-For x = ±1, + on S, with mass a = p(S) and b = Σ_S p²,
+Maxima over subsets: for x = ±1, + on S, with mass a = p(S) and b = Σ_S p²,
 
     ‖Jx‖₁ = 4a(1−a)                  maximal: θ(p), see ``numerics.rows.balance``,
     ‖Jx‖₂² = 4(b(1−2a) + a²Σp²)      maximal: ‖J‖²_{∞→2} = ‖J‖²_{2→1}.

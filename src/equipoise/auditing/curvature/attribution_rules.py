@@ -15,7 +15,7 @@ from equipoise.auditing.curvature.attribution_nodes import (
     Products,
     twice_differentiated,
 )
-from equipoise.theory.curvature.activations import derivatives
+from equipoise.theory.activations import derivatives
 from equipoise.theory.curvature.norm import norm_product
 from equipoise.theory.curvature.softmax import (
     cross_entropy_product,

@@ -1,20 +1,16 @@
-"""Attention as a function of its weights: the second derivative times a tangent.
+"""The curvature of attention, in q, k and v or in its weights, times a tangent.
 
-Axes, in this file:  H query head · G key/value head · L token · D model width ·
-E width of queries and keys · F width of values.
-
-y = Σ_h o_h W_O,h for one sequence x, with q, k and v linear in their weights. Rotation
-is linear and a mask is constant, so both only change which matrices are multiplied. A
-bias is one more row of its weight, for a channel of x that is always one.
-
-Attention as a function of q, k and v: its second derivative times a tangent.
-
-Axes, in this file:  x any leading axes (batch, head) · Q query · K key ·
-E width of queries and keys · F width of values.
+Axes, in this file:  x any leading axes (batch, head) · H query head · G key/value head
+· Q query · K key · L token · D model width · E width of queries and keys · F width of
+values.
 
 o = a v with a = softmax(t), t = s·q kᵀ + mask. For a cotangent g at o, e = g vᵀ and
 p = a∘(e − Σ a e) is the cotangent of t. The gradient is (s·p k, s·pᵀq, aᵀg); moving q,
 k and v moves t, a, e and p, and the product is what that does to the gradient.
+
+In the weights y = Σ_h o_h W_O,h for one sequence x, with q, k and v linear in theirs.
+Rotation is linear and a mask is constant, so both only change which matrices are
+multiplied. A bias is one more row of its weight, for a channel of x that is always one.
 """
 
 from typing import NamedTuple

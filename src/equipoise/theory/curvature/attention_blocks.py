@@ -1,7 +1,7 @@
-"""Attention as a function of its weights: every block of the second derivative.
+"""Every block of the second derivative of attention in its weights W_Q, W_K, W_V, W_O.
 
 Axes, in this file:  H query head · G key/value head · Q query · K key · L token ·
-D, C model width · E, A width of queries and keys · F width of values.
+D, C model width · E, A width of queries and keys · F width of values · X = D·E flat.
 
 For a query i, a_i are its weights, c_i the cotangent of its output, p_i that of its
 scores, κ_ij the key as W_Q sees it and w_ij = x_j ⊗ u_ij, u_ij the query as W_K sees it
@@ -14,25 +14,10 @@ central moments M_b(f, h) = Σ_j b_ij (f_j − f̄)(h_j − h̄)ᵀ, f̄ = Σ_j 
     OQ = s Σ_i g_i x_i ⊗ M_a(v, κ)           OK = s Σ_i g_i ⊗ M_a(v, w)
     OV = Σ_i g_i m_i ⊗ I, m_i = Σ_j a_ij x_j    VV = OO = 0
 
-Heads do not mix; those that share keys and values add. Cost O(L·D²E²) per head.
-
-Some queries of one head of attention, and the moments that its blocks are made of.
-
-Axes, in this file:  Q query · K key · L token · D, C model width · E, A width of
-queries and keys · F width of values.
-
-Blocks of one head without rotation: one product over the queries for each.
-
-Axes, in this file:  Q query · K key · D, C model width · E, A width of queries and keys
-· F width of values.
-
-u_ij = q_i whatever the key, so M(w, ·) = M(x, ·) ⊗ q_i and every block is a sum over
-queries of two matrices. A block is read with its axes permuted, and never copied.
-
-Blocks of one head with rotated queries and keys: no two pairs (i, j) are alike.
-
-Axes, in this file:  Q query · K key · D, C model width · E, A width of queries and keys
-· F width of values · X = D·E flat.
+Heads do not mix; those that share keys and values add. Cost O(L·D²E²) per head. Without
+rotation u_ij = q_i whatever the key, so M(w, ·) = M(x, ·) ⊗ q_i and every block is a
+sum over queries of two matrices (``plain_blocks``): it is read with its axes permuted,
+and never copied. With rotation no two pairs (i, j) are alike (``rotated_blocks``).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Bounds on the Hessian of an attention layer that are never below the truth.
+"""Bounds on the curvature of an attention layer that are never below the truth.
 
 Axes, in this file:  H head · L, Q token · K key · D model width · E key width ·
-F value width.
+F value width · A channel of some factor.
 
 For ℓ(y) with gradient g and ‖∇²ℓ‖ ≤ B at the output, H = Jᵀ(∇²ℓ)J + ∇²⟨g, y⟩. Each
 block of the second is Σ_i l_i ⊗ M_i ⊗ r_i over queries, M_i a small matrix, and
@@ -11,14 +11,10 @@ block of the second is Σ_i l_i ⊗ M_i ⊗ r_i over queries, M_i a small matrix
 (Cauchy–Schwarz, weight ‖M_i‖ on each query). The norm of a matrix of blocks is at most
 that of the matrix of their norms; heads meet only in the first term.
 
-How the scores of one head move with W_K, each way of bounding it as factors.
-
-Axes, in this file:  Q query · K key · D model width · E width of queries and keys ·
-A channel of some factor.
-
-Plain keys: dt_ij = s·q_iᵀ dW_Kᵀ x_j, the factor x_j at every query's own q_i. Rotation
-couples them, dt_ij = s·⟨x_j ⊗ R_jᵀq_i, dW_K⟩: either all of it is the factor and no
-more is left to a query; or the keys move freely, the factor e_j at every q_i, times
+How scores move with W_K has several bounds (``key_sides``). Plain keys:
+dt_ij = s·q_iᵀ dW_Kᵀ x_j, the factor x_j at every query's own q_i. Rotation couples
+them, dt_ij = s·⟨x_j ⊗ R_jᵀq_i, dW_K⟩: either all of it is the factor and no more is
+left to a query; or the keys move freely, the factor e_j at every q_i, times
 ‖Σ_j ‖R_j‖² x_jx_jᵀ‖^½, by which W_K moves all keys at most (‖X‖, if R_j keep lengths).
 """
 

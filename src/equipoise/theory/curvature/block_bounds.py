@@ -1,22 +1,17 @@
-"""A bound on the Hessian of a whole post-norm block, summed over its nodes.
-
-Axes, in this file:  L token · D model width · M hidden unit · N weight matrix: Q, K, V
-of each head, then W_in (with W_up, if the net is gated) and W_out.
-
-The Hessian is Σ Jᵀ∇²⟨λ, φ⟩J over attention, norm, feed-forward net, norm and loss; each
-node adds a bound on its block (a, b) to the entry (a, b) of a matrix whose norm bounds
-‖H‖. Beyond attention tokens do not meet: a block is Σ_i l_i ⊗ M_i ⊗ r_i over tokens,
-and M_i, the product of all that token i goes through, counts with the norm of that
-product (``block_tokens``); only the sum over tokens is bounded.
-
-Beyond attention, one token of a post-norm block: products of its own matrices.
+"""A bound on the curvature of a whole post-norm block, summed over its parts.
 
 Axes, in this file:  x any leading axes · L token · D model width · M hidden unit ·
-Z what enters the hidden units (M, or 2M in a gated net).
+Z what enters the hidden units (M, or 2M in a gated net) · N weight matrix: Q, K, V of
+each head, then W_in (with W_up, if the net is gated) and W_out.
 
-f = x + attention(x) reaches the output as y = LN₁(f), s = y + net(y), z = LN₂(s), row
-by row, so that everything beyond f is a function of f_i, W_in and W_out alone. Norms
-are taken of products; of a factor C that attention is yet to meet, CᵀC is kept.
+The Hessian is Σ Jᵀ∇²⟨λ, φ⟩J over attention, norm, feed-forward net, norm and loss; each
+adds a bound on its block (a, b) to the entry (a, b) of a matrix whose norm bounds ‖H‖.
+
+Beyond attention tokens do not meet: f = x + attention(x) reaches the output as
+y = LN₁(f), s = y + net(y), z = LN₂(s), row by row. A block is Σ_i l_i ⊗ M_i ⊗ r_i over
+tokens, and M_i, the product of all that token i goes through, counts with the norm of
+that product; only the sum over tokens is bounded. Of a factor C that attention is yet
+to meet, CᵀC is kept.
 """
 
 import math

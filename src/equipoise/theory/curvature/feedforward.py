@@ -1,15 +1,12 @@
-"""Feed-forward nets, plain and gated: hidden units bend one by one.
+"""The curvature of feed-forward nets, plain and gated: hidden units bend one by one.
 
 Axes, in this file:  N token · D, C input width · M hidden unit · O output width ·
 Z what enters the hidden units: u alone (Z = M), or u and v of a gated net (Z = 2M).
 
 y = h W_out, h = φ(u)∘v with u = x W_in and v = x W_up (gated), or v = 1 (plain). For a
 cotangent g, n = g W_outᵀ reaches h; per unit ∂²/∂u² = n φ''(u) v, ∂²/∂u∂v = n φ'(u) and
-∂²/∂v² = 0. All else is linear: weights of different units never meet.
-
-Feed-forward nets: every block of the second derivative, unit by unit.
-
-Axes, in this file:  N token · D, C input width · M hidden unit · O output width.
+∂²/∂v² = 0. All else is linear: weights of different units never meet, so the blocks
+are kept unit by unit.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.theory.curvature.activations import Derivatives, derivatives
+from equipoise.theory.activations import Derivatives, derivatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: the second derivative is rank two plus a projector.
+"""The curvature of LayerNorm and RMSNorm: rank two plus a projector.
 
 Axes, in this file:  x any leading axes · D, E channel.
 

@@ -3,7 +3,8 @@
 Axes, in this file:  L token · D model width · E key width · M hidden width.
 
 Single head, no mask, loss ‖output − target‖²/(L·D), spectral norms throughout. Both are
-wrong as stated (``equipoise.claims.petrov_bounds``) and stand here to be compared with.
+wrong as stated (``equipoise.claims.petrov_attention`` and ``petrov_block``) and stand
+here to be compared with.
 """
 
 import math

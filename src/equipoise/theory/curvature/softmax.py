@@ -1,20 +1,15 @@
-"""Softmax: its contracted second derivative is a third central moment.
+"""The curvature of softmax, of the two losses built on it or on squares, of products.
 
-Axes, in this file:  x any leading axes · K, L key.
+Axes, in this file:  x any leading axes · K, L key · V, W class · I input channel ·
+O output channel.
 
 For a = softmax(t), a cotangent e and p = (diag a − aaᵀ)e,
 
     ∇²ₜ⟨e, a⟩ = diag(p) − apᵀ − paᵀ,    uᵀ∇²v = E_a[(e−ē)(u−ū)(v−v̄)],
 
-so −ρJ ≼ ∇² ≼ ρJ with ρ = max_j |e_j − ē| over the keys that are seen.
-
-Cross-entropy and squared error: Hessians in the output of the network.
-
-Axes, in this file:  x row (token or example) · V, W class.
-
-Maps linear in each of two inputs: the product crosses the tangents over.
-
-Axes, in this file:  x any leading axes · I input channel · O output channel.
+a third central moment, so −ρJ ≼ ∇² ≼ ρJ with ρ = max_j |e_j − ē| over the keys that are
+seen. Cross-entropy and squared error have their Hessians in the output of the network;
+a map linear in each of two inputs crosses their tangents over.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,7 @@
-"""How much a layer can amplify a change of its input: published bounds, and ours.
+"""Lipschitz bounds: how much a layer can amplify a change of its input.
 
-One file per idea: what a bound claims (``bound``); what attention is (``heads``,
-``rotary``, ``headnorm``) and what it does to one input (``forward``, ``attended``); the
-published bounds by author (``emadi``, ``kim``, ``castin``, ``yudin``); ours from loose
-to exact (``local``, ``joint``, ``blocks``, ``dual``); feed-forward nets and whole
-layers (``feedforward``, ``layers``).
+``bound`` says what a bound claims; ``heads`` holds the weights of attention and
+``forward`` its values at one input. ``published`` has the bounds of other authors,
+``local`` ours of one head at a time, ``joint`` ours of all heads together up to the
+local constant itself, ``layers`` feed-forward nets, norms and residual layers.
 """

@@ -1,8 +1,6 @@
-"""What a bound claims: how much, in which norm, where it holds, and how surely.
+"""A Lipschitz bound with its claim (norm, scope, certainty), and norms of head weights.
 
-Weights as published theorems read them: no biases, one spectral norm per head.
-
-Axes, in this file:  H head · D model width · E head width · K key.
+Axes, in this file:  H head · D model width · E head width.
 
 The published bounds know no biases. Reading every token as (x, 1) turns a biased
 projection into a linear one, so each theorem applies as it stands to weights with one

@@ -1,14 +1,11 @@
-"""The forward pass that our bounds read: from x, or from q, k and v as captured.
+"""The forward pass of one attention layer at one input, with all its Jacobian needs.
 
 Axes, in this file:  H query head · G key/value head · Q query · K key · D model width ·
-E width of queries and keys · F width of values.
+E width of queries and keys · F width of values.  Q may be a sample of the queries; K is
+the full sequence.
 
-One layer of attention at one input: everything its Jacobian is made of.
-
-Axes, in this file:  H head · Q query · K key · D model width · E width of queries and
-keys · F width of values.  Q may be a sample of the queries; K is the whole sequence.
-
-With z_ij the score, c_ij = dz_ij/d(q_i·k_j) and u_ij = v_j − o_i,
+``attend`` starts from x, ``attend_captured`` from q, k and v as the model computed
+them. With z_ij the score, c_ij = dz_ij/d(q_i·k_j) and u_ij = v_j − o_i,
 
     dy_i = Σ_h [ Σ_j p_ij dx_j W_V  +  Σ_j p_ij c_ij (dq_i·k_j + q_i·dk_j) u_ij ] W_O:
 

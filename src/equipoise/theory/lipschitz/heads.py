@@ -1,15 +1,11 @@
-"""One attention layer as tensors: weights per head, and how scores become weights.
+"""Attention heads as tensors: weights and scale, rotary positions, QK-norm.
 
 Axes, in this file:  H query head · G key/value head (G divides H) · D model width ·
-E width of queries and keys · F width of values.  Row vectors: q = x W_Q + b_Q.
+E width of queries and keys · F width of values · L position · R rotated channels ·
+x any leading axes.  Row vectors: q = x W_Q + b_Q.
 
-QK-norm: the normalisation of queries or keys inside one head, and its transpose.
-
-Axes, in this file:  E head width · x any leading axes.
-
-Rotary position embedding as a linear map per position, and its transpose.
-
-Axes, in this file:  L position · E head width · R rotated channels · x leading axes.
+Rotation and QK-norm come with their transposes: bounds carry directions of queries and
+keys back to the input.
 """
 
 import math

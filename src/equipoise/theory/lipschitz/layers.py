@@ -1,24 +1,29 @@
-"""Whole layers from the bounds of their parts, and whole networks as sums of logs.
+"""Lipschitz bounds of layers: feed-forward nets, norms, residual forms, whole networks.
 
-Axes, in this file:  K token · D model width.
+Axes, in this file:  K token · D model width · M hidden width.  Row vectors: z = xW + b.
 
 Each residual form is one line: with n the norm's bound and f the branch's,
 
     pre-LN 1 + f·n     post-LN n(1 + f)     DeepNorm n(a + f)     sandwich 1 + n'·f·n.
 
 RMSNorm enters through its own gain. Products are of bounds in block-∞ norm, where norms
-act token by token; bounds read along one forward pass multiply to a bound there.
+act token by token; bounds read along one forward pass multiply to a bound there. In a
+feed-forward net tokens do not mix either: its constant is that of the worst token. A
+gated net multiplies two linear maps of x: without a bound on x it has no constant.
 """
 
 import math
 from collections.abc import Iterable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.norms import Gain, norm_lipschitz
-from equipoise.theory.lipschitz.bound import Bound, combined
+from equipoise.theory.activations import activation_named, slopes
+from equipoise.theory.lipschitz.bound import Bound, combined, spectral, wide
+from equipoise.theory.lipschitz.local import moment_norm
 
 
 def norm_local(gain: Gain) -> Bound:
@@ -85,3 +90,62 @@ def end_to_end(sublayers: Iterable[Bound]) -> tuple[float, Bound]:
     log = sum(part.log for part in parts)  # fsum raises on inf − inf; this reads NaN
     value = math.inf if log > math.log(1.7e308) else math.exp(log)
     return log, combined(value, parts, note=f"{len(parts)} sublayers")
+
+
+def feedforward_bound(
+    w_in_DM: Float[Tensor, "D M"], w_out_MD: Float[Tensor, "M D"], *, activation: str
+) -> Bound:
+    """Return ‖W_in‖₂ · max|φ'| · ‖W_out‖₂, for every input.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> round(feedforward_bound(one, one, activation="silu").value, 4)
+        1.0998
+    """
+    _, steepest = activation_named(activation)
+    value = steepest * float(spectral(w_in_DM) * spectral(w_out_MD))
+    return Bound(value=value, scope="global", kind="certified", note=activation)
+
+
+def feedforward_local(
+    x_KD: Float[Tensor, "K D"],
+    w_in_DM: Float[Tensor, "D M"],
+    w_out_MD: Float[Tensor, "M D"],
+    *,
+    activation: str,
+    b_in_M: Float[Tensor, " M"] | None = None,
+) -> Bound:
+    """Return max_i ‖W_in diag(φ'(z_i)) W_out‖₂ at these tokens.
+
+    Cost: D²(M + 8D) per token; pass a sample of tokens where that is too much.
+    """
+    function, _ = activation_named(activation)
+    x_KD, w_in_DM, w_out_MD = wide(x_KD), wide(w_in_DM), wide(w_out_MD)
+    z_KM = x_KD @ w_in_DM
+    _, slope_KM = slopes(function, z_KM if b_in_M is None else z_KM + b_in_M)
+    return _worst([w_in_DM * s_M @ w_out_MD for s_M in slope_KM], activation)
+
+
+def gated_local(
+    x_KD: Float[Tensor, "K D"],
+    w_gate_DM: Float[Tensor, "D M"],
+    w_up_DM: Float[Tensor, "D M"],
+    *,
+    w_down_MD: Float[Tensor, "M D"],
+    activation: str = "silu",
+) -> Bound:
+    """Return the worst token's constant of SwiGLU's (φ(x W_gate) ⊙ x W_up) W_down:
+
+    max_i ‖(W_gate diag(φ'(g_i) ⊙ u_i) + W_up diag(φ(g_i))) W_down‖₂.
+    """
+    function, _ = activation_named(activation)
+    x_KD, gate_DM, up_DM, down_MD = map(wide, (x_KD, w_gate_DM, w_up_DM, w_down_MD))
+    value_KM, slope_KM = slopes(function, x_KD @ gate_DM)
+    pairs = zip(slope_KM * (x_KD @ up_DM), value_KM, strict=True)
+    note = f"gated {activation}"
+    return _worst([(gate_DM * s + up_DM * g) @ down_MD for s, g in pairs], note)
+
+
+def _worst(j_DD: list[Tensor], note: str) -> Bound:
+    value = float(torch.stack([moment_norm(j) for j in j_DD]).max())
+    return Bound(value=value, scope="local", kind="first order", note=note)

@@ -1,7 +1,7 @@
-"""Ours, one head at a time: rank-one key path, covariance of values and keys.
+"""Our local bound, one head of attention at a time: value, key and query path.
 
 Axes, in this file:  H head · Q query · K key · E width of queries and keys · F width
-of values.
+of values · A, B sides of a small matrix · x any leading axes.
 
 Block (i,j) of a head's Jacobian is p_ij W_V W_O, plus the key path, which has rank one,
 
@@ -10,14 +10,10 @@ Block (i,j) of a head's Jacobian is p_ij W_V W_O, plus the key path, which has r
 plus, for j = i, the query path  W_Q [Σ_l p_il c_il k_l ⊗ (v_l − o_i)] W_O: a weighted
 covariance of keys and values. Summing norms over j and h bounds row i in block-∞ norm.
 
-Largest eigenvalues from above, without an eigensolver: traces of high powers.
-
-Axes, in this file:  A, B sides of a small matrix · x any leading axes.
-
-For eigenvalues λ ≥ 0 and k = 2^s, λ_max ≤ (Σλ^k)^{1/k} = tr(M^k)^{1/k} ≤ λ_max·A^{1/k}.
-
-Power iteration approaches from below and certifies nothing; this approaches from above,
-costs s small matrix products for a whole stack at once, and never fails to converge.
+Norms of many small matrices are bounded by traces of high powers: for eigenvalues
+λ ≥ 0 and k = 2^s, λ_max ≤ (Σλ^k)^{1/k} = tr(M^k)^{1/k} ≤ λ_max·A^{1/k}. Power iteration
+approaches from below and certifies nothing; this approaches from above, costs s small
+matrix products for a whole stack at once, and never fails to converge.
 """
 
 from collections.abc import Callable

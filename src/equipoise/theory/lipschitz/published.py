@@ -1,41 +1,37 @@
-"""Emadi (2026), Thm 5.1: multi-head attention in block-∞ norm.
+"""Published Lipschitz bounds of attention, by author: Emadi, Castin, Kim, Yudin.
 
-L ≤ ‖W_O‖₂ Σ_h (‖W_V^h‖₂ + θ̃_h/τ · Φ_h),
-Φ_h = 2B²/√d_h · ‖W_Q^h‖₂‖W_K^h‖₂‖W_V^h‖₂,      B = max_i ‖x_i‖₂.
+Axes, in this file:  H head · Q query · K key · D model width · E width of queries ·
+F width of values.  A = W_Q W_Kᵀ·scale/τ.
 
-Axes, in this file:  H head · Q query · K key · D model width.
+Emadi (2026), Thm 5.1, in block-∞ norm, with B = max_i ‖x_i‖₂:
+
+    L ≤ ‖W_O‖₂ Σ_h (‖W_V^h‖₂ + θ̃_h/τ · Φ_h),
+    Φ_h = 2B²/√d_h · ‖W_Q^h‖₂‖W_K^h‖₂‖W_V^h‖₂.
 
 With θ̃ and B read at one input this bounds the derivative there, nothing more; as a
 Lipschitz constant it needs θ̃ = 1 and a B no input exceeds.
 
-Castin, Ablin and Peyré (2024): attention of n tokens inside a ball of radius R.
+Castin, Ablin and Peyré (2024), in Frobenius norm, n tokens inside a ball of radius R:
 
-Lip ≤ Σ_h ‖W_O^h‖₂ · √3 ‖W_V^h‖₂ (‖A_h‖₂² R⁴ (4n + 1) + n)^½,   A = W_Q W_Kᵀ·scale/τ,
+    Lip ≤ Σ_h ‖W_O^h‖₂ · √3 ‖W_V^h‖₂ (‖A_h‖₂² R⁴ (4n + 1) + n)^½.
 
-in Frobenius norm. Three terms of the derivative, each squared and summed over queries:
-averaging values costs at most n, moving keys 4nR⁴‖A‖², moving the query R⁴‖A‖². None of
-them asks what the weights are, so masks, caps and rotations leave it true.
+Three terms of the derivative, each squared and summed over queries: averaging values
+costs at most n, moving keys 4nR⁴‖A‖², moving the query R⁴‖A‖². None of them asks what
+the weights are, so masks, caps and rotations leave it true.
 
-Kim, Papamakarios and Mnih (2021): which attention has a Lipschitz constant at all.
-
-Dot-product attention has none (their Thm 3.1). L2 attention, with W_Q = W_K,
-
-    p_ij ∝ exp(−‖x_i W_Q − x_j W_Q‖²/√E),      y = Σ_h P_h X (W_Q W_Qᵀ/√E) W_V^h W_O^h,
-
-has one (Thm 3.2), in Frobenius norm, for N tokens and φ(r) = r·exp(r + 1):
+Kim, Papamakarios and Mnih (2021): dot-product attention has no constant (Thm 3.1). L2
+attention, with W_Q = W_K, p_ij ∝ exp(−‖x_i W_Q − x_j W_Q‖²/√E) and
+y = Σ_h P_h X (W_Q W_Qᵀ/√E) W_V^h W_O^h, has one (Thm 3.2), in Frobenius norm, for N
+tokens and φ(r) = r·exp(r + 1):
 
     √N/√E · (4φ⁻¹(N−1) + 1) · (Σ_h ‖W_Q^h‖₂⁴ ‖W_V^h‖₂²)^½ · ‖W_O‖₂.
 
-Axes, in this file:  H head · D model width · E width of queries · F width of values.
+Yudin et al. (2025), Thm 3, in Frobenius norm, reads the attention weights:
 
-Yudin et al. (2025), Thm 3: a local bound that looks at the attention weights.
+    ‖J‖₂ ≤ Σ_h ‖W_O^h‖₂ ‖W_V^h‖₂ (‖P_h‖₂ + 2 ‖X‖₂² ‖A_h‖₂ max_i g₁(p_i)),
 
-‖J‖₂ ≤ Σ_h ‖W_O^h‖₂ ‖W_V^h‖₂ (‖P_h‖₂ + 2 ‖X‖₂² ‖A_h‖₂ max_i g₁(p_i)),
-g₁(p) = p₍₁₎(1 − p₍₁₎ + p₍₂₎) ≥ ‖diag p − ppᵀ‖₂,      A = W_Q W_Kᵀ·scale/τ,
-
-in Frobenius norm. The theorem is for one head; W_O and the sum over heads are ours.
-
-Axes, in this file:  H head · Q query · K key · D model width.
+g₁(p) = p₍₁₎(1 − p₍₁₎ + p₍₂₎) ≥ ‖diag p − ppᵀ‖₂. The theorem is for one head; W_O
+and the sum over heads are ours.
 """
 
 import math

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from equipoise.claims.mudarisov_gradient import FAMILIES
+from equipoise.claims.mudarisov_normalisation import FAMILIES
 from equipoise.numerics.normalisers import NORMALISERS, rows
 from equipoise.numerics.selection import (
     entropy_floor,
