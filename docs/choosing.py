@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.studies.selection.finding import BASE, apart, difference, growth
+from equipoise.lab.studies.selection.normalisers import BASE, apart, difference, growth
 
 HERE = Path(__file__).parent
 COST = HERE.parent / "benchmarks" / "results" / "normaliser_cost.json"

@@ -7,7 +7,7 @@ import pytest
 from equipoise import cli
 from equipoise.cli import demo
 from equipoise.lab.running.execution import execute
-from equipoise.lab.studies.recipes import RECIPES, recipe
+from equipoise.lab.studies.catalogue import RECIPES, recipe
 
 
 def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

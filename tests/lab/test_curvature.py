@@ -1,4 +1,4 @@
-"""Judges of loss differences and group Hessians, and what is made of their numbers."""
+"""Measurements of loss differences and group Hessians, and their findings."""
 
 import math
 from pathlib import Path
@@ -12,19 +12,9 @@ from equipoise.errors import InputError
 from equipoise.lab.data import ImageBatches, digits
 from equipoise.lab.models import ViT, ViTConfig
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.studies.convergence import measurement as differences
-from equipoise.lab.studies.convergence.finding import convergence as said_convergence
-from equipoise.lab.studies.convergence.finding import scaled
-from equipoise.lab.studies.convergence.measurement import convergence
-from equipoise.lab.studies.curvature.finding import curvature as said_curvature
-from equipoise.lab.studies.curvature.measurement import (
-    SEARCH,
-    curvature,
-    entries,
-    largest_matrix,
-)
-from equipoise.lab.studies.judges import JUDGES, Trained, judged
-from equipoise.lab.studies.recipes import recipe
+from equipoise.lab.running.execution import Trained
+from equipoise.lab.studies import convergence, curvature
+from equipoise.lab.studies.catalogue import MEASUREMENTS, recipe
 
 
 @pytest.fixture
@@ -48,8 +38,8 @@ def trained(tmp_path: Path) -> Trained:
 def test_slopes_are_those_of_running_means(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(differences, "ORDERS", 60)
-    found = convergence(trained)
+    monkeypatch.setattr(convergence, "ORDERS", 60)
+    found = convergence.measure(trained)
     for place in ("null", "at", "sharp", "random"):
         assert found[f"slope_{place}"] == pytest.approx(-1, abs=0.06)
     for place in ("at", "sharp", "random"):
@@ -62,7 +52,7 @@ def test_slopes_are_those_of_running_means(
 
 
 def test_groups_hold_the_parameters_they_are_named_for(trained: Trained) -> None:
-    found = curvature(trained)
+    found = curvature.measure(trained)
     for name, patterns in {
         "FF": ["*.up_proj.*", "*.down_proj.*"],
         "LN2": ["*.feedforward_norm.*"],
@@ -71,17 +61,17 @@ def test_groups_hold_the_parameters_they_are_named_for(trained: Trained) -> None
         block = hessian(trained.model, trained.batch, parameters=patterns)
         truth = float(torch.linalg.eigvalsh(block.dense()).abs().max())
         assert found[f"hessian_{name}"] == pytest.approx(
-            truth, rel=2 * SEARCH.tolerance
+            truth, rel=2 * curvature.SEARCH.tolerance
         )
     up = dict(trained.model.named_parameters())["blocks.0.feedforward.up_proj.weight"]
     ff = hessian(trained.model, trained.batch, parameters=["*.up_proj.*"])
-    assert largest_matrix(ff) == pytest.approx(
+    assert curvature.largest_matrix(ff) == pytest.approx(
         float(torch.linalg.matrix_norm(up.detach(), 2))
     )
 
 
 def test_entries_come_with_a_picture(trained: Trained) -> None:
-    found = entries(trained)
+    found = curvature.entries(trained)
     block = hessian(trained.model, trained.batch, parameters=["*.q_proj.*"]).dense()
     truth = block.abs().clamp(min=1e-6).log10().mean()
     assert found["entries_Q_Q"] == pytest.approx(float(truth), abs=1e-3)
@@ -92,16 +82,15 @@ def test_entries_come_with_a_picture(trained: Trained) -> None:
         assert picture.mode == "RGB" and picture.width == picture.height
 
 
-def test_judges_need_what_they_read(trained: Trained) -> None:
+def test_measurements_need_what_they_read(trained: Trained) -> None:
     bare = Trained(
         model=trained.model, optimizer=trained.optimizer, batch=trained.batch
     )
     with pytest.raises(InputError, match="trained on"):
-        judged("convergence", bare)
+        MEASUREMENTS["convergence"](bare)
     with pytest.raises(InputError, match="needs a folder"):
-        judged("entries", bare)
-    assert {"convergence", "curvature", "entries"} <= set(JUDGES)
-    assert judged("curvature", bare).keys() == curvature(trained).keys()
+        MEASUREMENTS["entries"](bare)
+    assert MEASUREMENTS["curvature"] is curvature.measure
 
 
 def evidence(name: str, runs: dict[str, dict[int, dict[str, float]]]) -> Evidence:
@@ -128,11 +117,11 @@ def test_the_verdict_on_scaling_follows_the_numbers(data_helps: bool) -> None:
         for arm, loss in gains.items()
     }
     given = evidence("convergence", runs)
-    ((data, model),) = scaled(given).values()
+    ((data, model),) = convergence.scaled(given).values()
     assert (data.mean, model.mean) == pytest.approx(
         (-1.0, -0.5 if data_helps else -1.5)
     )
-    said = said_convergence(given)
+    said = convergence.finding(given)
     assert ("does not hold here" in said.verdict) == data_helps
     assert said.figures[0].lines[0].y == pytest.approx([3.015, 2.015])
 
@@ -141,7 +130,7 @@ def test_the_ranking_follows_the_numbers() -> None:
     base = dict.fromkeys(recipe("curvature").measures, 1.0)
     last = {**base, "hessian_FF": 8.0, "hessian_LN2": 2.0, "hessian_V": 5.0}
     runs = {"vit-0": {1: base}, "vit-1000": {1: last}}
-    said = said_curvature(evidence("curvature", runs))
+    said = curvature.finding(evidence("curvature", runs))
     assert "at the end: FF 8, V 5, LN2 2" in said.verdict
     assert "4 times that of the second norm" in said.verdict
     assert "3 of 7 groups grew" in said.verdict

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.lab.results.arms import rows
 from equipoise.lab.results.evidence import Evidence, varied
+from equipoise.lab.results.finding import rows
 from equipoise.lab.results.statistics import power_law, rank_correlation
 from equipoise.lab.running.experiment import Experiment
+from equipoise.lab.studies.catalogue import QUESTIONS, finding, recipe
 from equipoise.lab.studies.exponents import edge, interval
-from equipoise.lab.studies.findings import FINDERS, finding
-from equipoise.lab.studies.prepost.finding import EMADI, beside
+from equipoise.lab.studies.prepost import EMADI, beside
 from equipoise.lab.studies.rates import edges, left_out, score
-from equipoise.lab.studies.recipes import recipe
 
 Answers = Mapping[str, float]
 Run = Callable[[Any, int], Answers]
@@ -246,7 +245,7 @@ def test_every_finder_survives_json() -> None:
     found = evidence(recipe("rates", quick=True), rate_run(lambda limit: 1 / limit))
     again = Evidence.from_json(found.to_json())
     assert finding(again) == finding(found)
-    assert set(FINDERS) >= {"prepost", "theorem"}
+    assert set(QUESTIONS) >= {"prepost", "theorem"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions
 from equipoise.lab.results.publishing import publish
-from equipoise.lab.studies.findings import finding
+from equipoise.lab.studies.catalogue import finding, recipe
 from equipoise.lab.studies.fragility import epsilon_control as control
 from equipoise.lab.studies.fragility.measurement import (
     PREDICTORS,
@@ -24,7 +24,6 @@ from equipoise.lab.studies.fragility.measurement import (
     tracking,
 )
 from equipoise.lab.studies.fragility.runner import FORMATS, Piece, Study
-from equipoise.lab.studies.recipes import recipe
 from equipoise.lab.training.options import TrainOptions
 
 DIGITS = DataOptions(source="digits")
@@ -90,7 +89,7 @@ def test_training_in_three_precisions_is_a_recipe() -> None:
 
 
 def test_the_plan_covers_the_papers_grid() -> None:
-    plan = Study(cifar10=Path("somewhere")).plan
+    plan = Study(cifar10=Path("somewhere")).tasks
     kinds = {(p.kind, p.data, p.width) for p in plan if p.experiment == "tracking"}
     assert {
         ("vit", "cifar10", 96),
@@ -99,9 +98,9 @@ def test_the_plan_covers_the_papers_grid() -> None:
     } <= kinds
     assert sum(p.experiment == "control" for p in plan) >= 10
     assert {p.steps for p in plan if p.experiment == "leading"} == {195}
-    assert Study().plan[0].subject.built().config.tokens == 65  # type: ignore[union-attr]
+    assert Study().tasks[0].subject.built().config.tokens == 65  # type: ignore[union-attr]
     moved = replace(plan[-1], path="elsewhere")
-    assert moved.file == plan[-1].file != replace(plan[-1], steps=3).file
+    assert moved.result == plan[-1].result != replace(plan[-1], steps=3).result
 
 
 def made_up(piece: Piece) -> list[dict[str, object]]:
@@ -134,9 +133,9 @@ def made_up(piece: Piece) -> list[dict[str, object]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
     study, root = Study(quick=True), tmp_path_factory.mktemp("fragility")
-    for piece in study.plan:
+    for piece in study.tasks:
         record = {"piece": asdict(piece), "cpu_seconds": 3.0, "rows": made_up(piece)}
-        (root / piece.file).write_text(json.dumps(record))
+        (root / piece.result).write_text(json.dumps(record))
     return study, root
 
 
@@ -171,12 +170,15 @@ def test_a_study_runs_in_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Piece(experiment="tracking", kind="gpt", width=16, seed=0, steps=1)
-    monkeypatch.setattr(Study, "plan", [one])
-    said: list[str] = []
-    Study().run(tmp_path, workers=1, say=said.append)
-    Study().run(tmp_path, workers=1, say=said.append)
-    assert said == [f"1 of 1: {one.file}"]  # what is finished is not made again
-    assert json.loads((tmp_path / one.file).read_text())["rows"]
+    monkeypatch.setattr(Study, "tasks", [one])
+    ended: list[str] = []
+    for _ in range(2):
+        failures = Study().run(
+            tmp_path, workers=1, watcher=lambda job, news: ended.append(job.name)
+        )
+        assert failures == []
+    assert ended == [one.name]  # what is finished is not made again
+    assert json.loads((tmp_path / one.result).read_text())["rows"]
 
 
 SMALL = byte_gpt(16, depth=2, context=8, batch=4)

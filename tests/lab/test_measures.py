@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.results.arms import Row
+from equipoise.lab.results.finding import Row
 from equipoise.lab.results.measures import measures, per_layer, ratio
-from equipoise.lab.results.pages import write_page
+from equipoise.lab.results.publishing import write_page
 from equipoise.lab.results.statistics import summary
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.records import Reading, RunInfo

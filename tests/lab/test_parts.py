@@ -15,9 +15,10 @@ from equipoise.lab.data import Windows, from_bytes
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.lab.options import keyed
 from equipoise.lab.results.measures import curve_measures, group_norms, steps_to
-from equipoise.lab.running.execution import execute
+from equipoise.lab.running.execution import Trained, execute
 from equipoise.lab.running.experiment import Arm, Task
-from equipoise.lab.studies.judges import Trained, judged
+from equipoise.lab.studies.catalogue import measurements_of
+from equipoise.lab.studies.rates import sharpness
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer, adamw
 
@@ -109,7 +110,7 @@ def test_preconditioned_sharpness_is_the_dense_one() -> None:
     model, optimizer = quadratic()
     batch = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 5]])
     trained = Trained(model=model, optimizer=optimizer, batch=batch)
-    found = judged("sharpness", trained)
+    found = sharpness(trained)
     weights = list(model.parameters())
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         loss = torch.nn.functional.cross_entropy(model(batch[0])[0], batch[1][0])
@@ -139,17 +140,19 @@ def test_preconditioned_sharpness_is_the_dense_one() -> None:
     assert found["sharpness"] == pytest.approx(top, rel=0.03)
 
 
-def test_an_unknown_judge_is_one_line() -> None:
-    model, optimizer = quadratic()
-    batch = torch.tensor([[1, 2]]), torch.tensor([[2, 3]])
-    trained = Trained(model=model, optimizer=optimizer, batch=batch)
-    with pytest.raises(InputError, match="no judge 'taste'; there are sharpness"):
-        judged("taste", trained)
+def test_an_unknown_measurement_is_one_line(tmp_path: Path) -> None:
+    arm = Arm(name="a", model=CONFIG, train=OPTIONS, judges=("taste",))
+    task = Task(arm=arm, seed=1)
+    with pytest.raises(InputError, match="no measurement 'taste'; there are positions"):
+        measurements_of([task])
+    with pytest.raises(InputError, match="no measurement 'taste'; there are none"):
+        execute(task, tmp_path)
 
 
 def test_positions_see_short_rows(tmp_path: Path) -> None:
     arm = Arm(name="a", model=CONFIG, train=OPTIONS, judges=("positions",))
-    found = execute(Task(arm=arm, seed=1), tmp_path)
+    task = Task(arm=arm, seed=1)
+    found = execute(task, tmp_path, measurements=measurements_of([task]))
     assert found["theta_0_0"] == 0.0  # the first query sees one key
     assert 0 < found["theta_1_7"] <= 1 and found["sharp_0_0"] == 1.0
     assert "theta_2_0" not in found and found["theta_late"] != found["theta_late"]

@@ -14,7 +14,7 @@ from equipoise.lab.results.figures import Figure, Line, axis, svg
 from equipoise.lab.results.finding import over_depth
 from equipoise.lab.running.execution import execute
 from equipoise.lab.running.experiment import Arm, Experiment
-from equipoise.lab.studies.recipes import FRAGILITY, RECIPES, REPORTS
+from equipoise.lab.studies.catalogue import FRAGILITY, RECIPES, REPORTS, measurements_of
 from equipoise.lab.studies.selection.paper import NAME as PAPER
 from equipoise.lab.training.options import TrainOptions
 
@@ -28,10 +28,10 @@ LARGEST = 200_000
 def test_committed_pages_follow_from_their_numbers(folder: Path) -> None:
     raw = folder / publishing.RAW
     evidence = Evidence.from_json(raw.read_text(encoding="utf-8"))
-    files = publishing.rendered(evidence)
+    files = publishing.page_files(evidence)
     for name, text in files.items():
         assert (folder / name).read_text(encoding="utf-8") == text, name
-    # A judge may leave pictures of its own; all else is made from the numbers.
+    # A measurement may leave pictures of its own; all else is made from the numbers.
     present = {path.name for path in folder.iterdir() if path.suffix != ".png"}
     assert present == {publishing.RAW, *files}
     assert all((folder / name).stat().st_size < LARGEST for name in present)
@@ -66,7 +66,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
     )
     for task in experiment.tasks:
         if task.arm.name == "a":
-            execute(task, root)
+            execute(task, root, measurements=measurements_of([task]))
     return experiment, root
 
 

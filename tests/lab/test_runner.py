@@ -14,15 +14,14 @@ import pytest
 from equipoise.errors import InputError, MissingExtraError
 from equipoise.lab.data import DataOptions
 from equipoise.lab.models import GPTConfig, ViTConfig
-from equipoise.lab.results.arms import results
 from equipoise.lab.results.evidence import gather
-from equipoise.lab.results.pages import tables
-from equipoise.lab.running import ray_cluster as on_ray
+from equipoise.lab.results.finding import results
+from equipoise.lab.results.publishing import tables
 from equipoise.lab.running.execution import build, execute, is_finished, outcome
 from equipoise.lab.running.experiment import Arm, Experiment, Task
-from equipoise.lab.running.runner import lab_directory, run_experiment, standing
-from equipoise.lab.studies.findings import finding
-from equipoise.lab.studies.recipes import RECIPES, REPORTS, recipe
+from equipoise.lab.running.runner import lab_directory, run_experiment
+from equipoise.lab.running.workers import run_on_ray, standing
+from equipoise.lab.studies.catalogue import RECIPES, REPORTS, finding, recipe
 from equipoise.lab.training.options import Progress, TrainOptions
 from tests.conftest import PATIENCE
 
@@ -174,18 +173,18 @@ def test_ray_gives_the_same_numbers(tmp_path: Path) -> None:
         short = replace(SWEEP, seeds=(1,))
         missing = DataOptions(source="text", path="none.txt")
         bad = replace(ARMS[0], name="bad", data=missing)
-        told: list[str] = []
+        ended: list[str] = []
         failures = run_experiment(
             replace(short, arms=(*ARMS, bad)),
             tmp_path,
             on="ray",
-            watcher=lambda task, p: told.append(task.arm.name),
+            watcher=lambda task, p: ended.append(task.arm.name),
         )
     finally:
         ray.shutdown()
     assert [f.task.arm.name for f in failures] == ["bad"]
     assert "no file none.txt" in failures[0].reason
-    assert sorted(told) == ["bad", "post", "pre"]
+    assert sorted(ended) == ["bad", "post", "pre"]
     for task in short.tasks:
         here = execute(task, tmp_path / "here")
         assert outcome(tmp_path / task.folder)["loss"] == here["loss"]
@@ -194,13 +193,13 @@ def test_ray_gives_the_same_numbers(tmp_path: Path) -> None:
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"equipoise\[ray\]"):
-        on_ray.run_on_ray([], Path(), watcher=lambda task, p: None)
+        run_on_ray([], Path(), execute, watcher=lambda task, p: None)
 
 
 def test_standing_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_LAB", str(tmp_path))
     assert lab_directory() == tmp_path
-    assert len(standing(SWEEP, tmp_path).left) == 4
+    assert len(standing(SWEEP.tasks, tmp_path).left) == 4
     with pytest.raises(InputError, match="no finished run"):
         results(SWEEP, tmp_path)
 

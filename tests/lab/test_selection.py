@@ -22,13 +22,17 @@ from equipoise import cli
 from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig, ViTConfig
 from equipoise.lab.running import saved_runs as kept
-from equipoise.lab.running.execution import build, execute
+from equipoise.lab.running.execution import (
+    NORMALISER_ARMS,
+    Trained,
+    build,
+    execute,
+    normaliser_of,
+    set_normaliser,
+)
 from equipoise.lab.running.experiment import Arm, Task
-from equipoise.lab.studies.judges import Trained
-from equipoise.lab.studies.recipes import RECIPES, recipe
-from equipoise.lab.studies.selection import measurement as selection
-from equipoise.lab.studies.selection import paper as selection_paper
-from equipoise.lab.studies.selection.normaliser_arms import RIVALS, seat, seated
+from equipoise.lab.studies.catalogue import RECIPES, measurements_of, recipe
+from equipoise.lab.studies.selection import normalisers, paper
 from equipoise.lab.studies.selection.reader import Heads, reader
 from equipoise.lab.training.options import TrainOptions
 from equipoise.numerics.normalisers import NORMALISERS
@@ -54,22 +58,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         judges=("kept",),
     )
     task = Task(arm=arm, seed=1)
-    execute(task, root)
+    execute(task, root, measurements=measurements_of([task]))
     return root / task.folder
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", NORMALISER_ARMS)
 def test_every_rival_is_read_at_every_length(name: str) -> None:
     model = build(Arm(name=name, model=SHAPE, normaliser=name), 0)
-    assert seated(model.blocks[0].attention).name in name
+    assert normaliser_of(model.blocks[0].attention).name in name
     optimiser = torch.optim.AdamW(model.parameters())
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
     trained = Trained(model=model, optimizer=optimiser, batch=batch)
-    found = selection.selection(trained)
+    found = normalisers.measure(trained)
     asked = set(recipe("selection").measures) - {"loss", "spikes"}
     assert set(found) == asked
     assert all(math.isfinite(value) for value in found.values())
-    for m in selection.MULTIPLES:
+    for m in normalisers.MULTIPLES:
         # Weights of tiny models are nearly flat, so nothing exceeds what flat gives.
         assert 1 - 1e-6 <= found[f"keys_{m}x"] <= 16 * m + 1e-3
         assert 0 <= found[f"recall_{m}x"] <= 1
@@ -85,14 +89,14 @@ def test_the_same_targets_are_scored_whatever_the_context(
         nn.init.zeros_(block.attention.o_proj.bias)
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
     optimiser = torch.optim.AdamW(model.parameters())
-    found = selection.selection(Trained(model=model, optimizer=optimiser, batch=batch))
+    found = normalisers.measure(Trained(model=model, optimizer=optimiser, batch=batch))
     assert found["loss_1x"] == pytest.approx(found["loss_2x"], rel=1e-6)
     assert found["loss_1x"] == pytest.approx(found["loss_4x"], rel=1e-6)
 
 
 def test_a_longer_reader_shares_weights_and_leaves_the_model_alone() -> None:
     model = GPT(SHAPE)
-    longer = selection.stretched(model, 64)
+    longer = normalisers.stretched(model, 64)
     assert longer.token_embedding is model.token_embedding
     assert (
         model.config.context == 16
@@ -105,13 +109,13 @@ def test_positions_that_end_are_refused() -> None:
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
     optimiser = torch.optim.AdamW(model.parameters())
     with pytest.raises(InputError, match="rope or none"):
-        selection.selection(Trained(model=model, optimizer=optimiser, batch=batch))
+        normalisers.measure(Trained(model=model, optimizer=optimiser, batch=batch))
 
 
 def test_kept_weights_are_opened_by_name(run: Path) -> None:
     model = kept.opened(run)
     assert isinstance(model, GPT) and kept.is_lab_run(run)
-    assert seated(model.blocks[1].attention).name == "sink"
+    assert normaliser_of(model.blocks[1].attention).name == "sink"
     fresh = build(
         Task.from_mapping(json.loads((run / "result.json").read_text())["task"]).arm, 1
     )
@@ -216,10 +220,10 @@ def direct(one: Heads, top: int) -> float:
 
 def test_algorithms_1_and_2_are_the_definition() -> None:
     one = random_heads(0)
-    assert selection_paper.algorithm_1({12: [one]})["true"] == [
+    assert paper.algorithm_1({12: [one]})["true"] == [
         pytest.approx(direct(one, 5), rel=1e-5)
     ]
-    sizes = selection_paper.algorithm_2([one])
+    sizes = paper.algorithm_2([one])
     assert sizes["x"] == [1.0, 5.0, 10.0]
     for top, value in zip((1, 5, 10), sizes["true"], strict=True):
         assert value == pytest.approx(direct(one, top), rel=1e-5)
@@ -229,31 +233,31 @@ def test_algorithms_1_and_2_are_the_definition() -> None:
 
 def test_algorithms_3_to_5_answer_within_their_bounds() -> None:
     layers = [random_heads(i, keys=24) for i in range(6)]
-    critical = selection_paper.algorithm_3({24: layers})
+    critical = paper.algorithm_3({24: layers})
     assert critical["x"] == [24.0] and critical["detectable"][0] > 0
-    recall = selection_paper.algorithm_4(layers)
+    recall = paper.algorithm_4(layers)
     assert recall["mean"][0] == 1 and recall["x"] == [1, 2, 4, 8, 16]
     assert all(
         0 <= r <= m <= 1
         for r, m in zip(recall["random"][1:], recall["mean"][1:], strict=True)
     )
-    for line in selection_paper.algorithm_5(layers).values():
+    for line in paper.algorithm_5(layers).values():
         assert all(y <= b for y, b in zip(line["y"], line["bound"], strict=True))
 
 
 def test_figures_are_kept_and_read_again(run: Path, tmp_path: Path) -> None:
-    assert selection_paper.kept_figures(tmp_path) is None
-    found = selection_paper.figures_of(str(run), tmp_path, quick=True)
-    again = selection_paper.kept_figures(tmp_path)
+    assert paper.kept_figures(tmp_path) is None
+    found = paper.figures_of(str(run), tmp_path, quick=True)
+    again = paper.kept_figures(tmp_path)
     assert again is not None and again.to_json() == found.to_json()
     assert found.about["heads"] == 4 and found.about["lengths"] == [32, 64]
 
 
 def test_an_unknown_rival_is_named() -> None:
     with pytest.raises(InputError, match="no normaliser 'maxsoft'"):
-        seat(GPT(SHAPE), "maxsoft")
+        set_normaliser(GPT(SHAPE), "maxsoft")
     with pytest.raises(InputError, match="sigmoid has nothing to learn"):
-        seat(GPT(SHAPE), "sigmoid-learnt")
+        set_normaliser(GPT(SHAPE), "sigmoid-learnt")
 
 
 def test_the_command_reads_a_model_and_reports_the_sweep(
@@ -271,7 +275,9 @@ def test_the_command_reads_a_model_and_reports_the_sweep(
     small = replace(full, arms=arms, seeds=(1, 2))
     monkeypatch.setitem(RECIPES, "selection", lambda quick: small)
     for task in recipe("selection", quick=True).tasks:
-        execute(task, tmp_path / "selection-quick")
+        execute(
+            task, tmp_path / "selection-quick", measurements=measurements_of([task])
+        )
     place = ("--quick", "--out", str(tmp_path), "--publish", str(tmp_path / "docs"))
     for words in (("run", "--model", str(run)), ("report",)):
         with pytest.raises(SystemExit) as left:

@@ -7,8 +7,8 @@ from typing import Any
 
 from docs import choosing
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.studies.findings import finding
-from equipoise.lab.studies.selection.finding import apart, growth
+from equipoise.lab.studies.catalogue import finding
+from equipoise.lab.studies.selection.normalisers import apart, growth
 
 DOCS = Path(__file__).parents[2] / "docs"
 

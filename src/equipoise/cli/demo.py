@@ -24,12 +24,11 @@ def command(
 ) -> None:
     """Train pre-LN and post-LN side by side, watch both, and say what happened."""
     # Here, not above: --help must not load torch.
-    from equipoise.lab.results.arms import rows
     from equipoise.lab.results.evidence import gather
-    from equipoise.lab.results.finding import Finding, measured
-    from equipoise.lab.results.pages import bars, tables, write_page
+    from equipoise.lab.results.finding import Finding, measured, rows
+    from equipoise.lab.results.publishing import bars, tables, write_page
     from equipoise.lab.running.runner import run_experiment
-    from equipoise.lab.studies.findings import finding
+    from equipoise.lab.studies.catalogue import finding
 
     console = Console()
     experiment = demo(steps)
@@ -55,7 +54,7 @@ def command(
 
 def demo(steps: int) -> "Experiment":
     """Return ``prepost`` at its smallest: two arms, one seed."""
-    from equipoise.lab.studies.recipes import recipe
+    from equipoise.lab.studies.catalogue import recipe
 
     full = recipe("prepost", quick=True)
     arms = tuple(

@@ -8,20 +8,14 @@ from equipoise.claims.emadi_theta import theorem_evidence
 from equipoise.errors import EquipoiseError
 from equipoise.lab.options import one_of
 from equipoise.lab.results import publishing
-from equipoise.lab.results.arms import rows
 from equipoise.lab.results.evidence import Evidence, gather
-from equipoise.lab.results.pages import bars, tables, write_page
+from equipoise.lab.results.finding import rows
+from equipoise.lab.results.publishing import bars, tables, write_page
 from equipoise.lab.running.experiment import Experiment
-from equipoise.lab.running.runner import (
-    Where,
-    lab_directory,
-    preflight,
-    run_experiment,
-    standing,
-)
-from equipoise.lab.studies.findings import finding
+from equipoise.lab.running.runner import lab_directory, preflight, run_experiment
+from equipoise.lab.running.workers import Failure, Where, standing
+from equipoise.lab.studies.catalogue import FRAGILITY, RECIPES, REPORTS, finding, recipe
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
-from equipoise.lab.studies.recipes import FRAGILITY, RECIPES, REPORTS, recipe
 from equipoise.lab.studies.selection.paper import figures_of, kept_figures
 from equipoise.report.pages import folder_place
 
@@ -35,7 +29,7 @@ def list_experiments() -> None:
         full, quick = recipe(name), recipe(name, quick=True)
         runs = f"{len(full.tasks)} runs, {len(quick.tasks)} quick"
         console.print(f"[bold]{name}[/]  {full.question}  ({runs})", highlight=False)
-    runs = f"{len(Study().plan)} runs, {len(Study(quick=True).plan)} quick"
+    runs = f"{len(Study().tasks)} runs, {len(Study(quick=True).tasks)} quick"
     console.print(f"[bold]{FRAGILITY}[/]  {QUESTION}  ({runs})", highlight=False)
 
 
@@ -59,7 +53,7 @@ def run(
     # First what is cheap to refuse: the rest takes minutes or hours.
     study.check()
     for experiment in experiments if where == "local" else ():
-        preflight(standing(experiment, home / experiment.name).left)
+        preflight(standing(experiment.tasks, home / experiment.name).left)
     if name in (ALL, SELECTION):
         _show(figures_of(model, home, quick=quick), publish)
     for experiment in experiments:
@@ -69,7 +63,9 @@ def run(
         theorem(publish=publish)
     if name in (ALL, FRAGILITY):
         root = home / study.name
-        study.run(root, workers=workers, say=Console().print)
+        with bars(len(standing(study.tasks, root).left), console=Console()) as watcher:
+            failures = study.run(root, on=where, workers=workers, watcher=watcher)
+        failed += _listed(failures)
         _show(study.evidence(root), publish)
     if failed:
         raise EquipoiseError(f"{failed} runs failed")
@@ -86,14 +82,18 @@ def _run(
 ) -> int:
     """Make the runs that are left; return how many failed."""
     console, root = Console(), _root(experiment, out)
-    left = standing(experiment, root).left
+    left = standing(experiment.tasks, root).left
     with bars(len(left), console=console) as watcher:
         failures = run_experiment(
             experiment, root, on=where, workers=workers, watcher=watcher
         )
+    return _listed(failures)
+
+
+def _listed(failures: list[Failure]) -> int:
+    """Print each run that failed; return how many."""
     for failure in failures:
-        task = failure.task
-        console.print(f"[red]{task.arm.name} {task.seed}: {failure.reason}")
+        Console().print(f"[red]{failure.task.name}: {failure.reason}")
     return len(failures)
 
 
@@ -101,13 +101,13 @@ def status(name: str | None, *, out: Path | None) -> None:
     """Print how many runs of each experiment are done."""
     console = Console()
     for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
-        done = len(study.finished((out or lab_directory()) / study.name))
-        console.print(f"{study.name}: {done} of {len(study.plan)} runs done")
+        done = len(standing(study.tasks, (out or lab_directory()) / study.name).done)
+        console.print(f"{study.name}: {done} of {len(study.tasks)} runs done")
     if name == FRAGILITY:
         return
     for one in [name] if name else RECIPES:
         for experiment in (recipe(one), recipe(one, quick=True)):
-            done = len(standing(experiment, _root(experiment, out)).done)
+            done = len(standing(experiment.tasks, _root(experiment, out)).done)
             total = len(experiment.tasks)
             console.print(f"{experiment.name}: {done} of {total} runs done")
 

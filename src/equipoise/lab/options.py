@@ -42,6 +42,13 @@ def _revived(hint: Any, item: Any) -> Any:
     return tuple(item) if isinstance(item, list) else item
 
 
+def preset(presets: Mapping[str, T], name: str) -> T:
+    """Return the options people call by a name."""
+    if name not in presets:
+        raise InputError(f"no preset {name!r}; there are {', '.join(sorted(presets))}")
+    return presets[name]
+
+
 def later(default: Any) -> Any:
     """Return a field added when results exist: at its default it changes no key.
 

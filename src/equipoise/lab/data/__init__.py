@@ -6,13 +6,19 @@ from equipoise.lab.data.batches import (
     ImageBatches,
     Images,
     Order,
+    Packed,
     Share,
     Windows,
 )
 from equipoise.lab.data.corpus import Corpus, embedded, from_bytes, text, token_file
-from equipoise.lab.data.images import cifar10, digits, mnist
-from equipoise.lab.data.sources import DataOptions, Opened, open_data
-from equipoise.lab.data.streaming import Packed
+from equipoise.lab.data.sources import (
+    DataOptions,
+    Opened,
+    cifar10,
+    digits,
+    mnist,
+    open_data,
+)
 
 __all__ = [
     "Batch",

@@ -1,7 +1,7 @@
-"""Text as tokens: the embedded corpus, text files, token files.
+"""A corpus of tokens: embedded, from text files, or from token files.
 
 The embedded corpus is the bytes of the standard library's own top-level modules: every
-machine has it, nobody downloads it. It differs between Python versions, hence the hash.
+machine has it without a download. It differs between Python versions, hence the hash.
 """
 
 import gzip

@@ -3,9 +3,8 @@
 from equipoise.lab.models.attention import Normaliser, SelfAttention
 from equipoise.lab.models.block import Block, FeedForward, MixtureOfExperts
 from equipoise.lab.models.config import PATH_LENGTH, BlockConfig, path_gain
-from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.lab.models.presets import gpt_preset, vit_preset
-from equipoise.lab.models.vit import ViT, ViTConfig
+from equipoise.lab.models.gpt import GPT, GPTConfig, gpt_preset
+from equipoise.lab.models.vit import ViT, ViTConfig, vit_preset
 
 __all__ = [
     "GPT",

@@ -1,11 +1,9 @@
 """Self-attention: many heads or grouped, shared or separate Q and K, linear.
 
-Axes, in this file:  B batch · T token · H query head · G key-value head ·
-D head channel · Q query · K key.
+Positions are sinusoids to add, or rotations of queries and keys.
 
-Where a token stands: sinusoids to add, or rotations of queries and keys.
-
-Axes, in this file:  B batch · H head · T token · C channel · D head channel · F pair.
+Axes, in this file:  B batch · T token · C channel · H query head · G key-value head ·
+D head channel · F pair of channels · Q query · K key.
 """
 
 import math
@@ -57,15 +55,10 @@ class SelfAttention(nn.Module):
     normaliser needs the scores themselves and takes the eager one.
     """
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        *,
-        causal: bool,
-        normaliser: Normaliser | None = None,
-    ) -> None:
+    def __init__(self, config: BlockConfig, *, causal: bool) -> None:
         super().__init__()
-        self.config, self.causal, self.normaliser = config, causal, normaliser
+        self.config, self.causal = config, causal
+        self.normaliser: Normaliser | None = None
         self.temperature = config.temperature
         inner, outer = config.heads * config.per_head, config.groups * config.per_head
         self.q_proj = nn.Linear(config.width, inner, bias=config.qkv_bias)

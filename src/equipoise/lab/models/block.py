@@ -1,10 +1,6 @@
-"""One transformer block: how a branch joins the residual stream.
-
-Feed-forward networks: plain, gated, or a routed mixture of experts.
+"""One transformer block: residual forms, feed-forward, experts, initial weights.
 
 Axes, in this file:  N token of any batch · C channel · E expert · k chosen expert.
-
-Initial weights: one standard deviation for matrices, and the gains on top.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.lab.models.attention import Normaliser, SelfAttention
+from equipoise.lab.models.attention import SelfAttention
 from equipoise.lab.models.config import BlockConfig, path_gain
 
 
@@ -94,17 +90,11 @@ class Block(nn.Module):
     sandwich     x + LN f(LN x)
     """
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        *,
-        causal: bool,
-        normaliser: Normaliser | None = None,
-    ) -> None:
+    def __init__(self, config: BlockConfig, *, causal: bool) -> None:
         super().__init__()
         self.residual, self.depth = config.residual, config.depth
         self.attention_norm = norm(config)
-        self.attention = SelfAttention(config, causal=causal, normaliser=normaliser)
+        self.attention = SelfAttention(config, causal=causal)
         self.feedforward_norm = norm(config)
         routed = config.experts > 0
         self.feedforward = (MixtureOfExperts if routed else FeedForward)(config)
@@ -132,6 +122,16 @@ class Block(nn.Module):
             case _:
                 after: Map = getattr(self, f"{part}_norm_after")
                 return x + after(f(normed(x)))
+
+
+def blocks(config: BlockConfig, *, causal: bool) -> nn.ModuleList:
+    """Return the stack of a model."""
+    return nn.ModuleList(Block(config, causal=causal) for _ in range(config.depth))
+
+
+def final_norm(config: BlockConfig) -> nn.Module:
+    """Return the norm after the stack; a post-normed stream arrives normalised."""
+    return norm(config) if config.residual in {"pre", "sandwich"} else nn.Identity()
 
 
 def initialise(model: nn.Module, config: BlockConfig) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import Normaliser, sinusoidal
-from equipoise.lab.models.block import Block, initialise, norm
+from equipoise.lab.models.attention import sinusoidal
+from equipoise.lab.models.block import blocks, final_norm, initialise
 from equipoise.lab.models.config import BlockConfig
-from equipoise.lab.options import require
+from equipoise.lab.options import preset, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,7 @@ class GPT(nn.Module):
     torch.Size([1, 8, 256])
     """
 
-    def __init__(
-        self, config: GPTConfig, *, normaliser: Normaliser | None = None
-    ) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocabulary, config.width)
@@ -54,13 +52,8 @@ class GPT(nn.Module):
             table_TC = sinusoidal(config.context, config.width)
             self.register_buffer("position_TC", table_TC, persistent=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(config, causal=True, normaliser=normaliser)
-            for _ in range(config.depth)
-        )
-        # A post-normed stream is already normalised when it arrives.
-        open_ended = config.residual in {"pre", "sandwich"}
-        self.final_norm = norm(config) if open_ended else nn.Identity()
+        self.blocks = blocks(config, causal=True)
+        self.final_norm = final_norm(config)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         initialise(self, config)
@@ -87,3 +80,33 @@ class GPT(nn.Module):
             case "sinusoidal":
                 x_BTC = x_BTC + self.get_buffer("position_TC")[:T]
         return x_BTC
+
+
+GPTS = {
+    "demo": GPTConfig(width=64, depth=24, heads=4, context=64),
+    "nano": GPTConfig(width=128, depth=6, heads=4, context=128),
+    # Emadi §7: 774M parameters with GPT-2's vocabulary.
+    "paper-774m": GPTConfig(
+        width=1280, depth=36, heads=20, ffn_width=5120, context=1024, vocabulary=50257
+    ),
+    "llama-tiny": GPTConfig(
+        width=128,
+        depth=6,
+        heads=8,
+        kv_heads=2,
+        ffn_width=344,
+        norm="rmsnorm",
+        activation="swiglu",
+        positions="rope",
+        qkv_bias=False,
+        output_bias=False,
+        ffn_bias=False,
+        tied=False,
+    ),
+    "moe-tiny": GPTConfig(width=64, depth=6, heads=4, experts=4),
+}
+
+
+def gpt_preset(name: str) -> GPTConfig:
+    """Return the named decoder; vary it with ``dataclasses.replace``."""
+    return preset(GPTS, name)

@@ -4,17 +4,17 @@ Axes, in this file:  B batch · I input channel · Y X pixels · T token · C ch
 P pixel of a patch · O class.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import Normaliser, sinusoidal
-from equipoise.lab.models.block import Block, initialise, norm
+from equipoise.lab.models.attention import sinusoidal
+from equipoise.lab.models.block import blocks, final_norm, initialise
 from equipoise.lab.models.config import BlockConfig
-from equipoise.lab.options import one_of, require
+from equipoise.lab.options import one_of, preset, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,7 @@ class ViT(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(
-        self, config: ViTConfig, *, normaliser: Normaliser | None = None
-    ) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         pixels = config.channels * config.patch**2
@@ -67,12 +65,8 @@ class ViT(nn.Module):
             table_TC = sinusoidal(config.tokens, config.width)
             self.register_buffer("position_TC", table_TC, persistent=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(config, causal=False, normaliser=normaliser)
-            for _ in range(config.depth)
-        )
-        open_ended = config.residual in {"pre", "sandwich"}
-        self.final_norm = norm(config) if open_ended else nn.Identity()
+        self.blocks = blocks(config, causal=False)
+        self.final_norm = final_norm(config)
         self.head = nn.Linear(config.width, config.classes)
         initialise(self, config)
         for parameter in self.parameters(recurse=False):
@@ -104,3 +98,29 @@ def patches(image_BIYX: Tensor, side: int) -> Tensor:
     """Return (B, T, P): patches in reading order, pixels as (row, column, channel)."""
     grid = image_BIYX.unfold(2, side, side).unfold(3, side, side)
     return grid.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+
+
+_PETROV = ViTConfig(
+    heads=1, residual="post", positions="sinusoidal", pool="mean", ffn_bias=False
+)
+VITS = {
+    # Baek §4: CIFAR-10, inner width 4 · 64 whatever the model's.
+    "baek-tiny": ViTConfig(
+        width=128,
+        depth=2,
+        head_width=64,
+        ffn_width=256,
+        qkv_bias=False,
+        position_std=1.0,
+    ),
+    # Petrov: 3642 parameters.
+    "petrov-mnist": replace(
+        _PETROV, image=28, channels=1, width=16, depth=1, ffn_width=64
+    ),
+    "petrov-cifar": replace(_PETROV, classes=100, width=128, depth=8, ffn_width=512),
+}
+
+
+def vit_preset(name: str) -> ViTConfig:
+    """Return the named vision transformer."""
+    return preset(VITS, name)

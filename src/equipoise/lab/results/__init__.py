@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 # Lazy: a module of this package must not load all the others.
-_LAZY = {"Row": "arms", "results": "arms", "rows": "arms"}
+_LAZY = {"Row": "finding", "results": "finding", "rows": "finding"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,7 @@
-"""All that an experiment's page is made of, small enough to keep beside the page.
+"""The evidence of an experiment: all that its page is made of, small enough to commit.
 
-Curves of an experiment for its figures: over depth, over training, over queries.
-
-Each is a median over seeds. A name with a slash is not a recorded quantity:
-``gradient/qk`` is a group of modules, ``queries/theta`` a judge's answer by position.
+Curves are medians over seeds. A name with a slash is not a recorded quantity:
+``gradient/qk`` is a group of modules, ``queries/theta`` a measurement by position.
 """
 
 import json
@@ -21,8 +19,8 @@ from equipoise import __version__
 from equipoise.errors import InputError
 from equipoise.lab.results.measures import GROUPS, group_norms
 from equipoise.lab.results.statistics import Runs
-from equipoise.lab.running.execution import RESULT, is_finished, outcome
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.execution import is_finished, outcome
+from equipoise.lab.running.experiment import RESULT, Arm, Experiment
 from equipoise.store import Run, open_run
 
 POINTS = 60

@@ -39,6 +39,16 @@ class Figure:
     log_y: bool = False
 
 
+def chart(
+    name: str, title: str, lines: Sequence[Line], *, x: str, y: str = "", log: str = ""
+) -> Figure:
+    """Return a figure; ``log`` names its logarithmic axes: ``x``, ``y`` or ``xy``."""
+    log_x, log_y = "x" in log, "y" in log
+    return Figure(
+        name=name, title=title, x=x, y=y, lines=lines, log_x=log_x, log_y=log_y
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """Numbers to pixels, linear or logarithmic."""

@@ -1,15 +1,76 @@
-"""What evidence comes to: a sentence, tables, figures. Pure: numbers in, text out.
+"""A finding: the sentence, tables and figures that follow from evidence.
 
-What a table calls each measure; one without a name keeps its own.
+Pure: numbers in, text out. A table has one column per arm, each paired with its
+baseline; a measure without a name in ``NAMES`` is called by its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from equipoise.lab.results.arms import Row, rows
-from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.figures import Figure, Line
+from equipoise.lab.results.evidence import Evidence, gather
+from equipoise.lab.results.figures import Figure, Line, chart
+from equipoise.lab.results.statistics import Paired, Runs, Summary, paired, summary
+from equipoise.lab.running.experiment import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One arm over its finished seeds."""
+
+    arm: str
+    values: Mapping[str, Summary]
+    against_first: Paired | None
+    """Of the experiment's first measure, over the seeds both arms finished; the other
+    arm is the experiment's first, or the baseline it names."""
+    seeds: tuple[int, ...]
+
+
+def results(experiment: Experiment, root: Path) -> list[Row]:
+    """Return a row per arm with at least one finished run."""
+    return rows(gather(experiment, root))
+
+
+def rows(evidence: Evidence) -> list[Row]:
+    """Return the evidence arm by arm."""
+    first = next(iter(evidence.arms))
+    return [
+        Row(
+            arm=arm,
+            values=_summaries(runs, evidence.measures),
+            against_first=against(
+                runs,
+                evidence.runs.get(evidence.baselines.get(arm, first), {}),
+                evidence.measures[0],
+            ),
+            seeds=tuple(runs),
+        )
+        for arm, runs in evidence.runs.items()
+    ]
+
+
+def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
+    columns = {
+        name: [run[name] for run in runs.values() if name in run] for name in names
+    }
+    return {name: summary(values) for name, values in columns.items() if values}
+
+
+def against(runs: Runs, baseline: Runs, measure: str) -> Paired | None:
+    """Return the paired difference over shared seeds; None for an arm and itself."""
+    shared = [
+        seed
+        for seed in runs
+        if measure in runs[seed] and measure in baseline.get(seed, {})
+    ]
+    if runs is baseline or not shared:
+        return None
+    return paired(
+        [runs[seed][measure] for seed in shared],
+        [baseline[seed][measure] for seed in shared],
+    )
+
 
 NAMES = {
     "validation": "held-out loss, nats",
@@ -157,14 +218,8 @@ def over_training(
         )
         for arm, one in _drawn(evidence, name)
     ]
-    return Figure(
-        name=_file(name, "training"),
-        title=title or name,
-        x="step",
-        y=y,
-        lines=lines,
-        log_y=log,
-    )
+    file, axes = _file(name, "training"), "y" if log else ""
+    return chart(file, title or name, lines, x="step", y=y, log=axes)
 
 
 def over_depth(
@@ -176,9 +231,8 @@ def over_depth(
         for arm, one in _drawn(evidence, name)
         for key, when in (("end", "end"), ("start", "init"))
     ]
-    return Figure(
-        name=_file(name, "depth"), title=title, x="layer", y=y, lines=lines, log_y=log
-    )
+    file, axes = _file(name, "depth"), "y" if log else ""
+    return chart(file, title, lines, x="layer", y=y, log=axes)
 
 
 def _drawn(evidence: Evidence, name: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -1,7 +1,4 @@
-"""What a recorded run comes to in a few numbers; reads the run file, not the model.
-
-What a finished run's own curves come to; reads the result, not the run file.
-"""
+"""Measures of a finished run: a few numbers from its run file and its loss curve."""
 
 import math
 import statistics

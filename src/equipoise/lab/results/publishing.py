@@ -1,14 +1,30 @@
-"""An experiment's page for the repository: text and figures made from raw numbers."""
+"""Publish an experiment: a page for the repository, an offline page, the terminal.
 
-from collections.abc import Mapping
+Pages are made from raw numbers; the offline page shows the first seed's runs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
+from rich import progress
+from rich.console import Console
+from rich.table import Table
+
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import svg
+from equipoise.lab.results.finding import NAMES, Finding, Grid, Row
 from equipoise.lab.running.experiment import Experiment
-from equipoise.lab.studies.findings import Finding, Grid, finding
+from equipoise.lab.running.workers import Job, Watcher
+from equipoise.lab.studies.catalogue import finding
+from equipoise.lab.training.options import Progress
+from equipoise.report.html import rendered
+from equipoise.report.pages import write_page as write_page_file
+from equipoise.report.views import view
+from equipoise.store import Run, open_run
 
 RAW, PAGE = "raw.json", "README.md"
 
@@ -18,8 +34,8 @@ def publish(evidence: Evidence, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RAW).write_text(evidence.to_json(), encoding="utf-8")
     # Read back: what is shown must follow from what is kept.
-    kept = Evidence.from_json((folder / RAW).read_text(encoding="utf-8"))
-    files = rendered(kept)
+    stored = Evidence.from_json((folder / RAW).read_text(encoding="utf-8"))
+    files = page_files(stored)
     for old in folder.glob("*.svg"):
         if old.name not in files:
             old.unlink()
@@ -28,7 +44,7 @@ def publish(evidence: Evidence, folder: Path) -> Path:
     return folder / PAGE
 
 
-def rendered(evidence: Evidence) -> dict[str, str]:
+def page_files(evidence: Evidence) -> dict[str, str]:
     """Return file name → content: the page, and a file per figure."""
     found = finding(evidence)
     files = {f"{figure.name}.svg": svg(figure) for figure in found.figures}
@@ -77,7 +93,7 @@ def _made(evidence: Evidence) -> str:
 
 
 def keep_pictures(experiment: Experiment, root: Path, folder: Path) -> None:
-    """Copy what judges drew in runs of the first seed: ``PICTURE-ARM.png``."""
+    """Copy what measurements drew in runs of the first seed: ``PICTURE-ARM.png``."""
     for task in experiment.tasks:
         if task.seed == experiment.seeds[0]:
             for drawn in (root / task.folder).glob("*.png"):
@@ -114,3 +130,78 @@ def listing(found: Mapping[str, Evidence]) -> str:
         for name, e in found.items()
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def first_runs(experiment: Experiment, root: Path) -> dict[str, Run]:
+    """Return per arm the recorded run of its first finished seed."""
+    found: dict[str, Run] = {}
+    for task in experiment.tasks:
+        path = root / task.folder / "run.eqp"
+        if task.arm.name not in found and path.is_file():
+            found[task.arm.name] = open_run(path)
+    return found
+
+
+def write_page(
+    experiment: Experiment, root: Path, rows: Sequence[Row], *, verdict: str
+) -> Path:
+    """Write ``report.html`` beside the runs and return where it is."""
+    runs = first_runs(experiment, root)
+    report = view(runs, title=experiment.question, verdict=verdict)
+    shown = [row for row in rows if row.arm in runs]
+    page = rendered(replace(report, table=lines(experiment, shown)))
+    return write_page_file(root / "report.html", page)
+
+
+def lines(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Return the page's table: what is measured, and a cell per arm."""
+    found = [
+        (NAMES.get(name, name), [str(row.values.get(name, "–")) for row in rows])
+        for name in experiment.measures
+    ]
+    first = experiment.measures[0]
+    pairs = [str(row.against_first or "–") for row in rows]
+    return [*found, (f"{NAMES.get(first, first)}: minus the baseline", pairs)]
+
+
+@contextmanager
+def bars(total: int, *, console: Console) -> Iterator[Watcher]:
+    """Show one bar for the sweep and one per run under way."""
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        progress.TextColumn("{task.fields[state]}"),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console) as shown:
+        overall = shown.add_task("runs", total=total, state="")
+        lines: dict[str, progress.TaskID] = {}
+
+        def watcher(job: Job, news: Progress | None) -> None:
+            if news is None:
+                shown.advance(overall)
+                if job.name in lines:
+                    shown.remove_task(lines.pop(job.name))
+                return
+            if job.name not in lines:
+                lines[job.name] = shown.add_task(job.name, total=news.steps, state="")
+            shown.update(lines[job.name], completed=news.step, state=_state(news))
+
+        yield watcher
+
+
+def _state(news: Progress) -> str:
+    line = f"loss {news.loss:.3f}  ‖g‖ {news.gradient_norm:.2g}"
+    return f"{line}  [bold red]{news.warning}" if news.warning else line
+
+
+def tables(question: str, found: Finding) -> list[Table]:
+    """Return every table of a finding; the first carries the question."""
+    shown = []
+    for place, grid in enumerate(found.grids):
+        one = Table(*grid.head, title=None if place else question, caption=grid.title)
+        for cells in grid.cells:
+            one.add_row(*cells)
+        shown.append(one)
+    return shown

@@ -1,10 +1,11 @@
-"""Make one run: build, train, judge, and leave a result behind."""
+"""Execute one run: build the model, train it, measure it, write its result."""
 
 import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,54 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equipoise.lab.data import Batches, Opened, open_data
+from equipoise.errors import InputError
+from equipoise.lab.data import Batch, Batches, Opened, open_data
 from equipoise.lab.models import GPT, GPTConfig, ViT
 from equipoise.lab.results.measures import curve_measures, measures
-from equipoise.lab.running.experiment import Arm, Task
-from equipoise.lab.studies.judges import Trained, judged
-from equipoise.lab.studies.selection.normaliser_arms import seat
-from equipoise.lab.training import distributed as launch
+from equipoise.lab.running.experiment import RESULT, Arm, Task
+from equipoise.lab.training.distributed import device
 from equipoise.lab.training.options import TrainResult
 from equipoise.lab.training.trainer import Listener, Trainer
+from equipoise.numerics.normalisers import NORMALISERS, Normaliser
+from equipoise.numerics.normalisers.exponential import Softmax
+from equipoise.remedies.normaliser import SEAT, NormaliserSwap
+from equipoise.remedies.normaliser_module import LEARNABLE, Weigher
 
-RESULT = "result.json"
 VALIDATION_BATCHES = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model at the end of its run, and data it has not seen."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Batch
+    seen: Batches | None = None
+    """What it was trained on, from where training stopped."""
+    folder: Path | None = None
+    """Where a measurement may write a picture."""
+
+
+Measurement = Callable[[Trained], dict[str, float]]
+"""What else is measured of a model when its run is over: name → number."""
+
+
 def execute(
-    task: Task, root: Path, listener: Listener | None = None
+    task: Task,
+    root: Path,
+    listener: Listener | None = None,
+    *,
+    measurements: Mapping[str, Measurement] | None = None,
 ) -> dict[str, float]:
-    """Return the measures of a run; one that is finished is read, not repeated."""
+    """Return the measures of a run; one that is finished is read, not repeated.
+
+    Args:
+        task: The arm and its seed.
+        root: The experiment's folder.
+        listener: Called with the progress every ten steps.
+        measurements: Those that ``task.arm.judges`` names.
+    """
     folder = root / task.folder
     if is_finished(folder):
         return outcome(folder)
@@ -45,24 +76,30 @@ def execute(
     )
     start = time.process_time()
     result = trainer.run()
-    found = _judged(result, trainer.model, data.validation)
+    found = _end_of(result, trainer.model, data.validation)
     for name in arm.judges:
-        held = data.validation or data.train
         trained = Trained(
             model=trainer.model,
             optimizer=trainer.optimizer,
-            batch=held.take(),
+            batch=(data.validation or data.train).take(),
             seen=data.train,
             folder=folder,
         )
-        found |= judged(name, trained)
+        found |= _measurement(name, measurements or {})(trained)
     found["cpu_seconds"] = time.process_time() - start
-    _leave(folder, task, found, result)
+    _write(folder, task, found, result)
     return outcome(folder)
 
 
+def _measurement(name: str, given: Mapping[str, Measurement]) -> Measurement:
+    if name not in given:
+        known = ", ".join(given) or "none"
+        raise InputError(f"no measurement {name!r}; there are {known}")
+    return given[name]
+
+
 def data_of(task: Task) -> Opened:
-    """Return the batches a run is trained on and judged by."""
+    """Return the batches a run is trained on and evaluated with."""
     arm = task.arm
     context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
     return open_data(arm.data, batch=arm.train.batch, seed=task.seed, context=context)
@@ -73,7 +110,7 @@ def build(arm: Arm, seed: int) -> GPT | ViT:
     torch.manual_seed(seed)
     model = GPT(arm.model) if isinstance(arm.model, GPTConfig) else ViT(arm.model)
     if arm.normaliser:
-        seat(model, arm.normaliser)
+        set_normaliser(model, arm.normaliser)
     return model
 
 
@@ -92,7 +129,7 @@ def outcome(folder: Path) -> dict[str, float]:
     return found | measures(run) if run.is_file() else found
 
 
-def _judged(
+def _end_of(
     result: TrainResult, model: nn.Module, validation: Batches | None
 ) -> dict[str, float]:
     found: dict[str, float] = {
@@ -116,7 +153,7 @@ def evaluate(
     model.eval()
     losses, hits = [], []
     for _ in range(count):
-        x, y = (t.to(launch.device()) for t in batches.take())
+        x, y = (t.to(device()) for t in batches.take())
         logits = model(x).flatten(0, -2)
         losses.append(F.cross_entropy(logits.float(), y.flatten()).item())
         hits.append((logits.argmax(-1) == y.flatten()).double().mean().item())
@@ -127,10 +164,10 @@ def evaluate(
     }
 
 
-def _leave(
+def _write(
     folder: Path, task: Task, found: Mapping[str, float], result: TrainResult
 ) -> None:
-    """Write the result in one move, then drop the checkpoints it replaces."""
+    """Write the result, then drop the checkpoints it replaces."""
     record: dict[str, Any] = {
         "task": task.to_mapping(),
         "measures": dict(found),
@@ -138,7 +175,37 @@ def _leave(
         "gradient_norms": result.gradient_norms,
         "parts": dict(result.parts),
     }
-    draft = folder / f".{RESULT}"
-    draft.write_text(json.dumps(record))
-    draft.rename(folder / RESULT)
+    write_record(folder / RESULT, record)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write JSON in one move: a file of that name is complete."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(json.dumps(record))
+    draft.rename(path)
+
+
+LEARNT = "-learnt"
+
+
+NORMALISER_ARMS = (*NORMALISERS, *(f"{name}{LEARNT}" for name in LEARNABLE))
+"""Every name; ``sink-learnt`` has one sink per head that training moves."""
+
+
+def set_normaliser(model: nn.Module, name: str) -> None:
+    """Let every attention of the model weigh with the named normaliser.
+
+    >>> from equipoise.lab.models import GPT, GPTConfig
+    >>> model = GPT(GPTConfig(depth=1))
+    >>> seat(model, "sink-learnt"); model.blocks[0].attention.normaliser
+    Weigher(sink, heads=4)
+    """
+    learn = name.endswith(LEARNT)
+    NormaliserSwap(to=name.removesuffix(LEARNT), learn=learn).apply(model)
+
+
+def normaliser_of(attention: nn.Module) -> Normaliser:
+    """Return what an attention module of the lab weighs with."""
+    weigher = getattr(attention, SEAT)
+    return weigher.normaliser if isinstance(weigher, Weigher) else Softmax()

@@ -13,6 +13,16 @@ from equipoise.lab.options import from_mapping, keyed, later, require
 from equipoise.lab.training.options import TrainOptions
 
 SEEDS = (42, 123, 456)  # Emadi's
+RESULT = "result.json"
+
+
+def short_hash(line: str) -> str:
+    """Return eight digits that stand for a line of text.
+
+    >>> short_hash("")
+    'e3b0c442'
+    """
+    return hashlib.sha256(line.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +36,8 @@ class Arm:
     normaliser: str = ""
     """Of attention rows, by name; softmax unless given."""
     judges: tuple[str, ...] = later(())
-    """What else to ask of the trained model, by name; see ``lab.judges``."""
+    """What else is measured of the trained model, by name; see ``studies.catalogue``.
+    The field keeps its name because a run's key is made of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +51,23 @@ class Task:
     def key(self) -> str:
         """Return eight digits of everything that decides the outcome."""
         given = {"kind": self._kind, **keyed(self.arm), "seed": self.seed}
-        line = json.dumps(given, sort_keys=True)
-        return hashlib.sha256(line.encode()).hexdigest()[:8]
+        return short_hash(json.dumps(given, sort_keys=True))
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name} {self.seed}"
 
     @property
     def folder(self) -> Path:
         return Path(self.arm.name) / f"seed-{self.seed}-{self.key}"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / RESULT
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
 
     def to_mapping(self) -> dict[str, Any]:
         return {"kind": self._kind, **asdict(self.arm), "seed": self.seed}
@@ -75,7 +97,7 @@ class Experiment:
     baselines: Mapping[str, str] = field(default_factory=dict)
     """Arm → the arm it is compared with; the first arm unless named."""
     curves: tuple[str, ...] = ()
-    """What to keep for figures; see ``lab.series``."""
+    """What figures are drawn from; see ``results.evidence.curves``."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]

@@ -1,21 +1,20 @@
 """Run an experiment: what is finished stays, what is not is made or continued.
 
-What would end every run alike, found before the first of them starts.
+What would end every run alike is found before the first of them starts.
 """
 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from equipoise.errors import EquipoiseError
-from equipoise.lab.running.execution import data_of, is_finished
+from equipoise.lab.running.execution import data_of, execute
 from equipoise.lab.running.experiment import Experiment, Task
-from equipoise.lab.running.local import Failure, Watcher, run_local
-from equipoise.lab.running.ray_cluster import run_on_ray
-from equipoise.lab.training.options import Progress
+from equipoise.lab.running.workers import Failure, Watcher, Where, run_jobs, standing
+from equipoise.lab.studies.catalogue import measurements_of
 from equipoise.watching.options import chosen
 
 
@@ -42,26 +41,9 @@ def _fault(task: Task) -> EquipoiseError | None:
     return None
 
 
-Where = Literal["local", "ray"]
-
-
 def lab_directory() -> Path:
     """Return ``$EQUIPOISE_LAB``, or ``./lab``: where experiments keep their runs."""
     return Path(os.environ.get("EQUIPOISE_LAB") or "lab")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """How far an experiment is."""
-
-    done: list[Task]
-    left: list[Task]
-
-
-def standing(experiment: Experiment, root: Path) -> Standing:
-    tasks = experiment.tasks
-    done = [task for task in tasks if is_finished(root / task.folder)]
-    return Standing(done=done, left=[task for task in tasks if task not in done])
 
 
 def run_experiment(
@@ -76,15 +58,10 @@ def run_experiment(
 
     What would end all of them alike is raised before the first.
     """
-    left, told = standing(experiment, root).left, watcher or _silent
+    tasks = experiment.tasks
+    make = partial(execute, measurements=measurements_of(tasks))
     if on == "local":  # on a cluster the data may be where the runs are, and not here
-        preflight(left)
+        preflight(standing(tasks, root).left)
     root.mkdir(parents=True, exist_ok=True)
     (root / "experiment.json").write_text(json.dumps(asdict(experiment), indent=1))
-    if on == "ray":
-        return run_on_ray(left, root, watcher=told)
-    return run_local(left, root, workers=workers or os.cpu_count() or 1, watcher=told)
-
-
-def _silent(task: Task, progress: Progress | None) -> None:
-    pass
+    return run_jobs(tasks, root, make, on=on, workers=workers, watcher=watcher)

@@ -1,7 +1,4 @@
-"""The weights of a finished run, kept beside its result and opened again by name.
-
-A model of the lab with data it has not seen, from its run's folder.
-"""
+"""Saved runs of the lab, opened again: a model from its folder, with unseen data."""
 
 import json
 from pathlib import Path
@@ -12,19 +9,19 @@ from torch import nn
 from equipoise.errors import InputError
 from equipoise.lab.data import Batch
 from equipoise.lab.models import GPT, ViT
-from equipoise.lab.running.execution import RESULT, build, data_of
-from equipoise.lab.running.experiment import Task
-from equipoise.lab.studies.judges import Trained
-from equipoise.lab.training import checkpoint
+from equipoise.lab.running.execution import Trained, build, data_of
+from equipoise.lab.running.experiment import RESULT, Task
+from equipoise.lab.training.checkpoint import finished, whole_weights
 from equipoise.store import open_run
 
 WEIGHTS = "model.safetensors"
 
 
-def keep(trained: Trained) -> None:
-    """Write the weights into the run's folder."""
+def keep(trained: Trained) -> dict[str, float]:
+    """Write the weights into the run's folder; measure nothing."""
     if trained.folder is not None:
-        save_file(checkpoint.whole_weights(trained.model), trained.folder / WEIGHTS)
+        save_file(whole_weights(trained.model), trained.folder / WEIGHTS)
+    return {}
 
 
 def is_lab_run(folder: Path) -> bool:
@@ -77,7 +74,7 @@ def reopened(path: Path) -> tuple[nn.Module, Batch]:
 
 
 def _newest(run: Path) -> Path:
-    found = checkpoint.finished(run / "checkpoints")
+    found = finished(run / "checkpoints")
     if not found:
         raise InputError(
             f"{run} has no checkpoint: a finished experiment keeps none; train with "

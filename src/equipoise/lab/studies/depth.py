@@ -1,18 +1,125 @@
-"""What attention and gradients do over depth and time: sharpening and vanishing."""
+"""What attention and gradients do over depth: sharpening and vanishing.
+
+Axes, in this file:  Q query.
+"""
 
 import math
+from dataclasses import replace
 
-from equipoise.lab.results.arms import rows
+import torch
+
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.interception import Interceptor
+from equipoise.lab.models import GPTConfig
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.figures import Figure, Line
-from equipoise.lab.results.finding import Finding, measured, over_depth, over_training
+from equipoise.lab.results.figures import Figure, Line, chart
+from equipoise.lab.results.finding import (
+    Finding,
+    measured,
+    over_depth,
+    over_training,
+    rows,
+)
+from equipoise.lab.running.execution import Trained
+from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.training.options import TrainOptions
+from equipoise.numerics.rows.statistics import row_statistics
+
+DEEP = GPTConfig(width=64, depth=24, heads=4, context=64)
+
+
+def sharpening_recipe(quick: bool) -> Experiment:
+    """(e) Does θ stay at 1 as training goes on, and where not?"""
+    shape = GPTConfig(width=64, depth=4, heads=4, context=64)
+    steps = 100 if quick else 800
+    train = TrainOptions(steps=steps, warmup=steps // 10, every=steps // 10, batch=4)
+    arms = tuple(
+        Arm(
+            name=f"lr {lr:g}",
+            model=shape,
+            train=replace(train, lr=lr, preset="minimal"),
+            judges=("positions",),
+        )
+        for lr in (1e-3, 4e-3)
+    )
+    return Experiment(
+        name="sharpening",
+        question="Does θ stay at 1 as training goes on, and where not?",
+        arms=arms,
+        curves=("attention.theta.p5", "attention.entropy", "queries/theta"),
+        measures=(
+            "theta_p5",
+            "theta_p5_start",
+            "theta_p50",
+            "theta_least",
+            "entropy",
+            "entropy_start",
+            "theta_early",
+            "theta_late",
+            "sharp_rows",
+            "validation",
+        ),
+    )
+
+
+def vanishing_recipe(quick: bool) -> Experiment:
+    """(f) What does the gradient vanish from in post-LN?"""
+    train = TrainOptions(
+        steps=30 if quick else 60, warmup=10, every=5, parts_every=5, lr=1e-3
+    )
+    arms = tuple(
+        Arm(name=name, model=replace(DEEP, residual=name), train=train)
+        for name in ("pre", "post")
+    )
+    return Experiment(
+        name="vanishing",
+        question="What does the post-LN gradient vanish from?",
+        arms=arms,
+        curves=(
+            "gradient.norm",
+            "backward.norm_factor",
+            "backward.branch_factor",
+            "residual.token_cosine",
+            "gradient/qk",
+        ),
+        measures=(
+            "gradient_least_to_last",
+            "gradient_least_to_last_start",
+            "ln_norm_factors_start",
+            "ln_branch_factors_start",
+            "ln_norm_factors",
+            "ln_branch_factors",
+            "token_cosine_start",
+            "token_cosine",
+            "first_qk_start",
+            "first_qk",
+            "validation",
+        ),
+    )
+
+
+def positions(trained: Trained) -> dict[str, float]:
+    """Return by layer and query the mean θ, and the share of rows with p_max ≥ ½."""
+    found: dict[str, float] = {}
+    heard: list[AttentionCall] = []
+    with torch.no_grad(), Interceptor(anatomy_of(trained.model), heard.append):
+        trained.model(trained.batch[0])
+    for layer, call in enumerate(heard):
+        rows = row_statistics(call.scores(slice(0, call.shape[2])))
+        theta_Q = rows.theta_lower.double().mean((0, 1)).tolist()
+        sharp_Q = (rows.p_max >= 0.5).double().mean((0, 1)).tolist()
+        found |= {f"theta_{layer}_{at}": theta for at, theta in enumerate(theta_Q)}
+        found |= {f"sharp_{layer}_{at}": sharp for at, sharp in enumerate(sharp_Q)}
+    return found
+
 
 LEFT = 0.99
 """θ below this has left 1."""
 VANISHED = 1e-3
 
 
-def sharpening(evidence: Evidence) -> Finding:
+def sharpening_finding(evidence: Evidence) -> Finding:
     """Does θ stay at 1 as training goes on, and where not?"""
     figures = [
         over_training(
@@ -51,16 +158,11 @@ def _queries(evidence: Evidence) -> Figure:
         Line(name=arm, x=one["x"], y=one["y"])
         for arm, one in evidence.curves.get("queries/theta", {}).items()
     ]
-    return Figure(
-        name="theta-by-query",
-        title="θ at the end by query position, mean over layers",
-        x="query",
-        y="",
-        lines=lines,
-    )
+    title = "θ at the end by query position, mean over layers"
+    return chart("theta-by-query", title, lines, x="query")
 
 
-def vanishing(evidence: Evidence) -> Finding:
+def vanishing_finding(evidence: Evidence) -> Finding:
     """What does the gradient vanish from in post-LN?"""
     figures = [
         over_depth(evidence, "gradient.norm", title="Gradient by layer", log=True),

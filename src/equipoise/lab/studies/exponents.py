@@ -1,16 +1,48 @@
-"""Does the largest gain that trains fall like N^(-1/m)?
+"""Exponents over depth: does the largest gain that trains fall like N^(-1/m)?
 
-Where a sweep stops working, seed by seed, and between two settings.
+An edge is where a sweep stops working, seed by seed, and between two settings.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
 
-from equipoise.lab.models import PATH_LENGTH
+from equipoise.lab.models import PATH_LENGTH, GPTConfig
+from equipoise.lab.models.config import Attention
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.figures import Figure, Line
+from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import Paired, paired, power_law
+from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.training.options import TrainOptions
+
+
+def recipe(quick: bool) -> Experiment:
+    """(b) How does the largest initial gain that trains fall with depth?
+
+    Pre-LN, because the bound behind N^(-1/m) is (1 + c·gain^m)^N: an identity path.
+    """
+    depths = (6, 24) if quick else (6, 12, 24, 48, 96)
+    gains = (1.0, 2.0, 4.0, 8.0)
+    train = TrainOptions(steps=24, warmup=0, watch=False, batch=4, lr=2e-3)
+    shape = GPTConfig(width=32, heads=2, context=32, ffn_width=32)
+    arms = tuple(
+        Arm(
+            name=f"{kind}-N{depth}-g{gain:g}",
+            model=replace(shape, attention=kind, depth=depth, gain=gain),
+            train=train,
+        )
+        for kind in get_args(Attention)
+        for depth in depths
+        for gain in gains
+    )
+    return Experiment(
+        name="exponents",
+        question="Does the largest gain that trains fall like N^(-1/m)?",
+        arms=arms,
+        measures=("validation", "loss", "first_gradient"),
+    )
 
 
 def edge(loss_by_setting: Mapping[float, float], *, within: float) -> float:
@@ -71,7 +103,7 @@ TIMES = 10.0
 Edge = Callable[[Evidence, str, int, int], float]
 
 
-def exponents(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Fit the edge over depth per kind and seed; compare with -1/m."""
     kinds = list(dict.fromkeys(o["model.attention"] for o in evidence.arms.values()))
     trained = "; ".join(_sentence(evidence, kind, trains) for kind in kinds)
@@ -192,15 +224,8 @@ def _figure(evidence: Evidence, kinds: list[str]) -> Figure:
         for kind in kinds
         for label, found in (("trains", trains), ("starts", starts))
     ]
-    return Figure(
-        name="edges",
-        title="Largest gain over depth, geometric mean over seeds",
-        x="depth N",
-        y="gain",
-        lines=lines,
-        log_x=True,
-        log_y=True,
-    )
+    title = "Largest gain over depth, geometric mean over seeds"
+    return chart("edges", title, lines, x="depth N", y="gain", log="xy")
 
 
 def _middle(evidence: Evidence, kind: str, depth: int, found: Edge) -> float:

@@ -1,15 +1,102 @@
-"""Can the largest stable learning rate, or weight decay, be told from the start?"""
+"""The largest stable learning rate and decay: can a run's start tell them?"""
 
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from equipoise.auditing.curvature import edge_of_stability
+from equipoise.lab.models import GPTConfig
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.figures import Figure, Line
+from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import rank_correlation, summary
+from equipoise.lab.running.execution import Trained
+from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.studies.exponents import edge
+from equipoise.lab.training.options import TrainOptions
+from equipoise.numerics.spectra.estimate import Search
+
+SHAPE = GPTConfig(width=64, depth=4, heads=4, context=32)
+SHAPES = {
+    "pre": SHAPE,
+    "post": replace(SHAPE, residual="post"),
+    "gain-half": replace(SHAPE, gain=0.5),
+    "gain-2": replace(SHAPE, gain=2.0),
+    "gain-3": replace(SHAPE, gain=3.0),
+    "deep": replace(SHAPE, depth=12),
+    "qk-norm": replace(SHAPE, qk_norm=True),
+    "sandwich": replace(SHAPE, residual="sandwich"),
+}
+
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+
+
+DECAYS = (1.0, 10.0, 30.0, 100.0)
+
+
+def recipe(quick: bool) -> Experiment:
+    """(g) Can the largest stable learning rate be told from the start of a run?
+
+    Per shape: a sweep of rates, one of weight decays, and two short runs at a small
+    rate in which the candidates for a prediction are measured, at init and at step 50.
+    """
+    train = TrainOptions(steps=60, warmup=5, batch=4, watch=False, give_up=6.5)
+    kept = ("pre", "post", "gain-2") if quick else tuple(SHAPES)
+    tried, decays = (RATES[::2], DECAYS[::2]) if quick else (RATES, DECAYS)
+    arms = []
+    for name in kept:
+        shape = SHAPES[name]
+        arms += [
+            Arm(name=f"{name}-lr{lr:g}", model=shape, train=replace(train, lr=lr))
+            for lr in tried
+        ]
+        arms += [
+            Arm(
+                name=f"{name}-wd{decay:g}",
+                model=shape,
+                train=replace(train, lr=3e-3, weight_decay=decay),
+            )
+            for decay in decays
+        ]
+        arms += [_predictors(name, shape, steps) for steps in (1, 50)]
+    return Experiment(
+        name="rates",
+        question="Can the largest stable learning rate be told from the start?",
+        arms=tuple(arms),
+        measures=(
+            "validation",
+            "S",
+            "S_residual",
+            "lipschitz",
+            "sharpness",
+        ),
+    )
+
+
+def _predictors(name: str, shape: GPTConfig, steps: int) -> Arm:
+    train = TrainOptions(
+        steps=steps, warmup=1, batch=4, preset="deep", every=10**6, at=(steps - 1,)
+    )
+    return Arm(
+        name=f"{name}-at{steps}", model=shape, train=train, judges=("sharpness",)
+    )
+
+
+SEARCH = Search(tolerance=0.02, failure=None, at_most=60)
+
+
+def sharpness(trained: Trained) -> dict[str, float]:
+    """Return λ_max of D^(-1/2) H D^(-1/2), D = Adam's √v̂ + ε: its own geometry.
+
+    Adam with momentum β₁ is stable on a quadratic while lr · λ < (2 + 2β₁)/(1 - β₁).
+    """
+    found = edge_of_stability(
+        trained.model, trained.batch, trained.optimizer, search=SEARCH
+    ).value
+    return {"sharpness": found.value, "sharpness_error": found.error}
+
 
 WITHIN = 0.15
 """Nats above the shape's best that still count as training."""
@@ -38,7 +125,7 @@ class Score:
     shapes: int
 
 
-def rates(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Score every predictor against both sweeps."""
     scores = {
         (sweep, name, step): score(evidence, sweep, name, step)
@@ -206,14 +293,8 @@ def _figure(evidence: Evidence) -> Figure:
         for shape in shapes(evidence)
         if (tried := _tried(evidence, shape))
     ]
-    return Figure(
-        name="loss-over-rate",
-        title="Held-out loss over learning rate, mean over seeds",
-        x="learning rate",
-        y="nats",
-        lines=lines,
-        log_x=True,
-    )
+    title = "Held-out loss over learning rate, mean over seeds"
+    return chart("loss-over-rate", title, lines, x="learning rate", y="nats", log="x")
 
 
 def _tried(evidence: Evidence, shape: str) -> list[float]:

@@ -1,21 +1,77 @@
-"""Does temperature warm-up replace learning-rate warm-up?"""
+"""Temperature warm-up: does it replace learning-rate warm-up?"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from equipoise.lab.results.arms import against
+from equipoise.lab.models import GPTConfig
+from equipoise.lab.models.config import Residual
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure
-from equipoise.lab.results.finding import Finding, Grid, over_training
+from equipoise.lab.results.finding import Finding, Grid, against, over_training
 from equipoise.lab.results.measures import GROUPS
 from equipoise.lab.results.statistics import Paired, paired, summary
+from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.training.options import TrainOptions
+
+SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
+BY_PART = (
+    "validation",
+    "loss",
+    "spikes",
+    "gradient_spikes",
+    "steps_to_target",
+    "early_gradient_qk",
+    "early_gradient_vo",
+    "early_gradient_feedforward",
+    "early_gradient_embedding",
+    "early_update_qk",
+    "early_update_vo",
+    "early_update_feedforward",
+    "early_update_embedding",
+)
+
+
+def recipe(quick: bool) -> Experiment:
+    """(a) Does temperature warm-up replace learning-rate warm-up?"""
+    steps, warm = 100, 20
+    base = TrainOptions(steps=steps, warmup=0, watch=False, parts_every=4)
+    cool = {"tau_start": 8.0, "tau_steps": warm}
+    warmups = {
+        "none": base,
+        "lr": replace(base, warmup=warm),
+        "tau": replace(base, **cool),  # type: ignore[arg-type]
+        "both": replace(base, warmup=warm, **cool),  # type: ignore[arg-type]
+    }
+    residuals: tuple[Residual, ...] = ("post",) if quick else ("post", "pre")
+    arms = tuple(
+        Arm(
+            name=f"{residual}-{name}-{lr:g}",
+            model=replace(SHAPE, residual=residual),
+            train=replace(train, lr=lr),
+        )
+        for residual in residuals
+        for lr in ((3e-3,) if quick else (1e-3, 3e-3, 1e-2))
+        for name, train in warmups.items()
+    )
+    return Experiment(
+        name="temperature",
+        question="Does temperature warm-up replace learning-rate warm-up?",
+        arms=arms,
+        baselines={
+            arm.name: f"{arm.model.residual}-none-{arm.train.lr:g}" for arm in arms
+        },
+        curves=("loss", "gradient/qk"),
+        measures=BY_PART,
+    )
+
 
 WARMUPS = ("none", "lr", "tau", "both")
 Setting = tuple[str, float]
 """(residual form, peak rate)."""
 
 
-def temperature(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Compare the four warm-ups at each rate, and say who is throttled."""
     settings = _settings(evidence)
     return Finding(
@@ -224,19 +280,7 @@ def _figures(evidence: Evidence, settings: Sequence[Setting]) -> list[Figure]:
             whole = over_training(
                 evidence, curve, title=f"{curve}, {form}-LN, rate {middle:g}", log=log
             )
-            kept = [
-                one
-                for one in whole.lines
-                if one.name in {name((form, middle), w) for w in WARMUPS}
-            ]
-            found.append(
-                Figure(
-                    name=f"{whole.name}-{form}",
-                    title=whole.title,
-                    x="step",
-                    y=whole.y,
-                    lines=kept,
-                    log_y=log,
-                )
-            )
+            names = {name((form, middle), w) for w in WARMUPS}
+            lines = [one for one in whole.lines if one.name in names]
+            found.append(replace(whole, name=f"{whole.name}-{form}", lines=lines))
     return [figure for figure in found if figure.lines]

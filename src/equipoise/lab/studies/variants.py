@@ -1,21 +1,80 @@
-"""One part exchanged for another, within each residual form."""
+"""Variants of a part, RMSNorm and experts, compared within each residual form."""
 
-from equipoise.lab.results.arms import Row, rows
+from collections.abc import Mapping
+from dataclasses import replace
+
+from equipoise.lab.models import GPTConfig
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.finding import (
     Finding,
+    Row,
     baseline,
     measured,
     over_depth,
     over_training,
+    rows,
 )
+from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.training.options import TrainOptions
+
+SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
+DEEP = GPTConfig(width=64, depth=16, heads=4, context=64)
+GRADIENTS = ("gradient_least_to_last", "gradient_spread")
+
+
+def rmsnorm_recipe(quick: bool) -> Experiment:
+    """(c) Does RMSNorm change the picture?"""
+    models = {norm: replace(DEEP, norm=norm) for norm in ("layernorm", "rmsnorm")}
+    arms = _within_residuals(models, quick)
+    return Experiment(
+        name="rmsnorm",
+        question="Does RMSNorm vanish, carry and train as LayerNorm does?",
+        arms=arms,
+        baselines={a.name: f"{a.model.residual}-layernorm" for a in arms},
+        curves=("loss", "gradient.norm"),
+        measures=(
+            "validation",
+            "loss",
+            *GRADIENTS,
+            "S_residual",
+            "theta_p5",
+            "token_cosine",
+        ),
+    )
+
+
+def experts_recipe(quick: bool) -> Experiment:
+    """(d) Does a mixture of experts change stability?"""
+    models = {
+        str(count or "dense"): replace(SHAPE, experts=count, ffn_width=128)
+        for count in ((0, 4) if quick else (0, 4, 8))
+    }
+    arms = _within_residuals(models, quick)
+    return Experiment(
+        name="experts",
+        question="Does a mixture of experts change who trains?",
+        arms=arms,
+        baselines={a.name: f"{a.model.residual}-dense" for a in arms},
+        curves=("loss", "gradient.norm"),
+        measures=("validation", "loss", "spikes", *GRADIENTS, "S_residual", "theta_p5"),
+    )
+
+
+def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> tuple[Arm, ...]:
+    train = TrainOptions(steps=40 if quick else 60, warmup=10, every=20, lr=2e-3)
+    return tuple(
+        Arm(name=f"{form}-{name}", model=replace(model, residual=form), train=train)
+        for form in ("pre", "post")
+        for name, model in models.items()
+    )
+
 
 VANISHED = 1e-3
 SMALL = 0.01
 """Nats: a difference below this matters to nobody, however steady it is."""
 
 
-def variants(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Compare each arm with its baseline: loss by interval, gradients by pattern."""
     found = rows(evidence)
     by_arm = {row.arm: row for row in found}

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from equipoise.errors import InputError
 from equipoise.lab.data.batches import share
-from equipoise.lab.training import distributed as launch
+from equipoise.lab.training.distributed import barrier
 
 KEEP = 2
 
@@ -46,14 +46,14 @@ def save(
         save_file(weights, draft / "model.safetensors")
         save_file(_flat(moments["state"]), draft / "optimizer.safetensors")
         _write(draft / "state.json", {"step": step, **state})
-    launch.barrier()
+    barrier()
     _write(draft / f"rank-{rank}.json", {**mine, "random": _random_state()})
-    launch.barrier()
+    barrier()
     if rank == 0:
         _publish(draft, target)
         for old in finished(folder)[:-KEEP]:
             shutil.rmtree(old)
-    launch.barrier()
+    barrier()
     return target
 
 

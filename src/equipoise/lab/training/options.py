@@ -1,8 +1,6 @@
-"""Options of a training run, and what comes out of one.
+"""Options of a training run, its learning-rate schedule, and what comes out of it.
 
-What the step alone decides: the learning rate.
-
-How often a curve jumped, by rules that are written down.
+Loss spikes are counted by rules that are written down here.
 """
 
 import math

@@ -1,9 +1,7 @@
-"""The training loop: small, exact to resume, the same alone and under torchrun.
+"""The trainer: a small loop, exact to resume, the same alone and under torchrun.
 
-Gradients and updates module by module: who is throttled, and who is left free.
-
-Watch reads a block as a whole; which projection inside it starves is asked here, by
-the trainer itself, so an unwatched run can answer too.
+Norms of gradients and updates are taken module by module here and not by watch, so
+that an unwatched run can say which projection starves.
 """
 
 import math
@@ -12,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ from equipoise.lab.data import Batches
 from equipoise.lab.data.batches import share
 from equipoise.lab.models import MixtureOfExperts
 from equipoise.lab.training import checkpoint
-from equipoise.lab.training import distributed as launch
+from equipoise.lab.training.distributed import averaged, device, unsynchronised, wrapped
 from equipoise.lab.training.options import (
     Precision,
     Progress,
@@ -30,10 +28,7 @@ from equipoise.lab.training.options import (
     TrainResult,
 )
 from equipoise.remedies.temperature import dials
-
-if TYPE_CHECKING:
-    from equipoise.watching import Watch
-
+from equipoise.watching import Watch, watch
 
 Listener = Callable[[Progress], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -65,8 +60,8 @@ class Trainer:
     ) -> None:
         self.data, self.options, self.folder = data, options, folder
         self.info, self.listener = info or {}, listener
-        self.device = launch.device()
-        self.model = launch.wrapped(model.to(self.device), options.parallel)
+        self.device = device()
+        self.model = wrapped(model.to(self.device), options.parallel)
         self.dials = dials(model) if options.tau_steps else []
         self.routers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
         self.optimizer = adamw(self.model, options)
@@ -116,7 +111,7 @@ class Trainer:
         parts = self.options.accumulation
         total = torch.zeros((), device=self.device)
         for part in range(parts):
-            with launch.unsynchronised(self.model, last=part == parts - 1):
+            with unsynchronised(self.model, last=part == parts - 1):
                 loss, extra = self.micro_batch()
                 torch.autograd.backward(self.scaler.scale((loss + extra) / parts))
             total += loss.detach() / parts
@@ -127,7 +122,7 @@ class Trainer:
         self.scaler.update()
         self.parts.after()
         self.optimizer.zero_grad(set_to_none=True)
-        return launch.averaged(total), whole(norm)
+        return averaged(total), whole(norm)
 
     def micro_batch(self) -> tuple[Tensor, Tensor | float]:
         """Return the loss of the next batch, and what routers add to it."""
@@ -140,12 +135,10 @@ class Trainer:
         return loss, self.options.balance_weight * sum(balance, 0.0)
 
     @contextmanager
-    def watching(self) -> Iterator["Watch | None"]:
+    def watching(self) -> Iterator[Watch | None]:
         if not self.options.watch:
             yield None
             return
-        from equipoise.watching import watch
-
         run = self.folder / "run.eqp" if self.folder else None
         with watch(
             self.model,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.figures import Figure, Line
+from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import paired
 from equipoise.lab.studies.fragility.measurement import (
@@ -24,7 +24,7 @@ COLUMNS = ("seed", "step", "format", "loss", "measured", "ours", "v1", "v2")
 HALF = FORMATS["fp16"]
 
 
-def fragility(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Say who foresees the error, whether κ leads it, and whether ε moves it."""
     followed = _looks(evidence, "tracking")
     series = _looks(evidence, "leading")
@@ -164,12 +164,10 @@ def _tracking_figures(found: list[Look]) -> list[Figure]:
         measured = [look.measured for look in some]
         exact = [min(measured), max(measured)]
         figures.append(
-            Figure(
-                name=f"tracking-{name}",
-                title=f"{name}: every predictor, and two that know nothing",
-                x="predicted error",
-                y="measured error",
-                lines=[
+            chart(
+                f"tracking-{name}",
+                f"{name}: every predictor, and two that know nothing",
+                [
                     Line(name="measured = predicted", x=exact, y=exact),
                     *(
                         Line(
@@ -181,8 +179,9 @@ def _tracking_figures(found: list[Look]) -> list[Figure]:
                         for predictor in PREDICTORS
                     ),
                 ],
-                log_x=True,
-                log_y=True,
+                x="predicted error",
+                y="measured error",
+                log="xy",
             )
         )
     return figures
@@ -199,16 +198,8 @@ def _series_figures(series: list[Look]) -> list[Figure]:
     kappa = [look.kappa_softmax for look in run]
     scale = statistics.fmean(look.measured for look in run) / statistics.fmean(kappa)
     lines.append(Line(name="κ_softmax, scaled", x=steps, y=[scale * k for k in kappa]))
-    return [
-        Figure(
-            name="leading",
-            title=f"{run[0].subject}, seed {run[0].seed}: fp16 error over training",
-            x="step",
-            y="relative error",
-            lines=lines,
-            log_y=True,
-        )
-    ]
+    title = f"{run[0].subject}, seed {run[0].seed}: fp16 error over training"
+    return [chart("leading", title, lines, x="step", y="relative error", log="y")]
 
 
 def _control_figure(control: dict[str, list[dict[str, Any]]]) -> Figure:
@@ -221,13 +212,8 @@ def _control_figure(control: dict[str, list[dict[str, Any]]]) -> Figure:
     lines.append(Line(name="ε_mach alone", x=seeds, y=[HALF.spacing] * len(seeds)))
     typical = float(np.exp(np.mean(np.log(plain))))
     lines.append(Line(name="constant", x=seeds, y=[typical] * len(seeds)))
-    return Figure(
-        name="control",
-        title="fp16 error at the end, by seed and policy",
-        x="seed",
-        y="relative error",
-        lines=lines,
-    )
+    title = "fp16 error at the end, by seed and policy"
+    return chart("control", title, lines, x="seed", y="relative error")
 
 
 def _said(value: float) -> str:

@@ -5,27 +5,25 @@
 2. Does κ_softmax lead the error or the loss? One look at every step.
 3. Does moving ε help? Paired runs under every policy (``epsilon_control``).
 
-A finished piece is a JSON file named after everything that decides it, and is not made
-again.
+A finished piece is a JSON file named after everything that decides it. Beside them,
+the recipe ``precision``: training itself in three formats.
 """
 
-import hashlib
 import json
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, get_args
 
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions, cifar10
+from equipoise.lab.models import vit_preset
 from equipoise.lab.results.evidence import Evidence, rounded, surroundings
 from equipoise.lab.results.statistics import Runs
+from equipoise.lab.running.execution import write_record
+from equipoise.lab.running.experiment import Arm, Experiment, short_hash
+from equipoise.lab.running.workers import Failure, Watcher, Where, run_jobs, standing
 from equipoise.lab.studies.fragility.epsilon_control import controlled, policies
 from equipoise.lab.studies.fragility.measurement import (
     Subject,
@@ -33,6 +31,8 @@ from equipoise.lab.studies.fragility.measurement import (
     looks,
     tiny_vit,
 )
+from equipoise.lab.training.options import Precision, TrainOptions
+from equipoise.lab.training.trainer import Listener
 
 QUESTION = "Where does low-precision error come from, who foresees it, and does ε help?"
 FORMATS = ("fp16", "bf16", "e4m3", "e5m2")
@@ -47,7 +47,6 @@ LOOK = (
     "v2",
     "kappa_softmax",
 )
-Say = Callable[[str], None]
 Curves = dict[str, dict[str, Any]]
 
 
@@ -67,12 +66,18 @@ class Piece:
     path: str = ""
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
+        return f"{self.experiment}-{self.kind}-{self.width}-{self.data} {self.seed}"
+
+    @property
+    def result(self) -> Path:
         # Where CIFAR-10 lies does not decide the outcome.
-        given = json.dumps({**asdict(self), "path": ""})
-        key = hashlib.sha256(given.encode()).hexdigest()[:8]
-        name = f"{self.experiment}-{self.kind}-{self.width}-{self.data}"
-        return f"{name}-seed-{self.seed}-{key}.json"
+        key = short_hash(json.dumps({**asdict(self), "path": ""}))
+        return Path(f"{self.name.replace(' ', '-seed-')}-{key}.json")
+
+    @property
+    def log(self) -> Path:
+        return self.result.with_suffix(".log")
 
     @property
     def subject(self) -> Subject:
@@ -105,7 +110,7 @@ class Study:
         return f"equipoise lab run fragility{quick}{data}"
 
     @property
-    def plan(self) -> list[Piece]:
+    def tasks(self) -> list[Piece]:
         """Return every piece, seed by seed."""
         seeds = (0, 1) if self.quick else (0, 1, 2)
         control = Piece(
@@ -148,33 +153,25 @@ class Study:
             path=where,
         )
 
-    def finished(self, root: Path) -> list[Piece]:
-        return [piece for piece in self.plan if (root / piece.file).is_file()]
-
     def check(self) -> None:
         """Refuse a folder in which CIFAR-10 is not."""
         if self.cifar10 is not None:
             cifar10(self.cifar10, train=False)
 
-    def run(self, root: Path, *, workers: int | None, say: Say) -> None:
-        """Make what is not finished, ``workers`` at a time; one per core by default."""
-        root.mkdir(parents=True, exist_ok=True)
-        done = self.finished(root)
-        left = [piece for piece in self.plan if piece not in done]
-        spawn = multiprocessing.get_context("spawn")
-        count = workers or os.cpu_count() or 1
-        with ProcessPoolExecutor(count, mp_context=spawn) as pool:
-            jobs = [pool.submit(make, piece, root) for piece in left]
-            try:
-                for at, (piece, job) in enumerate(zip(left, jobs, strict=True)):
-                    job.result()
-                    say(f"{at + 1} of {len(left)}: {piece.file}")
-            finally:  # after a failure nothing new is begun
-                pool.shutdown(wait=False, cancel_futures=True)
+    def run(
+        self,
+        root: Path,
+        *,
+        on: Where = "local",
+        workers: int | None = None,
+        watcher: Watcher | None = None,
+    ) -> list[Failure]:
+        """Make every piece that is not finished; return those that failed."""
+        return run_jobs(self.tasks, root, make, on=on, workers=workers, watcher=watcher)
 
     def evidence(self, root: Path) -> Evidence:
         """Return what the finished pieces came to."""
-        done = self.finished(root)
+        done = standing(self.tasks, root).done
         kinds = {piece.experiment for piece in done}
         missing = sorted({"tracking", "leading", "control"} - kinds)
         if missing:
@@ -182,7 +179,7 @@ class Study:
                 f"no finished run of {', '.join(missing)} in {root}; make them first: "
                 f"{self.command}"
             )
-        records = [json.loads((root / piece.file).read_text()) for piece in done]
+        records = [json.loads((root / piece.result).read_text()) for piece in done]
         curves: Curves = {"tracking": {}, "leading": {}, "control": {}}
         runs: dict[str, Runs] = {}
         for piece, record in zip(done, records, strict=True):
@@ -205,16 +202,13 @@ class Study:
         )
 
 
-def make(piece: Piece, root: Path) -> None:
-    """Make one piece and leave its file behind, in one move."""
-    torch.set_num_threads(1)
+def make(piece: Piece, root: Path, listener: Listener | None = None) -> None:
+    """Make one piece and write its file; pieces are short and report no progress."""
     start = time.process_time()
     rows = list(_control(piece) if piece.experiment == "control" else _looks(piece))
     spent = time.process_time() - start
     record = {"piece": asdict(piece), "cpu_seconds": spent, "rows": rows}
-    draft = root / f".{piece.file}"
-    draft.write_text(json.dumps(record))
-    draft.rename(root / piece.file)
+    write_record(root / piece.result, record)
 
 
 def _looks(piece: Piece) -> Iterator[dict[str, Any]]:
@@ -264,3 +258,31 @@ def _file_away(
             "loss": last["fp16"]["loss"],
             **{f"{name} error": last[name]["measured"] for name in ("bf16", "fp16")},
         }
+
+
+def precision(quick: bool) -> Experiment:
+    """Tiny-ViT of 65 tokens trained in fp32, bf16 and fp16, same seeds and data.
+
+    Digits of 8 × 8 pixels, one pixel a patch, stand for CIFAR-10's 64 patches.
+    """
+    shape = replace(vit_preset("baek-tiny"), image=8, patch=1, channels=1)
+    train = TrainOptions(
+        steps=60 if quick else 195, batch=32, warmup=0, weight_decay=0.0
+    )
+    arms = tuple(
+        Arm(
+            name=f"{width}-{precision}",
+            model=replace(shape, width=width),
+            train=replace(train, precision=precision),
+            data=DataOptions(source="digits"),
+        )
+        for width in (96, 128)
+        for precision in get_args(Precision)
+    )
+    return Experiment(
+        name="precision",
+        question="Does the precision of training change what is learnt, or κ_softmax?",
+        arms=arms[:3] if quick else arms,
+        seeds=(0, 1) if quick else (0, 1, 2, 3, 4),
+        measures=("validation", "accuracy", "loss", "spikes"),
+    )

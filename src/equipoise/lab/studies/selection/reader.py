@@ -17,9 +17,9 @@ from equipoise.anatomy.interception import Interceptor
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT, SelfAttention
+from equipoise.lab.running.execution import normaliser_of
 from equipoise.lab.running.saved_runs import is_lab_run, opened
-from equipoise.lab.studies.selection.measurement import stretched
-from equipoise.lab.studies.selection.normaliser_arms import seated
+from equipoise.lab.studies.selection.normalisers import stretched
 from equipoise.numerics.normalisers import Normaliser
 from equipoise.numerics.normalisers.exponential import Softmax
 
@@ -131,7 +131,7 @@ def _lab_heads(model: GPT, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
                 v_BGKD=v_BGTD,
                 seen_QK=_before(rows, k_BGTD.shape[2]),
                 scale=module.scale,
-                rule=seated(module),
+                rule=normaliser_of(module),
             )
         )
 

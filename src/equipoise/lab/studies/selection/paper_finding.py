@@ -1,18 +1,19 @@
-"""Mudarisov's figures on a trained model: what they report of GPT-2 beside ours."""
+"""Finding of ``paper.py``: what Mudarisov et al. report of GPT-2 beside ours."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import power_law
-from equipoise.lab.studies.selection.finding import figures
 
 Statement = tuple[str, str, str, bool | None]
 """Where, what the paper reports, ours, whether the pattern holds."""
 
 
-def selection_paper(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> Finding:
     """Say of each reported pattern whether it holds on this model."""
     lines = [
         *_lengths(evidence.curves["lengths"]["d̃"]),
@@ -218,3 +219,64 @@ def _recalls(one: dict[str, Any]) -> Grid:
     head = ["N", *(f"{n:.0f}" for n in one["x"])]
     title = "Separability over heads (Algorithm 4); Theorem 2 at the last 8 queries"
     return Grid(title=title, head=head, cells=cells)
+
+
+def figures(evidence: Evidence) -> list[Figure]:
+    """Return the paper's four figures, the second in its three parts."""
+    curves = evidence.curves
+    told: Sequence[tuple[str, str]] = (
+        ("true", "d̃"),
+        ("bound", "our upper bound"),
+        ("published", "Theorem 1"),
+        ("expected_high", "E[d̃], at most"),
+        ("expected_low", "E[d̃], at least"),
+    )
+    found = [
+        chart(
+            name,
+            title,
+            [Line(name=said, x=one["x"], y=one[key]) for key, said in told],
+            x=x,
+            y="d̃, mean over heads and queries",
+            log="xy",
+        )
+        for name, title, x, one in (
+            ("fig-2a", "Fig. 2a: N = 5", "L", curves["lengths"]["d̃"]),
+            ("fig-2b", "Fig. 2b: longest L", "N", curves["sizes"]["d̃"]),
+        )
+    ]
+    return [*found, _figure_2c(curves), _figure_3(curves), _figure_4(curves)]
+
+
+def _figure_2c(curves: Any) -> Figure:
+    one = curves["critical"]["N"]
+    lines = [
+        Line(name="ours, main term", x=one["x"], y=one["low"]),
+        Line(name="ours, other end", x=one["x"], y=one["high"]),
+        Line(name="0.06 L, reported", x=one["x"], y=[0.06 * n for n in one["x"]]),
+    ]
+    return chart("fig-2c", "Fig. 2c: critical N", lines, x="L", y="N", log="x")
+
+
+def _figure_3(curves: Any) -> Figure:
+    one = curves["separability"]["recall"]
+    lines = [
+        Line(name="N_s/N", x=one["x"], y=one["mean"], low=one["low"], high=one["high"]),
+        Line(name="random sets", x=one["x"], y=one["random"]),
+        Line(name="cosine", x=one["x"], y=one["cosine"]),
+        Line(name="Thm 2, upper", x=one["x"], y=one["published_high"]),
+    ]
+    title = "Fig. 3: separability, band over the middle half of heads"
+    return chart("fig-3", title, lines, x="N", y="share", log="x")
+
+
+def _figure_4(curves: Any) -> Figure:
+    lines = [
+        Line(name=name, x=one["x"], y=one["y"])
+        for name, one in curves["gradient"].items()
+    ]
+    first = next(iter(curves["gradient"].values()))
+    lines.append(Line(name="claimed bound", x=first["x"], y=first["claimed"]))
+    lines.append(Line(name="our bound, ε→0", x=first["x"], y=first["bound"]))
+    title = "Fig. 4: g(T, ε), mean over queries, largest over heads"
+    return chart("fig-4", title, lines, x="T", y="g", log="xy")

@@ -1,1 +1,0 @@
-"""Does the loss difference know of curvature, and does it say how much data to add?"""

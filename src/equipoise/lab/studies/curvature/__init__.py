@@ -1,1 +1,0 @@
-"""Whose Hessian is largest, at the start and after training?"""

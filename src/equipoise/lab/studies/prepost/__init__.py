@@ -1,1 +1,0 @@
-"""Emadi's experiment at our scale: pre-LN, post-LN and DeepNorm."""
