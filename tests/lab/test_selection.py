@@ -43,7 +43,7 @@ TRAIN = TrainOptions(steps=3, batch=2, warmup=0, watch=False)
 
 @pytest.fixture(autouse=True)
 def few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "SEQUENCES", 4)
+    monkeypatch.setattr(normalisers, "SEQUENCES", 4)
 
 
 @pytest.fixture(scope="module")
