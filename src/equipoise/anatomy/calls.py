@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.anatomy.masks import MASKED, future_QK, is_masked
+
 # Scores held at once: 8 MiB of float32. Attention is never whole in memory.
 BLOCK_ELEMENTS = 1 << 21
 # A piece is read once and forgotten: 4 MiB. Smaller ones would be read from a nearer
@@ -21,9 +23,6 @@ BLOCK_ELEMENTS = 1 << 21
 PIECE_ELEMENTS = 1 << 20
 # Fewer queries would wait for the keys; more would meet more keys of the future.
 PIECE_QUERIES = 128
-# At or below this score a key is hidden. Models hide with -inf, the lowest number of a
-# dtype, -1e9, or (BERT's first code) -1e4 plus the score; no living logit is that low.
-HIDDEN = -9e3
 
 # Here every token sees itself, padding too: whom only it sees, nobody does.
 SEES_ITSELF = {"XLNetRelativeAttention"}
@@ -137,13 +136,16 @@ class AttentionCall:
         if self.mask is not None:
             scores = _masked(scores, _window(self.mask, *where, keys))
         if self.causal and hide_future:
-            scores = scores.masked_fill_(_after(queries, scores), float("-inf"))
+            scores = scores.masked_fill_(
+                future_QK(queries, scores.shape[-1], device=scores.device),
+                float("-inf"),
+            )
         if self.modify is not None:
             scores = self.modify(scores, queries)
         told = self.scores_BHQK is None and self.modify is None
         if told and (self.mask is None or self.mask.dtype == torch.bool):
             return scores  # nothing but -inf hides here: one visit less
-        return scores.masked_fill_(scores <= HIDDEN, float("-inf"))
+        return scores.masked_fill_(is_masked(scores), float("-inf"))
 
     def counted_BQ(self) -> Tensor:
         """Return where a query is real: False for padding, which nobody may see.
@@ -167,17 +169,17 @@ class AttentionCall:
             mask = _window(self.mask, ALL, ALL, ALL, ALL)
             if mask.dtype == torch.bool:
                 return mask.any(2).any(1)
-            return ~(mask.amax((1, 2)) <= HIDDEN)
+            return ~is_masked(mask.amax((1, 2)))
         if self.scores_BHQK is not None:
             scores = self.scores_BHQK.detach()
             if type(self.module).__name__ in SEES_ITSELF:
                 own = torch.eye(*scores.shape[2:], dtype=torch.bool)
-                scores = scores.masked_fill(own.to(scores.device), HIDDEN)
-            return ~(scores.amax((1, 2)) <= HIDDEN)
+                scores = scores.masked_fill(own.to(scores.device), MASKED)
+            return ~is_masked(scores.amax((1, 2)))
         K = self.shape[3]
         best = [s_BHqK.amax((1, 2)) for _, s_BHqK in self.blocks()]
-        best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=HIDDEN) for b_Bk in best]
-        return ~(torch.stack(best).amax(0) <= HIDDEN)
+        best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=MASKED) for b_Bk in best]
+        return ~is_masked(torch.stack(best).amax(0))
 
     def _raw(self, where: Where, keys: slice, room: Tensor | None) -> Tensor:
         """Return scores that are ours to change."""
@@ -232,10 +234,3 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return scores.masked_fill_(~mask, float("-inf"))
     return scores.add_(mask.to(scores.dtype))
-
-
-def _after(queries: slice, scores: Tensor) -> Tensor:
-    """Return where key > query, counted from the upper left corner as torch does."""
-    i = torch.arange(queries.start, queries.stop, device=scores.device)
-    j = torch.arange(scores.shape[-1], device=scores.device)
-    return j[None, :] > i[:, None]

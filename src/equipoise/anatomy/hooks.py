@@ -1,18 +1,17 @@
-"""Hooks that leave no mark on the module they listen to.
+"""Hooks and torch-function modes that leave no mark on the model they observe.
 
-``nn.TransformerEncoderLayer`` gives up its fused path, and with it the patient's bits,
+``nn.TransformerEncoderLayer`` gives up its fused path, and with it the model's bits,
 as soon as any module inside it carries a forward hook of its own. It does not look at
-torch's global hooks; so ours are global, one for all, and exist only while somebody
-listens. Whoever connects hears the calls of its own thread: another thread may be
-evaluating the same model.
-
-Step a torch-function mode out of the way, and put it back where it stood.
+torch's global hooks; so ours are global, one for all, and exist only while something
+is connected. A hook sees the calls of the thread that connected it: another thread may
+be evaluating the same model. A mode can be taken off the stack for a while, and is put
+back where it was.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -135,6 +134,35 @@ def after(
             hook(module, args, *((*kwargs, {})[:1] if with_kwargs else ()), output)
 
     return _AFTER.connect(module, listen)
+
+
+@contextmanager
+def module_stack(
+    model: nn.Module, *, first: Callable[[Any], None] | None = None
+) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Yield the modules of a model that are running, outermost first, with their names.
+
+    ``first`` is called with the arguments of a module that nothing of the model called.
+    """
+    running: list[tuple[str, nn.Module]] = []
+
+    def connect(name: str, module: nn.Module) -> Iterator[RemovableHandle]:
+        def enter(_: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+            if first is not None and not running:
+                first([args, dict(kwargs)])
+            running.append((name, module))
+
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            running.pop()
+
+        yield before(module, enter)
+        yield after(module, leave, always_call=True)
+
+    with ExitStack() as exits:
+        for name, module in model.named_modules():
+            for handle in connect(name, module):
+                exits.callback(handle.remove)
+        yield running
 
 
 def stands(mode: TorchFunctionMode) -> bool:

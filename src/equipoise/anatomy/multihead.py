@@ -1,14 +1,14 @@
-"""The scores inside ``F.multi_head_attention_forward``, computed again from its inputs.
+"""``nn.MultiheadAttention`` read from what it was given, fused paths included.
 
 Axes, in this file:  B batch · H head · Q query · K key · D head width · E model width.
-torch's function takes (Q, B, E) and projects inside, where no mode can see.
 
-``torch.nn``'s fused encoder in evaluation, read without disturbing it.
+``F.multi_head_attention_forward`` takes (Q, B, E) and projects inside, where no mode
+can see; so its queries and keys are computed again, by a copy of torch's own code that
+ends where attention begins.
 
 In evaluation ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take a fused
 path, unless a torch-function mode is active or a module inside has a hook: either would
-change the patient's bits. So the mode steps aside while they run, and their rows are
-computed again from what went in.
+change the model's bits. So the mode steps aside while they run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +24,8 @@ from equipoise.anatomy import hooks
 from equipoise.anatomy.call_stack import Caller, sounds_crossed
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.hooks import step_aside, step_back
+from equipoise.anatomy.masks import additive
+from equipoise.anatomy.sdpa import open_multi_head
 from equipoise.anatomy.sites import Anatomy
 from equipoise.anatomy.wrappers import named
 
@@ -44,12 +46,8 @@ def from_function(
 ) -> AttentionCall:
     """Return the call that ``F.multi_head_attention_forward(*args, **kwargs)`` is."""
     given: Given = {**dict(zip(PARAMETERS, args, strict=False)), **kwargs}
-    query, key = given["query"], given["key"]
-    unbatched = query.dim() == 2
-    if unbatched:
-        query, key = query.unsqueeze(1), key.unsqueeze(1)
-    q_BHQD, k_BHKD = _projected(query, key, given)
-    k_BHKD, extra = _extended(k_BHKD, given)
+    q_BHQD, k_BHKD = _queries_and_keys(given)
+    extra = (given.get("bias_k") is not None) + bool(given.get("add_zero_attn"))
     return AttentionCall(
         module=caller.module,
         kind="mha",
@@ -91,41 +89,64 @@ def weights(module: nn.MultiheadAttention) -> Given:
     }
 
 
-def _projected(query: Tensor, key: Tensor, given: Given) -> tuple[Tensor, Tensor]:
-    """Return q and k by head; only these two of the three maps are computed again."""
-    E, H = query.shape[-1], given["num_heads"]
-    if given.get("use_separate_proj_weight"):
-        q_weight, k_weight = given["q_proj_weight"], given["k_proj_weight"]
-    else:
-        q_weight, k_weight, _ = given["in_proj_weight"].split(E)
-    bias = given.get("in_proj_bias")
-    q_bias, k_bias, _ = (None, None, None) if bias is None else bias.split(E)
-    q_BHQD = _by_head(_linear(query, q_weight, q_bias), H)
-    static: Tensor | None = given.get("static_k")
-    if static is not None:
-        return q_BHQD, static.unflatten(0, (-1, H))
-    return q_BHQD, _by_head(_linear(key, k_weight, k_bias), H)
+class _QueriesAndKeys(Exception):  # noqa: N818: it reports a result, not an error
+    """Ends torch's function where attention begins."""
+
+
+def _queries_and_keys(given: Given) -> tuple[Tensor, Tensor]:
+    """Return q and k by head, appended keys included; values are not computed."""
+    instead = {
+        "embed_dim_to_check": given["query"].shape[-1],
+        # Keys stand for values, and the map after attention is never reached.
+        "value": given["key"],
+        "v_proj_weight": given.get("k_proj_weight"),
+        "bias_v": given.get("bias_k"),
+        "static_v": given.get("static_k"),
+        **dict.fromkeys(("out_proj_weight", "out_proj_bias")),
+        # Masks are read apart: torch's function would spread them over every head.
+        **dict.fromkeys(("attn_mask", "key_padding_mask")),
+        "need_weights": False,
+        "is_causal": False,
+        "dropout_p": 0.0,
+    }
+    function = open_multi_head(
+        _in_projection_packed=_projected_packed,
+        _in_projection=_projected,
+        scaled_dot_product_attention=_interrupt,
+    )
+    try:
+        with torch.no_grad():
+            function(**{**given, **instead})
+    except _QueriesAndKeys as found:
+        q_BHQD, k_BHKD = found.args
+        return q_BHQD, k_BHKD
+    raise AssertionError("torch's multi-head attention called no attention")
+
+
+def _interrupt(q_BHQD: Tensor, k_BHKD: Tensor, *others: Any) -> None:
+    raise _QueriesAndKeys(q_BHQD, k_BHKD)
+
+
+def _projected_packed(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights = weight.chunk(3)
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    return _projected(query, key, value, *weights, *biases)
+
+
+def _projected(
+    query: Tensor, key: Tensor, value: Tensor, *maps: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q and k, and k again for v: two of the three maps are enough."""
+    q_weight, k_weight, _, q_bias, k_bias, _ = maps
+    k_KBE = _linear(key, k_weight, k_bias)
+    return _linear(query, q_weight, q_bias), k_KBE, k_KBE
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Under autocast the input may be narrower than the weight."""
     return F.linear(x.detach().to(weight.dtype), weight, bias)
-
-
-def _by_head(x_TBE: Tensor, heads: int) -> Tensor:
-    x_TBHD: Tensor = x_TBE.unflatten(-1, (heads, -1))
-    return x_TBHD.permute(1, 2, 0, 3)
-
-
-def _extended(k_BHKD: Tensor, given: Given) -> tuple[Tensor, int]:
-    """Return the keys with ``bias_k`` and the zero key appended, and how many."""
-    columns = []
-    if (bias := given.get("bias_k")) is not None:
-        one_1H1D = _by_head(bias, k_BHKD.shape[1])
-        columns.append(one_1H1D.expand(k_BHKD.shape[0], -1, -1, -1))
-    if given.get("add_zero_attn"):
-        columns.append(torch.zeros_like(k_BHKD[:, :, :1]))
-    return torch.cat([k_BHKD, *columns], 2) if columns else k_BHKD, len(columns)
 
 
 def _causal_without_mask(given: Given) -> bool:
@@ -141,24 +162,15 @@ def _mask(given: Given, BH: tuple[int, ...], *, extra: int) -> Tensor | None:
     attention, padding = given.get("attn_mask"), given.get("key_padding_mask")
     if attention is not None and not _causal_without_mask(given):
         # (Q, K), or (B·H, Q, K)
-        additive = _additive(attention)
-        parts.append(
-            additive.unflatten(0, tuple(BH)) if additive.ndim == 3 else additive
-        )
+        mask = additive(attention)
+        parts.append(mask.unflatten(0, tuple(BH)) if mask.ndim == 3 else mask)
     if padding is not None:
         padding = padding[None] if padding.ndim == 1 else padding
-        parts.append(_additive(padding)[:, None, None])
+        parts.append(additive(padding)[:, None, None])
     if not parts:
         return None
     mask = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     return F.pad(mask, (0, extra)) if extra else mask
-
-
-def _additive(mask: Tensor) -> Tensor:
-    """torch's own convention here: True hides."""
-    if mask.dtype != torch.bool:
-        return mask.detach()
-    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))
 
 
 Hear = Callable[[AttentionCall], None]

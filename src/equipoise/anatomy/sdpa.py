@@ -1,33 +1,29 @@
-"""``scaled_dot_product_attention``, with whatever axes and defaults it was called.
+"""torch's fused attention: read from its arguments, or run in plain operations.
 
-Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width.
+Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width ·
+L longest · N rows of a folded batch.
 
-Attention over sentences of different lengths, kept without padding.
-
-Axes, in this file:  B batch · H head · Q query · K key · D width · L longest.
-A nested tensor is taken apart and padded here, because nothing else of ours knows it;
-its lengths live on the host, so an accelerator is waited for.
-
-Whatever axes a model's attention has, as (batch, head, query, key).
-
-Axes, in this file:  B batch · H head · Q query · K key · N rows of a folded batch.
-
-``scaled_dot_product_attention`` in plain operations, each open to the caller.
-
-Axes, in this file:  H head · Q query · K key · D head channel.
+A model may call ``scaled_dot_product_attention`` with any axes; ``four`` lays them out
+as (batch, head, query, key). A nested tensor (sentences of different lengths without
+padding) is taken apart and padded here, because nothing else of ours knows it; its
+lengths live on the host, so an accelerator is waited for.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.masks import future_QK, masked_scores
+from equipoise.anatomy.operations import FUSED, Function
 
 NAMES = ("query", "key", "value", "attn_mask")
 
@@ -163,7 +159,7 @@ def _softmax(z_HQK: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WrittenOut:
-    """Fused attention as three steps that may be listened to, or replaced.
+    """Fused attention as three steps that may be observed, or replaced.
 
     ``Mix(dropout(weigh(mask(scores(scale · q, kᵀ)))), v)``: what the fused function
     computes, with its scores in memory. A row that sees no key is left to ``weigh``.
@@ -195,18 +191,59 @@ class WrittenOut:
             key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         z_HQK = self.scores(query * scale, key.mT)
-        a_HQK = self.weigh(_masked(z_HQK, attn_mask, is_causal=is_causal))
+        if is_causal:
+            future = future_QK(
+                slice(0, z_HQK.shape[-2]), key.shape[-2], device=key.device
+            )
+            z_HQK = z_HQK.masked_fill(future, -math.inf)
+        z_HQK = z_HQK if attn_mask is None else masked_scores(z_HQK, attn_mask)
+        a_HQK = self.weigh(z_HQK)
         # Without dropout the call is left out: it would be one more operation seen.
         return self.mix(F.dropout(a_HQK, dropout_p) if dropout_p else a_HQK, value)
 
 
-def _masked(z_HQK: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
-    if is_causal:
-        Q, K = z_HQK.shape[-2:]
-        seen = torch.ones(Q, K, dtype=torch.bool, device=z_HQK.device).tril()
-        z_HQK = z_HQK.masked_fill(~seen, -math.inf)
-    if mask is None:
-        return z_HQK
-    if mask.dtype == torch.bool:
-        return z_HQK.masked_fill(~mask, -math.inf)
-    return z_HQK + mask
+class OpenAttention(TorchFunctionMode):
+    """A mode that meets attention as plain operations, whichever function is called.
+
+    ``scaled_dot_product_attention`` becomes ``attention``; what happens inside
+    ``F.multi_head_attention_forward``, which no mode can see, comes past as calls of
+    its own; every other call goes to ``call``.
+    """
+
+    attention: WrittenOut
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FUSED:
+            return self.attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # inside a mode's own function the mode is off
+                return open_multi_head()(*args, **kwargs)
+        return self.call(func, args, kwargs)
+
+    def call(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what a call returns."""
+        raise NotImplementedError
+
+
+def open_multi_head(**names: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return torch's own Python function, with other functions under some names in it.
+
+    A copy: torch's function asks whether a mode is active and would call it for ever,
+    and its module must not be changed for others.
+    """
+    function: Any = F.multi_head_attention_forward
+    bound = {
+        **function.__globals__,
+        "has_torch_function": lambda tensors: False,
+        **names,
+    }
+    return FunctionType(function.__code__, bound, argdefs=function.__defaults__)

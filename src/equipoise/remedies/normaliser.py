@@ -10,32 +10,27 @@ optimiser, until the user says so::
     optimiser.add_param_group({"params": learnt_parameters(model), "weight_decay": 0})
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.anatomy.calls import HIDDEN
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.operations import SOFTMAXES
-from equipoise.anatomy.sdpa import WrittenOut
+from equipoise.anatomy.masks import masked_to_infinity
+from equipoise.anatomy.operations import LOG_SOFTMAXES, SOFTMAXES, Function
+from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
 from equipoise.anatomy.sites import AttentionSite
 from equipoise.errors import InputError
 from equipoise.remedies.base import Undo
 from equipoise.remedies.normaliser_module import Weigher
 
 Weigh = Callable[[Tensor], Tensor]
-LOGARITHMS = {F.log_softmax, torch.log_softmax, Tensor.log_softmax}
 
 
-class Weighing(TorchFunctionMode):
+class Weighing(OpenAttention):
     """While active, softmax over the last axis and fused attention use ``weigh``.
 
     Everything else of the model stays its own: scale, soft-cap, position bias, mask,
@@ -48,20 +43,11 @@ class Weighing(TorchFunctionMode):
         self.heard = 0
         self.attention = WrittenOut(weigh=self.softmax)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in SOFTMAXES - LOGARITHMS and _over_keys(*args, **kwargs):
+        if func in SOFTMAXES - LOG_SOFTMAXES and _over_keys(*args, **kwargs):
             return self.softmax(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return self.attention(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            return self.multi_head(*args, **kwargs)
         return func(*args, **kwargs)
 
     def softmax(
@@ -71,23 +57,7 @@ class Weighing(TorchFunctionMode):
         self.heard += 1
         dtype = next((x for x in more if isinstance(x, torch.dtype)), None)
         z = input.to(options.get("dtype") or dtype or input.dtype)
-        return self.weigh(z.masked_fill(z <= HIDDEN, -math.inf))
-
-    def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's own Python function, with our softmax and attention in it.
-
-        A copy with other names bound: torch's function asks whether a mode is active
-        and would call us for ever, and its module must not be changed for others.
-        """
-        function: Any = F.multi_head_attention_forward
-        names = {
-            **function.__globals__,
-            "has_torch_function": lambda tensors: False,
-            "softmax": self.softmax,
-            "scaled_dot_product_attention": self.attention,
-        }
-        ours = FunctionType(function.__code__, names, argdefs=function.__defaults__)
-        return ours(*args, **kwargs)
+        return self.weigh(masked_to_infinity(z))
 
 
 def _over_keys(

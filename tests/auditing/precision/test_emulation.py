@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 
 from equipoise.auditing.precision.emulation import Storage, all_but, emulated, only
 from equipoise.auditing.precision.walk import LinearCall, walked
-from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.rounding import rounded
 from tests.auditing.precision.models import Attends, Residual, tokens
@@ -21,9 +21,13 @@ def fl(x: Tensor) -> Tensor:
 
 
 def hook_count(model: nn.Module) -> int:
-    return sum(
-        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()
+    """Return how many hooks a model's calls meet: its modules' own, and torch's."""
+    own = (len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    for_all = (
+        torch_modules._global_forward_hooks,
+        torch_modules._global_forward_pre_hooks,
     )
+    return sum(own) + sum(map(len, for_all))
 
 
 def test_every_stored_tensor_is_rounded_once(rng: torch.Generator) -> None:
@@ -100,13 +104,6 @@ def test_opened_attention_is_the_same_function(
     torch.testing.assert_close(found, model(q, k, v))
 
 
-def test_numbers_that_hide_keys_pass_through() -> None:
-    x = torch.tensor([1.001, -3.4e38, math.inf], dtype=torch.float64)
-    stored = Storage.named("fp16").rounded(x)
-    assert stored[1:].tolist() == x[1:].tolist()
-    assert stored[0] == rounded(x[:1], FORMATS["fp16"])[0]
-
-
 def test_eight_bits_are_scaled_and_sixteen_not() -> None:
     x = torch.tensor([1e-4, 3e-5], dtype=torch.float64)
     scaled, plain = Storage.named("e4m3"), Storage.named("e4m3", scaled=False)
@@ -172,9 +169,10 @@ def test_unbatched_and_unusual_multihead(rng: torch.Generator) -> None:
     model = nn.MultiheadAttention(8, 2).double()
     with emulated(model, BF16, narrow=only(())):
         torch.testing.assert_close(model(x, x, x)[0], model.eval()(x, x, x)[0])
-    other = nn.MultiheadAttention(8, 2, add_zero_attn=True).double()
-    with pytest.raises(InputError, match="add_zero_attn"), emulated(other, BF16):
-        other(x, x, x)
+    other = nn.MultiheadAttention(8, 2, add_zero_attn=True, add_bias_kv=True).double()
+    with emulated(other, BF16, narrow=only(())):
+        out, weights = other(x, x, x)
+    torch.testing.assert_close((out, weights), other(x, x, x))
 
 
 def test_nothing_is_left_behind(rng: torch.Generator) -> None:

@@ -1,32 +1,38 @@
-"""Follow a forward pass whose parameters move, and meet every operation that bends.
+"""Each operation of a forward pass that bends: what it read, and how that moves.
 
-Parameters carry tangents (forward-mode differentiation), so that each operation reads
-what moves and how.
-
-One operation of a network, seen twice: what it read, and how that moves.
+Parameters carry tangents (forward-mode differentiation), so that every operation reads
+numbers together with their tangents. Fused attention is opened into three operations.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy.sdpa import WrittenOut
+from equipoise.anatomy.hooks import module_stack
+from equipoise.anatomy.operations import (
+    Function,
+    bends,
+    kind_of,
+    leaves,
+    linear_in_one,
+    writes,
+)
+from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """An operation φ, all it read, and the tangents of what moves."""
 
-    func: Callable[..., Any]
+    func: Function
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     moving: tuple[int, ...]
@@ -75,25 +81,6 @@ Products = tuple[Tensor, ...]
 """∇²⟨λ, φ⟩·ż, one tensor for each moving input."""
 
 
-def writes(func: Callable[..., Any]) -> bool:
-    """Say whether a function changes what it reads.
-
-    >>> writes(Tensor.mul_), writes(Tensor.__imul__), writes(Tensor.__mul__)
-    (True, True, False)
-    """
-    name = func.__name__
-    return name.startswith("__i") or (name.endswith("_") and not name.startswith("_"))
-
-
-def leaves(value: Any) -> list[Any]:
-    """Return everything in nested tuples, lists and dictionaries, in order."""
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in leaves(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves(item)]
-    return [value]
-
-
 def refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
     """Return the same nest with its tensors taken from an iterator."""
     if isinstance(value, Tensor):
@@ -130,31 +117,6 @@ def _gradient(moved: Tensor | int, at: list[Tensor]) -> Products:
     )
 
 
-# Linear in everything they read, or flat almost everywhere: no second derivative.
-# Not a matter of truth but of cost: an absent name is differentiated, and found zero.
-LINEAR = frozenset(
-    """
-    view view_as reshape transpose permute t swapaxes movedim unsqueeze squeeze expand
-    expand_as broadcast_to repeat repeat_interleave contiguous clone detach to float
-    double type type_as split chunk unbind cat concat stack flatten unflatten ravel
-    select narrow index_select gather take_along_dim getitem setitem index_copy
-    index_put scatter index_add unfold roll flip pad where masked_fill masked_select
-    relu maximum minimum max min amax amin clamp abs neg sign topk sort tril triu
-    diagonal dropout get add sub radd rsub iadd isub sum mean cumsum embedding set
-    requires_grad register_hook leaky_relu zeros_like ones_like empty_like rand_like
-    """.split()
-)
-PRODUCTS = frozenset("mul rmul imul matmul bmm mm linear addmm einsum".split())
-KINDS = {
-    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm"), "norm"),
-    **dict.fromkeys(("gelu", "silu", "tanh", "sigmoid", "softplus"), "activation"),
-    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d"), "projection"),
-    **dict.fromkeys(("matmul", "bmm", "mm", "baddbmm", "einsum"), "product"),
-    **dict.fromkeys(("mul", "imul", "rmul", "truediv", "div"), "product"),
-    **dict.fromkeys(("cross_entropy", "mse_loss", "nll_loss"), "loss"),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One operation and where it stands."""
@@ -166,30 +128,18 @@ class Node:
     """How many came before it in the pass."""
 
 
-class Place(NamedTuple):
-    """A module at work."""
-
-    site: str
-    role: str
-
-
 Met = Callable[[Node, Tensor], None]
 """Takes a node and its result, on the way forward."""
 
 
 @contextmanager
-def overheard(model: nn.Module, met: Met) -> Iterator[None]:
+def observed(model: nn.Module, met: Met) -> Iterator[None]:
     """Report each operation of the block that reads something moving and can bend."""
-    stack: list[Place] = []
-    with ExitStack() as exits:
-        for name, module in model.named_modules():
-            for handle in _listening(module, Place(name, _role(module)), stack):
-                exits.callback(handle.remove)
-        exits.enter_context(_Nodes(stack, met))
+    with module_stack(model) as running, _Nodes(running, met):
         yield
 
 
-def _role(module: nn.Module) -> str:
+def _purpose(module: nn.Module) -> str:
     """Return what a module is made for, when its operations alone do not tell."""
     name = type(module).__name__
     if name.endswith("Norm"):
@@ -197,50 +147,35 @@ def _role(module: nn.Module) -> str:
     return "activation" if re.search("Activation|GELU|SiLU", name) else ""
 
 
-def _listening(module: nn.Module, place: Place, stack: list[Place]) -> tuple[Any, Any]:
-    def enter(*_: Any) -> None:
-        stack.append(place)
-
-    def leave(*_: Any) -> None:
-        stack.pop()
-
-    return (
-        module.register_forward_pre_hook(enter),
-        module.register_forward_hook(leave, always_call=True),
-    )
-
-
-class _Nodes(TorchFunctionMode):
-    def __init__(self, stack: list[Place], met: Met) -> None:
+class _Nodes(OpenAttention):
+    def __init__(self, running: list[tuple[str, nn.Module]], met: Met) -> None:
         super().__init__()
-        self.stack, self.met, self.count = stack, met, 0
+        self.running, self.met, self.count = running, met, 0
+        self.attention = WrittenOut(
+            scores=lambda q, k: self.result(torch.matmul, (q, k), {}, "scores"),
+            weigh=lambda z: self.result(torch.softmax, (z, -1), {}, "softmax"),
+            mix=lambda a, v: self.result(torch.matmul, (a, v), {}, "mix"),
+        )
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **(kwargs or {}))
         if func is F.mse_loss:
-            return self._squared_error(*args, **(kwargs or {}))
-        return self.result(func, args, kwargs or {})
+            return self._squared_error(*args, **kwargs)
+        return self.result(func, args, kwargs)
 
     def result(
         self,
-        func: Callable[..., Any],
+        func: Function,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         kind: str = "",
     ) -> Any:
-        """Return what the operation returns, listening at it if it can bend."""
-        name = getattr(func, "__name__", "").strip("_")
-        call = None if name in LINEAR else _moved(func, args, kwargs)
+        """Return what the operation returns, reporting it if it can bend."""
+        call = _moved(func, args, kwargs) if bends(func) else None
         result = func(*args, **kwargs)
         if call is not None:
-            self._meet(call, kind or KINDS.get(name, name), result)
+            self._meet(call, kind or kind_of(func), result)
         return result
 
     def _meet(self, call: Call, kind: str, result: Any) -> None:
@@ -251,18 +186,10 @@ class _Nodes(TorchFunctionMode):
                 self.met(self._node(kind, call), part)
 
     def _node(self, kind: str, call: Call) -> Node:
-        site, role = self.stack[-1] if self.stack else Place("", "")
+        site, module = self.running[-1] if self.running else ("", None)
+        purpose = "" if module is None else _purpose(module)
         index, self.count = self.count, self.count + 1
-        return Node(site=site, kind=role or kind, call=call, index=index)
-
-    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return fused attention opened up: three nodes instead of one."""
-        attention = WrittenOut(
-            scores=lambda q, k: self.result(torch.matmul, (q, k), {}, "scores"),
-            weigh=lambda z: self.result(torch.softmax, (z, -1), {}, "softmax"),
-            mix=lambda a, v: self.result(torch.matmul, (a, v), {}, "mix"),
-        )
-        return attention(*args, **kwargs)
+        return Node(site=site, kind=purpose or kind, call=call, index=index)
 
     def _squared_error(
         self,
@@ -283,21 +210,14 @@ class _Nodes(TorchFunctionMode):
         return total if reduction == "sum" else total / parts
 
 
-def _is_product(func: Callable[..., Any], place: int) -> bool:
-    """Say whether the operation is linear in the one tensor that moves."""
-    name = func.__name__.strip("_")
-    quotient = name in {"div", "truediv", "true_divide"}
-    return name in PRODUCTS or (quotient and place == 0)
-
-
 def _moved(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call | None:
     """Return the call on plain copies of what it read, if any of that moves."""
     tensors = [x for x in leaves([args, kwargs]) if isinstance(x, Tensor)]
     duals = [forward_ad.unpack_dual(x) for x in tensors]
     moving = tuple(i for i, dual in enumerate(duals) if dual.tangent is not None)
-    if not moving or (len(moving) == 1 and _is_product(func, moving[0])):
+    if not moving or (len(moving) == 1 and linear_in_one(func, moving[0])):
         return None
     plain = [dual.primal.detach() for dual in duals]
     tangents = [duals[i].tangent.detach() for i in moving]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from equipoise.anatomy.model_copy import Twin
-from equipoise.auditing.curvature.attribution_nodes import Met, Node, overheard
+from equipoise.auditing.curvature.attribution_nodes import Met, Node, observed
 from equipoise.auditing.curvature.attribution_rules import rule_of
 from equipoise.auditing.curvature.objective import Call, Loss, calls, cast, mean_loss
 from equipoise.errors import InputError
@@ -79,7 +79,7 @@ def _value(
     twin: Twin, part: Call, duals: Mapping[str, Tensor], loss: Loss, met: Met
 ) -> Tensor:
     try:
-        with overheard(twin.body, met):
+        with observed(twin.body, met):
             return loss(twin(duals, part.args, part.kwargs), part.target)
     except NotImplementedError as error:
         raise InputError(

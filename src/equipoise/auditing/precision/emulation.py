@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.precision.walk import HIDDEN, LinearCall, plain, walked
+from equipoise.auditing.precision.walk import LinearCall, walked
 from equipoise.auditing.subject import Batch, batch_as, output_of, widened
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format, format_named
@@ -45,17 +45,15 @@ class Storage:
         return self.format.bits <= 8 if self.scaled is None else self.scaled
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Return x as stored; numbers that hide keys pass through."""
-        numbers = plain(x)
-        near = self.rounded_plain(numbers, self.scale(numbers))
-        return near if numbers is x else torch.where(x.abs() >= HIDDEN, x, near)
+        """Return x as stored."""
+        return self.rounded_with(x, self.scale(x))
 
     def scale(self, x: Tensor) -> float:
         """Return the power of two the tensor is stored with."""
         return power_of_two_scale(x, self.format) if self.scales else 1.0
 
-    def rounded_plain(self, x: Tensor, scale: float) -> Tensor:
-        """Return x as stored with a given scale, hidden keys not looked for."""
+    def rounded_with(self, x: Tensor, scale: float) -> Tensor:
+        """Return x as stored with a given scale."""
         if scale == 1.0:
             near = rounded(x, self.format)
             return near if near is not x else x.clone()

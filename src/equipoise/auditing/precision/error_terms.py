@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.lazy_product import WIDE, Later, sparse_product
-from equipoise.auditing.precision.walk import HIDDEN, LinearCall, plain
+from equipoise.auditing.precision.walk import LinearCall
 
 SAMPLED_FEATURES = 32
 CHUNK = 1 << 16
@@ -126,7 +126,7 @@ class Carriage:
         return some, x.detach()[some].clone(), self._scale(x.detach())
 
     def _scale(self, x: Tensor) -> float:
-        return self.storage.scale(plain(x)) if self.storage.scales else 1.0
+        return self.storage.scale(x)
 
     def _rows(self, x: Tensor) -> Index:
         """Return an index of the rows to read of a tensor of this shape."""
@@ -200,13 +200,13 @@ class Carriage:
             )
 
     def _carried(self, x: Tensor, g: Tensor, scale: float) -> Tensor:
-        """Return Σ r²g² of each row; numbers that hide keys are left out."""
+        """Return Σ r²g² of each row; infinity (a logarithm of 0) has no residual."""
         found = self._residuals(x, g, scale)
         if math.isfinite(float(found.sum())):
             return found
-        hides = x.abs() >= HIDDEN
+        infinite = x.isinf()
         return self._residuals(
-            x.masked_fill(hides, 0.0), g.masked_fill(hides, 0.0), scale
+            x.masked_fill(infinite, 0.0), g.masked_fill(infinite, 0.0), scale
         )
 
     def _residuals(self, x: Tensor, g: Tensor, scale: float) -> Tensor:
@@ -215,7 +215,7 @@ class Carriage:
         pieces = zip(_split(x, rows), _split(g, rows), strict=True)
         found = []
         for some_x, some_g in pieces:
-            r = self.storage.rounded_plain(some_x, scale).sub_(some_x).mul_(some_g)
+            r = self.storage.rounded_with(some_x, scale).sub_(some_x).mul_(some_g)
             found.append(torch.linalg.vecdot(r, r))
         return torch.cat(found).double().reshape(x.shape[:-1])
 

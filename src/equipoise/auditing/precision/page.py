@@ -42,6 +42,10 @@ def remarks(study: Study) -> list[str]:
     lines = []
     if study.native is not None:
         lines.append(f"run natively in {study.format}: error {_error(study.native)}")
+    if study.native_failure:
+        lines.append(
+            f"the model does not run natively in {study.format}: {study.native_failure}"
+        )
     beyond = {
         row.site: row.range.overflow
         for row in study.rows

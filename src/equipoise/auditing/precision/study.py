@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.auditing.precision.emulation import NATIVE, Bench, Storage
 from equipoise.auditing.precision.keep_list import FINITE, Kept, kept_by_prediction
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.walk import HIDDEN, LinearCall, walked
+from equipoise.auditing.precision.walk import LinearCall, walked
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
@@ -68,9 +68,8 @@ class _Looking:
         return self.stored(site, "product", y)
 
     def _look(self, site: str, x: Tensor) -> None:
-        plain = x.detach()
-        plain = plain[plain.abs() < HIDDEN]
-        use = range_use(plain * self.storage.scale(plain), self.storage.format)
+        numbers = x.detach()
+        use = range_use(numbers * self.storage.scale(numbers), self.storage.format)
         self.uses.setdefault(site, [])
         if use.overflow == use.overflow:  # NaN: nothing there but zeros
             self.uses[site].append(use)
@@ -111,11 +110,13 @@ class Study:
     predicted: float
     measured: float
     native: float | None
-    """The device's own dtype, where there is one."""
+    """The device's own dtype, where there is one and the model runs in it."""
     rows: tuple[Row, ...]
     """Largest predicted share first."""
     kept: Kept
     lost_epsilons: dict[str, float]
+    native_failure: str = ""
+    """What the model raises in the device's own dtype: a mask of -1e9 in fp16, say."""
 
 
 def study(
@@ -164,15 +165,29 @@ def study(
         )
         for site in sorted(sizes, key=lambda s: (shares[s], sizes[s]), reverse=True)
     )
-    name = storage.format.name
+    native, native_failure = _native(bench, storage.format)
     return Study(
         model=type(model).__name__,
-        format=name,
+        format=storage.format.name,
         scaled=storage.scales,
         predicted=prediction.total,
         measured=measured,
-        native=bench.native_mismatch(storage.format) if name in NATIVE else None,
+        native=native,
         rows=rows,
         kept=kept,
         lost_epsilons=lost_epsilons(model, storage.format),
+        native_failure=native_failure,
     )
+
+
+def _native(bench: Bench, format: Format) -> tuple[float | None, str]:
+    """Return the error of a native run, or why there is none: emulation stands alone.
+
+    torch refuses to fill half-precision scores with -1e9, for one.
+    """
+    if format.name not in NATIVE:
+        return None, ""
+    try:
+        return bench.native_mismatch(format), ""
+    except RuntimeError as error:
+        return None, str(error).strip().partition("\n")[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.masks import is_masked
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT, SelfAttention
@@ -157,7 +158,8 @@ def _called_heads(model: nn.Module, ids_BT: Tensor, rows: Tensor) -> Iterator[He
             seen_QK = _before(rows, K)
         elif call.mask is not None:
             whole_QK = call.mask.expand(1, 1, ids_BT.shape[1], K)[0, 0]
-            shown_QK = whole_QK if whole_QK.dtype == torch.bool else whole_QK > -9e3
+            additive = whole_QK.dtype != torch.bool
+            shown_QK = ~is_masked(whole_QK) if additive else whole_QK
             seen_QK = shown_QK[rows]
         found.append(
             Heads(
