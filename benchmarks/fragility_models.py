@@ -11,15 +11,10 @@ from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
 from equipoise.auditing.precision.emulation import Bench, Storage, only
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.published import (
-    BlockNames,
-    bert_names,
-    lab_names,
-    published_blocks,
-)
+from equipoise.auditing.precision.published import published_blocks
 from equipoise.auditing.subject import Batch
 
-Subject = tuple[nn.Module, Batch, list[nn.Module], str, BlockNames]
+Subject = tuple[nn.Module, Batch, list[nn.Module], str]
 
 
 def subjects() -> dict[str, Subject]:
@@ -27,21 +22,9 @@ def subjects() -> dict[str, Subject]:
     gpt, ids = trained_gpt()
     vit, images = trained_vit()
     return {
-        "MiniLM": (
-            bert,
-            text,
-            list(bert.encoder.layer),
-            "encoder.layer.",
-            bert_names(heads=12),
-        ),
-        "lab GPT": (gpt, ids, list(gpt.blocks), "blocks.", lab_names(heads=4)),
-        "lab ViT": (
-            vit,
-            images,
-            list(vit.blocks),
-            "blocks.",
-            lab_names(heads=4, causal=False),
-        ),
+        "MiniLM": (bert, text, list(bert.encoder.layer), "encoder.layer."),
+        "lab GPT": (gpt, ids, list(gpt.blocks), "blocks."),
+        "lab ViT": (vit, images, list(vit.blocks), "blocks."),
     }
 
 
@@ -50,7 +33,7 @@ def rank(a: list[float], b: list[float]) -> float:
 
 
 def row(name: str, subject: Subject, format: str) -> dict[str, Any]:
-    model, batch, blocks, prefix, names = subject
+    model, batch, blocks, prefix = subject
     storage, bench = Storage.named(format), Bench(model, batch)
     found = predicted(model, batch, storage=storage, probes=2)
     alone = bench.by_module(storage)
@@ -62,7 +45,7 @@ def row(name: str, subject: Subject, format: str) -> dict[str, Any]:
     ]
     truth = [bench.mismatch(storage, narrow=only(set(b))) for b in inside]
     ours = [math.sqrt(sum(found.by_module[s] ** 2 for s in b)) for b in inside]
-    paper = published_blocks(model, batch, blocks=blocks, names=names)
+    paper = published_blocks(model, batch)
     total = bench.mismatch(storage)
     ratios = torch.tensor([alone[s] / found.by_module[s] for s in sites])
     return {

@@ -220,9 +220,7 @@ def test_rankings_differ_and_budget_does_not() -> None:
     assert names[0] == "nothing" and "random, same budget" in names
     model = SMALL.built()
     x, _ = SMALL.batches(0).take()
-    paper = control.published_blocks(
-        model, x, blocks=list(model.blocks), names=SMALL.names, risks_only=True
-    )
+    paper = control.published_blocks(model, x, risks_only=True)
     assert control.full_score(paper) != control.risk_only(paper)
     assert control.at_random(0)(paper) == control.at_random(0)(paper)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.published import lab_names, published_blocks
+from equipoise.auditing.precision.published import published_blocks
 from equipoise.claims.verdict import Verdict
 from equipoise.forecast.lead import lead, precision_at_k, published_lead
 from equipoise.lab.models import GPT, GPTConfig
@@ -30,9 +30,7 @@ def risk_is_not_unitless() -> Verdict:
     for c in SCALES:
         model, ids = _scaled_twin(c)
         storage = Storage.named("fp16")
-        paper = published_blocks(
-            model, ids, blocks=list(model.blocks), names=lab_names(heads=2)
-        )
+        paper = published_blocks(model, ids)
         evidence[f"measured error, c = {c:g}"] = Bench(model, ids).mismatch(storage)
         evidence[f"v2 risk, c = {c:g}"] = paper.v2_prediction(HALF)
         evidence[f"ours, c = {c:g}"] = predicted(model, ids, storage=storage).total

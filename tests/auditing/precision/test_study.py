@@ -19,7 +19,7 @@ from equipoise.auditing.precision.page import (
     write_study,
 )
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.published import lab_names, published_blocks
+from equipoise.auditing.precision.published import published_blocks
 from equipoise.auditing.precision.study import lost_epsilons, range_by_module, study
 from equipoise.auditing.subject import loaded, loaded_batch, output_of
 from equipoise.cli import main
@@ -261,12 +261,20 @@ def test_published_indicators_of_a_lab_model() -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=16, depth=2, heads=2, context=16)).eval()
     ids = torch.randint(0, 256, (1, 12))
-    names = lab_names(heads=2)
-    found = published_blocks(model, ids, blocks=list(model.blocks), names=names)
+    found = published_blocks(model, ids)
     assert len(found.v1) == len(found.v2) == 2
     # Both claim to predict a relative error; both are larger than the truth, v1 by far.
     truth = Bench(model, ids).mismatch(BF16)
     assert found.v1_prediction(FORMATS["bf16"]) > 100 * truth
     assert found.v2_prediction(FORMATS["bf16"]) > truth
-    with pytest.raises(InputError, match="no module"):
-        published_blocks(model, ids, blocks=[nn.Identity()], names=names)
+    assert [parts.norms[1] for parts in found.parts] == [
+        f"blocks.{i}.feedforward_norm" for i in (0, 1)
+    ]
+
+
+def test_published_indicators_need_the_blocks_of_the_papers() -> None:
+    with pytest.raises(InputError, match="Linear has no blocks we know"):
+        published_blocks(nn.Linear(2, 2), torch.zeros(1, 2))
+    stack = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
+    with pytest.raises(InputError, match="0 has no attention with four maps"):
+        published_blocks(stack, torch.zeros(1, 2))

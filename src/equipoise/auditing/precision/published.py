@@ -2,7 +2,8 @@
 
 Axes, in this file: B batch · N tokens · C channel · H head · d head width.
 
-They need to know which module is which: ``BlockNames`` says it once per architecture.
+Which module is which is read from the model's anatomy: the papers know blocks of
+attention with four maps of their own, a feed-forward net and two norms.
 """
 
 import math
@@ -14,6 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.anatomy import hooks
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.sites import Anatomy
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS, Format
@@ -22,56 +28,63 @@ from equipoise.theory import baek_v2 as v2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockNames:
-    """Where things are inside a block, as in ``block.named_modules()``."""
+class BlockParts:
+    """The modules of a block that the papers speak of, by their parts in it."""
 
-    q: str
-    k: str
-    v: str
-    out: str
-    up: str
-    down: str
-    attention_norm: str
-    feedforward_norm: str
+    name: str
     heads: int
-    causal: bool
-    final: str = ""
-    """The model's last norm; the model's own output when empty."""
-    pre: bool = True
+    modules: dict[str, nn.Module]
+    """q, k, v, out, up, down, attention_norm, feedforward_norm."""
+    norms: tuple[str, str]
+    """Names of the two norms in the model."""
+    pre: bool
     """Branches read a normalised copy of the stream (pre-LN)."""
 
 
-def lab_names(*, heads: int, causal: bool = True) -> BlockNames:
-    """Return the names of the lab's own blocks."""
-    return BlockNames(
-        q="attention.q_proj",
-        k="attention.k_proj",
-        v="attention.v_proj",
-        out="attention.o_proj",
-        up="feedforward.up_proj",
-        down="feedforward.down_proj",
-        attention_norm="attention_norm",
-        feedforward_norm="feedforward_norm",
-        heads=heads,
-        causal=causal,
-        final="final_norm",
-    )
+def block_parts(anatomy: Anatomy) -> list[BlockParts]:
+    """Return the parts of every block of a model, first to last."""
+    found = [_parts(anatomy, name) for name in anatomy.blocks]
+    if not found:
+        raise InputError(f"{type(anatomy.model).__name__} has no blocks we know")
+    return found
 
 
-def bert_names(*, heads: int) -> BlockNames:
-    """Return the names of a Hugging Face BERT layer."""
-    return BlockNames(
-        q="attention.self.query",
-        k="attention.self.key",
-        v="attention.self.value",
-        out="attention.output.dense",
-        up="intermediate.dense",
-        down="output.dense",
-        attention_norm="attention.output.LayerNorm",
-        feedforward_norm="output.LayerNorm",
-        heads=heads,
-        causal=False,
-        pre=False,
+def _parts(anatomy: Anatomy, block: str) -> BlockParts:
+    inside = f"{block}."
+    sites = [s for s in anatomy.attention if f"{s.name}.".startswith(inside)]
+    maps = sites[0].projections if len(sites) == 1 else None
+    if maps is None or any(w.rows is not None for w in (maps.q, maps.k, maps.v)):
+        raise InputError(f"{block} has no attention with four maps of its own")
+    norms = [
+        name
+        for name in anatomy.norms
+        if name.startswith(inside) and not name.startswith(f"{sites[0].name}.")
+    ]
+    linear = [
+        module
+        for name, feedforward in anatomy.feedforwards.items()
+        if name.startswith(inside)
+        for module in feedforward.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    if len(norms) != 2 or len(linear) < 2:
+        raise InputError(
+            f"{block} has {len(norms)} norms and {len(linear)} feed-forward maps: the "
+            "papers know blocks with two norms and two maps"
+        )
+    return BlockParts(
+        name=block,
+        heads=maps.heads,
+        modules={
+            **{letter: getattr(maps, letter).module for letter in "qkv"},
+            "out": maps.o.module,
+            "up": linear[-2],
+            "down": linear[-1],
+            "attention_norm": anatomy.norms[norms[0]],
+            "feedforward_norm": anatomy.norms[norms[1]],
+        },
+        norms=(norms[0], norms[1]),
+        pre=anatomy.placement == "pre",
     )
 
 
@@ -81,6 +94,7 @@ class PublishedBlocks:
 
     v1: list[v1.BlockV1]
     v2: list[v2.BlockV2]
+    parts: list[BlockParts]
     final_norm: float
     """‖ln_f(x_L)‖, what v2's risks are relative to."""
 
@@ -96,13 +110,7 @@ class PublishedBlocks:
 
 
 def published_blocks(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    blocks: list[nn.Module],
-    names: BlockNames,
-    seed: int = 0,
-    risks_only: bool = False,
+    model: nn.Module, batch: Batch, *, seed: int = 0, risks_only: bool = False
 ) -> PublishedBlocks:
     """Return v1's predictor and v2's risk terms of every block, from one forward pass.
 
@@ -111,22 +119,38 @@ def published_blocks(
     ρ_LN of v2 is for fp16, the format of its experiments. No padding is assumed.
     """
     rng = torch.Generator().manual_seed(seed)
-    last = [_last(model, names.final)] if names.final else []
-    with torch.no_grad(), _recorded([*blocks, *last]) as seen:
+    anatomy = anatomy_of(model)
+    parts, last = block_parts(anatomy), _last_norm(anatomy)
+    causal: list[bool] = []
+    with (
+        torch.no_grad(),
+        _recorded([*anatomy.blocks.values(), *last]) as seen,
+        Interceptor(anatomy, lambda call: causal.append(_is_causal(call))),
+    ):
         y = output_of(model, batch)
-    found = [_Block(block, names, seen) for block in blocks]
+    found = [_Block(part, seen, all(causal)) for part in parts]
     return PublishedBlocks(
         v1=[] if risks_only else [block.v1(rng) for block in found],
         v2=[block.v2() for block in found],
+        parts=parts,
         final_norm=float((seen[last[0]][1] if last else y).norm()),
     )
 
 
-def _last(model: nn.Module, name: str) -> nn.Module:
-    found: nn.Module | None = dict(model.named_modules()).get(name)
-    if found is None:
-        raise InputError(f"the model has no last norm called {name!r}")
-    return found
+def _last_norm(anatomy: Anatomy) -> list[nn.Module]:
+    """Return the norm behind the last block, which only pre-LN networks have."""
+    outside = [
+        norm
+        for name, norm in anatomy.norms.items()
+        if not any(name.startswith(f"{block}.") for block in anatomy.blocks)
+    ]
+    return outside[-1:] if anatomy.placement == "pre" else []
+
+
+def _is_causal(call: AttentionCall) -> bool:
+    """Return whether the first query sees no key but the first."""
+    first = call.scores(slice(0, 1))
+    return not bool((first[..., 1:] > -math.inf).any())
 
 
 Seen = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -143,22 +167,21 @@ def _recorded(blocks: list[nn.Module]) -> Iterator[Seen]:
     with ExitStack() as exits:
         for block in blocks:
             for module in block.modules():
-                exits.callback(module.register_forward_hook(note).remove)
+                exits.callback(hooks.after(module, note).remove)
         yield seen
 
 
 @dataclass(slots=True)
 class _Block:
-    block: nn.Module
-    names: BlockNames
+    parts: BlockParts
     seen: Seen
+    causal: bool
 
     def module(self, role: str) -> nn.Module:
-        name: str = getattr(self.names, role)
-        found: nn.Module | None = dict(self.block.named_modules()).get(name)
-        if found is None or found not in self.seen:
-            raise InputError(f"the block has no module {name!r} that ran")
-        return found
+        module = self.parts.modules[role]
+        if module not in self.seen:
+            raise InputError(f"{role} of {self.parts.name} did not run on this batch")
+        return module
 
     def passed(self, role: str) -> tuple[Tensor, Tensor]:
         return self.seen[self.module(role)]
@@ -174,19 +197,19 @@ class _Block:
         return q, k, v
 
     def _heads(self, x_BNC: Tensor) -> Tensor:
-        x_BNHd: Tensor = x_BNC.unflatten(-1, (self.names.heads, -1))
+        x_BNHd: Tensor = x_BNC.unflatten(-1, (self.parts.heads, -1))
         return x_BNHd.transpose(1, 2)
 
     @property
     def visible(self) -> Tensor | None:
         N = self.passed("q")[1].shape[1]
-        return torch.ones(N, N, dtype=torch.bool).tril() if self.names.causal else None
+        return torch.ones(N, N, dtype=torch.bool).tril() if self.causal else None
 
     @property
     def streams(self) -> tuple[Tensor, Tensor]:
         """Return the residual stream before attention, and before the MLP."""
         before = ("attention_norm", "feedforward_norm")
-        first, second = before if self.names.pre else ("q", "up")
+        first, second = before if self.parts.pre else ("q", "up")
         return self.passed(first)[0], self.passed(second)[0]
 
     def norm(self, role: str) -> tuple[Tensor, float]:

@@ -178,17 +178,13 @@ def by_bgss(subject: Subject, ranking: Ranking) -> Policy:
     controllers: list[Bgss] = []
 
     def act(model: nn.Module, x: Tensor, step: int) -> dict[str, float]:
-        blocks = list(model.blocks)  # type: ignore[arg-type]
+        paper = published_blocks(model, x, risks_only=True)
         if not controllers:
-            controllers.append(Bgss(layers=len(blocks)))
-        paper = published_blocks(
-            model, x, blocks=blocks, names=subject.names, risks_only=True
-        )
+            controllers.append(Bgss(layers=len(paper.v2)))
         moved = controllers[0].step(
             step, total_risk=paper.v2_prediction(HALF), scores=ranking(paper)
         )
-        norms = (subject.names.attention_norm, subject.names.feedforward_norm)
-        return {f"blocks.{i}.{n}": e for i, e in moved.items() for n in norms}
+        return {name: e for i, e in moved.items() for name in paper.parts[i].norms}
 
     return act
 

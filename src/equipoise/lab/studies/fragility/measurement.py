@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.precision.published import (
-    BlockNames,
-    lab_names,
     published_blocks,
 )
 from equipoise.forecast.lead import lead, precision_at_k, published_lead
@@ -32,14 +30,13 @@ LOOKED_AT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A kind of model, its data, and the names of its parts."""
+    """A kind of model, and its data."""
 
     name: str
     built: Callable[[], nn.Module]
     """Made under the seed set before."""
     batches: Callable[[int], Batches]
     """A seed → its stream of inputs and targets."""
-    names: BlockNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,6 @@ def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> Subject:
         name=f"Tiny-ViT {width}, {data.source}",
         built=lambda: ViT(config),
         batches=lambda seed: open_data(data, batch=batch, seed=seed).train,
-        names=lab_names(heads=4, causal=False),
     )
 
 
@@ -88,7 +84,6 @@ def byte_gpt(
         name=f"GPT {width}, bytes",
         built=lambda: GPT(config),
         batches=batches,
-        names=lab_names(heads=4),
     )
 
 
@@ -117,8 +112,7 @@ def _looked(
     formats: tuple[str, ...],
 ) -> Iterator[Look]:
     subject, seed, step, loss = seen
-    blocks, bench = list(model.blocks), Bench(model, x)  # type: ignore[arg-type]
-    paper = published_blocks(model, x, blocks=blocks, names=subject.names)
+    bench, paper = Bench(model, x), published_blocks(model, x)
     for name in formats:
         storage = Storage.named(name)
         yield Look(
