@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.hooks import aside
+from equipoise.anatomy.hooks import without_mode
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.wrappers import named
+from equipoise.anatomy.sites import named
 from tests.zoo.odd import Oddly
 from tests.zoo.specimens import SPECIMENS
 
@@ -105,7 +105,7 @@ class Nosy(TorchFunctionMode):
 def test_stepping_aside_keeps_other_modes_in_place() -> None:
     below, mine, above = Nosy(), Nosy(), Nosy()
     with below, mine, above:
-        with aside(mine):
+        with without_mode(mine):
             torch.zeros(1) + 1
         before_ = mine.seen
         torch.zeros(1) + 1

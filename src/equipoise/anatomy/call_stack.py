@@ -1,4 +1,4 @@
-"""Which module made a call, read off the Python stack: no hook needed to know."""
+"""Which module made a call, read from the Python call stack without any hook."""
 
 import sys
 from collections.abc import Container, Iterator, Mapping
@@ -7,7 +7,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-# These compute the weights for whoever called them; they are nobody's attention.
+# These compute weights for the module that called them; they are no attention.
 TOOLS = (nn.Softmax, nn.Dropout, nn.Identity)
 # Arguments that hold another sequence for the keys, as models name them.
 OTHER_SEQUENCE = {
@@ -50,13 +50,13 @@ def caller(names: Mapping[int, str], sites: Container[int] = ()) -> Caller:
 
 
 def sounds_crossed(name: str, module: nn.Module) -> bool:
-    """Return whether a module's own name or class speaks of cross-attention."""
+    """Return whether a module's own name or class says cross-attention."""
     last = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
     return any(word in last for word in CROSS_WORDS)
 
 
 def sounds_like_attention(module: nn.Module | None) -> bool:
-    """Return whether a module's class speaks of attention, whatever it computes.
+    """Return whether a module's class is named like attention, whatever it computes.
 
     >>> sounds_like_attention(nn.MultiheadAttention(4, 1)), sounds_like_attention(None)
     (True, False)
@@ -84,7 +84,7 @@ def _module_of(frame: FrameType, first: str) -> Iterator[tuple[nn.Module, bool]]
     others = any(isinstance(values.get(n), Tensor) for n in OTHER_SEQUENCE & {*named})
     if type(values) is dict:
         # Before Python 3.13 this is a copy that the frame keeps: it would hold the
-        # patient's tensors alive until the frame returns.
+        # model's tensors alive until the frame returns.
         values.clear()
     for owner in owners:
         if isinstance(owner, nn.Module):

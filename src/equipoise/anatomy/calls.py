@@ -24,7 +24,7 @@ PIECE_ELEMENTS = 1 << 20
 # Fewer queries would wait for the keys; more would meet more keys of the future.
 PIECE_QUERIES = 128
 
-# Here every token sees itself, padding too: whom only it sees, nobody does.
+# Here every token sees itself, padding too: a key that only itself sees is padding.
 SEES_ITSELF = {"XLNetRelativeAttention"}
 
 Modify = Callable[[Tensor, slice], Tensor]
@@ -86,19 +86,19 @@ class AttentionCall:
             yield queries, self.scores(queries)
 
     def pieces(self) -> Iterator[tuple[Where, Tensor]]:
-        """Yield (where, scores_bhqk), all in one room: read each before the next.
+        """Yield (where, scores_bhqk), all in one buffer: read each before the next.
 
-        One room, because blocks that grow with the causal mask leave holes in the heap
-        that none of their successors fits into. A causal mask is left to you: row i
-        sees the keys up to ``queries.start`` + i; what lies beyond was not hidden,
-        which saves a visit to all scores.
+        One buffer, because blocks that grow with the causal mask leave holes in the
+        heap that none of their successors fits into. A causal mask is left to the
+        caller: row i sees the keys up to ``queries.start`` + i; what lies beyond was
+        not hidden, which saves a visit to all scores.
         """
         sizes = self._piece()
         whole = self.shape[:3]
-        room = self._room(sizes)
+        buffer = self._buffer(sizes)
         parts = (_cut(n, size) for n, size in zip(whole, sizes, strict=True))
         for where in map(Where._make, product(*parts)):
-            yield where, self._scores(where, hide_future=False, room=room)
+            yield where, self._scores(where, hide_future=False, buffer=buffer)
 
     def _piece(self) -> tuple[int, int, int]:
         """Return how many sequences, heads and queries a piece holds."""
@@ -112,7 +112,7 @@ class AttentionCall:
         sequences = rows // (heads * queries) if heads == H else 1
         return max(1, min(B, sequences)), heads, queries
 
-    def _room(self, sizes: tuple[int, int, int]) -> Tensor | None:
+    def _buffer(self, sizes: tuple[int, int, int]) -> Tensor | None:
         if self.q_BHQD is None:
             return None
         dtype = _wide(self.q_BHQD.dtype)
@@ -128,11 +128,11 @@ class AttentionCall:
         return self._scores(Where(queries=queries), hide_future=True)
 
     def _scores(
-        self, where: Where, *, hide_future: bool, room: Tensor | None = None
+        self, where: Where, *, hide_future: bool, buffer: Tensor | None = None
     ) -> Tensor:
         queries = where.queries
         keys = slice(0, queries.stop if self.causal else self.shape[3])
-        scores = self._raw(where, keys, room)
+        scores = self._raw(where, keys, buffer)
         if self.mask is not None:
             scores = _masked(scores, _window(self.mask, *where, keys))
         if self.causal and hide_future:
@@ -142,20 +142,20 @@ class AttentionCall:
             )
         if self.modify is not None:
             scores = self.modify(scores, queries)
-        told = self.scores_BHQK is None and self.modify is None
-        if told and (self.mask is None or self.mask.dtype == torch.bool):
+        from_q_and_k = self.scores_BHQK is None and self.modify is None
+        if from_q_and_k and (self.mask is None or self.mask.dtype == torch.bool):
             return scores  # nothing but -inf hides here: one visit less
         return scores.masked_fill_(is_masked(scores), float("-inf"))
 
     def counted_BQ(self) -> Tensor:
-        """Return where a query is real: False for padding, which nobody may see.
+        """Return where a query is real: False for padding, which no query may see.
 
         In self-attention a token whose key is hidden from every query is padding, and
         its own row no more than an accident of the mask. Costs one pass over the mask,
         or over the scores where there is no mask apart from them.
         """
         B, _, Q, K = self.shape
-        # A causal mask alone hides no key from everybody: each token sees itself.
+        # A causal mask alone hides no key from all queries: each token sees itself.
         unmasked = self.mask is None and self.modify is None and self.q_BHQD is not None
         if self.cross or unmasked or Q != K - self.extra_keys:
             like = self.q_BHQD if self.scores_BHQK is None else self.scores_BHQK
@@ -181,7 +181,7 @@ class AttentionCall:
         best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=MASKED) for b_Bk in best]
         return ~is_masked(torch.stack(best).amax(0))
 
-    def _raw(self, where: Where, keys: slice, room: Tensor | None) -> Tensor:
+    def _raw(self, where: Where, keys: slice, buffer: Tensor | None) -> Tensor:
         """Return scores that are ours to change."""
         if self.scores_BHQK is not None:
             theirs = self.scores_BHQK.detach()[(*where, keys)]
@@ -194,17 +194,17 @@ class AttentionCall:
         )
         k_bgkD = k_BGKD[where.sequences, served, keys]
         wide = _wide(q_bhqD.dtype)
-        return _grouped_scores(q_bhqD.to(wide) * self.scale, k_bgkD.to(wide), room)
+        return _grouped_scores(q_bhqD.to(wide) * self.scale, k_bgkD.to(wide), buffer)
 
 
-def _grouped_scores(q_bhqD: Tensor, k_bgkD: Tensor, room: Tensor | None) -> Tensor:
+def _grouped_scores(q_bhqD: Tensor, k_bgkD: Tensor, buffer: Tensor | None) -> Tensor:
     """Return q kᵀ where each key head serves h/g query heads; keys are not repeated."""
     b, h, q, D = q_bhqD.shape
     g, k = k_bgkD.shape[1:3]
     grouped = q_bhqD.reshape(b, g, h // g * q, D)
-    if room is None:
+    if buffer is None:
         return (grouped @ k_bgkD.mT).view(b, h, q, k)
-    out = room[: b * h * q * k].view(b, g, h // g * q, k)
+    out = buffer[: b * h * q * k].view(b, g, h // g * q, k)
     return torch.matmul(grouped, k_bgkD.mT, out=out).view(b, h, q, k)
 
 

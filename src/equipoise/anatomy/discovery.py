@@ -1,6 +1,7 @@
 """From a model to its anatomy: declared families first, guesses second.
 
-What an undeclared model probably is, by the names people give these things.
+A class that is not declared is guessed by the names its authors usually give to
+projections, blocks, feed-forward nets, norms and routers.
 """
 
 import re
@@ -8,9 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from equipoise.anatomy import known_families as tables
 from equipoise.anatomy.families import (
-    FAMILIES,
     Block,
     Declaration,
     Fused,
@@ -20,8 +19,7 @@ from equipoise.anatomy.families import (
     declared,
 )
 from equipoise.anatomy.projections import Place, projections
-from equipoise.anatomy.sites import Anatomy, AttentionSite, Placement
-from equipoise.anatomy.wrappers import named, unwrapped
+from equipoise.anatomy.sites import Anatomy, AttentionSite, Placement, named, unwrapped
 
 QUERIES = (
     *("q_proj", "query", "q_lin", "wq", "to_q", "q", "w_q", "query_proj", "linear_q"),
@@ -103,7 +101,7 @@ def sibling(query: str, letter: str) -> str:
 def stacks(
     modules: Mapping[str, nn.Module], sites: Iterable[str]
 ) -> dict[str, nn.Module]:
-    """Return the lists of like modules that hold attention: the stream's stations.
+    """Return the lists of like modules that hold attention: the residual blocks.
 
     Where no attention is known by name, the longest list of like modules.
     """
@@ -149,7 +147,7 @@ def feedforwards(name: str, block: nn.Module) -> dict[str, nn.Module]:
 
 
 def placement(name: str, block: nn.Module, norms: Iterable[str]) -> Placement:
-    """Return where a block's norms seem to stand.
+    """Return where a block's norms seem to be.
 
     A block that names a norm "input" or "1", or registers one before anything else,
     normalises first; a norm after the whole stack, outside it, says the same.
@@ -165,7 +163,7 @@ def placement(name: str, block: nn.Module, norms: Iterable[str]) -> Placement:
 
 
 def _closed_outside(name: str, norms: Iterable[str]) -> bool:
-    """Return whether a norm stands beside the list that holds this block."""
+    """Return whether a norm is beside the list that holds this block."""
     home = name.rpartition(".")[0].rpartition(".")[0]
     return any(n.rpartition(".")[0] == home for n in norms)
 
@@ -182,7 +180,7 @@ def routers(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, int]
 
 
 def picks(*owners: nn.Module) -> int:
-    """Return how many experts a router picks per token, or 1 if nobody says."""
+    """Return how many experts a router picks per token, or 1 if none is given."""
     for owner in owners:
         for holder in (owner, getattr(owner, "config", None)):
             for name in PICKS:
@@ -193,7 +191,6 @@ def picks(*owners: nn.Module) -> int:
 
 NORMS = ("LayerNorm", "RMSNorm")
 LAYOUTS = (Separate, Fused, Paired)
-tables.fill(FAMILIES)
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
@@ -220,7 +217,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         guessed=tuple(
             [f"projections of {s.name}" for s in sites if not s.declared]
             + ["blocks of the residual stream"] * guessed
-            + ["where the norms stand"] * (not placed)
+            + ["where the norms are"] * (not placed)
         ),
     )
 
@@ -248,7 +245,7 @@ def _site(place: Place, blocks: Mapping[str, nn.Module]) -> AttentionSite | None
 def _blocks(
     modules: Mapping[str, nn.Module],
 ) -> tuple[dict[str, nn.Module], dict[str, Block], bool]:
-    """Return the stations, the declarations of some, and whether any was guessed."""
+    """Return the blocks, the declarations of some, and whether any was guessed."""
     found: dict[str, Block] = {}
     for name, module in modules.items():
         known = _declaration(Place(name, module, modules), (Block,))
@@ -276,8 +273,8 @@ def _placement(
     """Return the first block's placement, and whether it was declared."""
     for name, block in blocks.items():
         if name in found:
-            said = found[name].placement
-            return (said(block) if callable(said) else said), True
+            where = found[name].placement
+            return (where(block) if callable(where) else where), True
         return placement(name, block, norms), False
     return "", True
 

@@ -1,8 +1,8 @@
 """``flex_attention``: seen where it sets up its own compilation.
 
-It is neither a torch function nor free of compiled code, so the mode must not be there
-when it runs. torch looks ``setup_compilation_env`` up at each call; while we listen,
-ours stands there, reads the caller's arguments, and steps the mode aside.
+It is neither a torch function nor free of compiled code, so the mode must not be active
+when it runs. torch looks ``setup_compilation_env`` up at each call; while we read, ours
+is found there, which reads the caller's arguments and takes the mode off.
 
 Axes, in this file:  B batch · H head · Q query · K key.
 """
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, Modify
-from equipoise.anatomy.hooks import aside, stands
+from equipoise.anatomy.hooks import is_active, without_mode
 
 MODULE = "torch.nn.attention.flex_attention"
 SET_UP = "setup_compilation_env"
@@ -27,8 +27,10 @@ Given = dict[str, Any]
 
 
 @contextmanager
-def overheard(mode: TorchFunctionMode, hear: Callable[[Given], None]) -> Iterator[None]:
-    """While active, hand the arguments of every ``flex_attention`` call to ``hear``."""
+def intercepted(
+    mode: TorchFunctionMode, report: Callable[[Given], None]
+) -> Iterator[None]:
+    """While active, give every ``flex_attention`` call's arguments to ``report``."""
     flex = sys.modules.get(MODULE)
     set_up = getattr(flex, SET_UP, None)
     if flex is None or set_up is None:
@@ -36,19 +38,19 @@ def overheard(mode: TorchFunctionMode, hear: Callable[[Given], None]) -> Iterato
         return
 
     @contextmanager
-    def listening(given: Given) -> Iterator[Any]:
-        with aside(mode):
-            hear(given)
+    def intercepting(given: Given) -> Iterator[Any]:
+        with without_mode(mode):
+            report(given)
             with set_up() as backend:
                 yield backend
 
-    def listened() -> AbstractContextManager[Any]:
-        if not stands(mode):  # another thread's call
+    def set_up_and_report() -> AbstractContextManager[Any]:
+        if not is_active(mode):  # another thread's call
             alone: AbstractContextManager[Any] = set_up()
             return alone
-        return listening(_arguments(sys._getframe(1).f_locals))
+        return intercepting(_arguments(sys._getframe(1).f_locals))
 
-    setattr(flex, SET_UP, listened)
+    setattr(flex, SET_UP, set_up_and_report)
     try:
         yield
     finally:
@@ -58,7 +60,7 @@ def overheard(mode: TorchFunctionMode, hear: Callable[[Given], None]) -> Iterato
 def _arguments(values: Given) -> Given:
     given = {name: values.get(name) for name in ARGUMENTS}
     if type(values) is dict:
-        values.clear()  # a copy, which the frame would keep (see callers.py)
+        values.clear()  # a copy, which the frame would keep (see call_stack.py)
     return given
 
 
@@ -78,8 +80,8 @@ def flex_call(caller: Caller, given: Given) -> AttentionCall:
 
 
 def _modify(score_mod: Any, mask_mod: Any) -> Modify:
-    # Lets a user's function index tensors by tensors under vmap. Whoever calls
-    # flex_attention has loaded it already; nobody else should wait for it.
+    # Lets a user's function index tensors by tensors under vmap. A caller of
+    # flex_attention has loaded it already; no other model should wait for it.
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     score_BHQK = _over_all(score_mod, with_score=True)

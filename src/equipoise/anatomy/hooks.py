@@ -30,8 +30,8 @@ After = Callable[..., None]
 """Takes (module, args, output), or (module, args, kwargs, output) if it asks to."""
 
 
-class _Switchboard:
-    """One global hook that hands each module's calls to that module's listeners."""
+class _GlobalHook:
+    """One global hook that gives each module's calls to the hooks connected to it."""
 
     def __init__(self, register: Callable[[After], RemovableHandle]) -> None:
         self._register = register
@@ -69,15 +69,15 @@ class _Switchboard:
 def _in_this_thread(hook: After) -> After:
     here = threading.get_ident()
 
-    def listen(*given: Any) -> None:
+    def call(*given: Any) -> None:
         if threading.get_ident() == here:
             hook(*given)
 
-    return listen
+    return call
 
 
 class _Handle(RemovableHandle):
-    """Ends one listening; the last one out takes torch's global hook off."""
+    """Disconnects one hook; the last one removes torch's global hook."""
 
     def __init__(
         self, mine: OrderedDict[int, After], removed: Callable[[], None]
@@ -90,8 +90,8 @@ class _Handle(RemovableHandle):
         self._removed()
 
 
-_BEFORE = _Switchboard(torch_modules.register_module_forward_pre_hook)
-_AFTER = _Switchboard(
+_BEFORE = _GlobalHook(torch_modules.register_module_forward_pre_hook)
+_AFTER = _GlobalHook(
     lambda hook: torch_modules.register_module_forward_hook(
         hook, with_kwargs=True, always_call=True
     )
@@ -110,10 +110,10 @@ def before(module: nn.Module, hook: Before) -> RemovableHandle:
         (3, [(1,)])
     """
 
-    def listen(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    def call(module: nn.Module, args: Any, kwargs: Any = None) -> None:
         hook(module, args, kwargs or {})
 
-    return _BEFORE.connect(module, listen)
+    return _BEFORE.connect(module, call)
 
 
 def after(
@@ -128,12 +128,12 @@ def after(
     ``always_call`` calls it even if the module raised, with None for the output.
     """
 
-    def listen(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+    def call(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
         *kwargs, output = kwargs_and_output  # torch gives no kwargs after an exception
         if output is not None or always_call:
             hook(module, args, *((*kwargs, {})[:1] if with_kwargs else ()), output)
 
-    return _AFTER.connect(module, listen)
+    return _AFTER.connect(module, call)
 
 
 @contextmanager
@@ -165,42 +165,42 @@ def module_stack(
         yield running
 
 
-def stands(mode: TorchFunctionMode) -> bool:
-    """Return whether a mode is on: each thread has a stack of its own."""
+def is_active(mode: TorchFunctionMode) -> bool:
+    """Return whether a mode is active: each thread has a stack of its own."""
     return any(mode is other for other in _get_current_function_mode_stack())
 
 
-def transformed() -> bool:
-    """Return whether ``torch.func`` is at work: its tensors hold no numbers to read."""
+def inside_torch_func() -> bool:
+    """Return whether ``torch.func`` is running: its tensors hold no numbers to read."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def step_aside(mode: TorchFunctionMode) -> int:
-    """Take a mode off the stack; return how many modes stood above it."""
-    above = _taken_above(mode)
+def pop_mode(mode: TorchFunctionMode) -> int:
+    """Take a mode off the stack; return how many modes were above it."""
+    above = _popped_above(mode)
     _pop_mode()
     _put_back(above)
     return len(above)
 
 
-def step_back(mode: TorchFunctionMode, above: int) -> None:
-    """Put a mode back under as many modes as stood above it before."""
+def push_mode(mode: TorchFunctionMode, above: int) -> None:
+    """Put a mode back under as many modes as were above it before."""
     others = [_pop_mode() for _ in range(above)]
     _push_mode(mode)
     _put_back(others)
 
 
 @contextmanager
-def aside(mode: TorchFunctionMode) -> Iterator[None]:
-    """Run a block as if the mode were not there: compiled code must not meet it."""
-    above = step_aside(mode)
+def without_mode(mode: TorchFunctionMode) -> Iterator[None]:
+    """Run a block without the mode: compiled code must not meet it."""
+    above = pop_mode(mode)
     try:
         yield
     finally:
-        step_back(mode, above)
+        push_mode(mode, above)
 
 
-def _taken_above(mode: TorchFunctionMode) -> list[TorchFunctionMode]:
+def _popped_above(mode: TorchFunctionMode) -> list[TorchFunctionMode]:
     stack = _get_current_function_mode_stack()
     return [_pop_mode() for _ in range(len(stack) - 1 - stack.index(mode))]
 

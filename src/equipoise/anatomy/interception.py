@@ -11,16 +11,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy import flex, multihead
-from equipoise.anatomy import sdpa as nested
 from equipoise.anatomy.call_stack import Caller, caller, sounds_like_attention
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.hooks import transformed
+from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.multihead import FastPaths
 from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
-from equipoise.anatomy.sdpa import sdpa_call
+from equipoise.anatomy.sdpa import is_nested, padded, sdpa_call
 from equipoise.anatomy.sharding import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, Trail
+from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, SoftmaxFlow
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
@@ -32,7 +31,7 @@ ENTRY_POINTS = {
 
 
 SPLIT_ROWS = (
-    "its queries or keys are sharded along the sequence: no rank holds a whole row"
+    "its queries or keys are sharded along the sequence: no rank holds a full row"
 )
 
 
@@ -46,7 +45,7 @@ def _as_it_is(hook: Hook) -> Hook:
 class Interceptor(TorchFunctionMode):
     """While active, hands every attention call to a listener after it has run.
 
-    ``guarded`` wraps what we do between the patient's calls, so that a mistake of ours
+    ``guarded`` wraps what we do between the model's calls, so that a mistake of ours
     stays ours. What is seen but cannot be read goes to ``anatomy.noticed``, by name.
     """
 
@@ -57,16 +56,16 @@ class Interceptor(TorchFunctionMode):
         self._anatomy = anatomy
         self._sites = {id(site.module) for site in anatomy.attention}
         self._listener = listener
-        self._trail = Trail(listener, self._miss)
-        self._notice, self._settle = guarded(self._look), guarded(self._trail.settle)
-        self._hear_flex = guarded(self._flex)
+        self._flow = SoftmaxFlow(listener, self._miss)
+        self._notice, self._settle = guarded(self._look), guarded(self._flow.settle)
+        self._report_flex = guarded(self._flex)
         self._fast = FastPaths(self, anatomy, listener, guarded=guarded)
         self._around = ExitStack()
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
         self._around.enter_context(self._fast.installed())
-        self._around.enter_context(flex.overheard(self, self._hear_flex))
+        self._around.enter_context(flex.intercepted(self, self._report_flex))
         return self
 
     def __exit__(
@@ -77,10 +76,10 @@ class Interceptor(TorchFunctionMode):
     ) -> None:
         self._around.close()
         self._settle()
-        for who in self._trail.lost():
+        for who in self._flow.lost():
             if id(who.module) in self._sites or sounds_like_attention(who.module):
                 self._miss(who, LOST)
-        self._trail.clear()
+        self._flow.clear()
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -93,10 +92,10 @@ class Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         foreign = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-        if transformed():
+        if inside_torch_func():
             if func in ENTRY_POINTS:
                 self._miss(self._caller(), TRANSFORMED)
-        elif func in ENTRY_POINTS or self._trail or foreign:
+        elif func in ENTRY_POINTS or self._flow or foreign:
             self._notice(func, args, kwargs, out)
         return out
 
@@ -106,15 +105,15 @@ class Interceptor(TorchFunctionMode):
         elif func is F.multi_head_attention_forward:
             self._listener(multihead.from_function(self._caller(), args, kwargs))
         elif func in SOFTMAXES:
-            self._trail.start(self._caller(), out, _softmax_given(*args, **kwargs))
-        elif self._trail:
-            self._trail.follow(func, args, out, kwargs)
+            self._flow.start(self._caller(), out, _softmax_given(*args, **kwargs))
+        elif self._flow:
+            self._flow.follow(func, args, out, kwargs)
         elif kernel := foreign_kernel(func):
             self._miss(self._caller(), f"{kernel} returns no scores")
 
     def _sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if nested.is_nested(args, kwargs):
-            args, kwargs = (), nested.padded(args, kwargs)
+        if is_nested(args, kwargs):
+            args, kwargs = (), padded(args, kwargs)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if any(sharded_axes(x) - {0, 1} for x in tensors):
             self._miss(self._caller(), SPLIT_ROWS)
@@ -129,7 +128,7 @@ class Interceptor(TorchFunctionMode):
         return caller(self._anatomy.names, self._sites)
 
     def _miss(self, who: Caller, reason: str) -> None:
-        if reason == CONVOLUTION:  # whoever convolves may well attend besides
+        if reason == CONVOLUTION:  # a module that convolves may attend as well
             self._anatomy.lacks(who.name, reason)
         else:
             self._anatomy.noticed.setdefault(who.name, reason)

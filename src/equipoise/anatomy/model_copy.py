@@ -1,4 +1,4 @@
-"""A second body for somebody's model: the same weights, none of its traces.
+"""A copy of the user's model as a pure function of its parameters.
 
 Its modules are shallow copies, so what a forward pass writes to them stays with them;
 its buffers are copies; it is always in evaluation mode, in which a model is a function.
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import unwrapped
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-class Twin:
+class ModelCopy:
     """A model as a pure function of its parameters."""
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype | None = None) -> None:
         self.body = shallow(unwrapped(model), {})
         wide = torch.float32
         self.parameters = {
-            name: _at_least(_whole(p), dtype or wide)
+            name: _at_least(_gathered(p), dtype or wide)
             for name, p in self.body.named_parameters()
         }
         self.trainable = [n for n, p in self.body.named_parameters() if p.requires_grad]
@@ -43,7 +43,7 @@ class Twin:
     def __call__(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Return what the model says with some of its parameters replaced."""
+        """Return the model's output with some of its parameters replaced."""
         buffers = {name: b.clone() for name, b in self._buffers.items()}
         with _plain_kernels():
             return functional_call(
@@ -51,28 +51,28 @@ class Twin:
             )
 
 
-class _Remembered:
-    """Stands for reentrant checkpointing: runs the function and forgets nothing."""
+class _NoCheckpoint:
+    """In place of reentrant checkpointing: runs the function and keeps everything."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         return function(*args)
 
 
-def _beside(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Stand for the other kind, which acts before and after the function."""
+def _no_checkpoint(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Replace the other kind, which acts before and after the function."""
     yield
 
 
 CHECKPOINTING = {
-    "CheckpointFunction": _Remembered,
-    "_checkpoint_without_reentrant_generator": _beside,
+    "CheckpointFunction": _NoCheckpoint,
+    "_checkpoint_without_reentrant_generator": _no_checkpoint,
 }
 """No gradient of a gradient survives activation checkpointing of either kind."""
 
 
 @contextmanager
-def _remembering() -> Iterator[None]:
+def _without_checkpointing() -> Iterator[None]:
     originals = {name: getattr(checkpointing, name) for name in CHECKPOINTING}
     try:
         for name, plain in CHECKPOINTING.items():
@@ -85,16 +85,16 @@ def _remembering() -> Iterator[None]:
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Attention in plain operations, no autocast, nothing compiled or forgotten."""
+    """Attention in plain operations; no autocast, compiled code or checkpointing."""
     with (
-        _remembering(),
+        _without_checkpointing(),
         sdpa_kernel(SDPBackend.MATH),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
         torch.compiler.set_stance("force_eager"),
         warnings.catch_warnings(),
     ):
-        # Without a GPU torch says that there is nothing to switch off.
+        # Without a GPU torch warns that there is nothing to switch off.
         warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
         yield
 
@@ -105,7 +105,7 @@ def shallow(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
         return seen[id(module)]
     forward = module.__dict__.get("forward")
     if forward is not None and getattr(forward, "__self__", None) is not module:
-        return module  # somebody's wrapper holds on to this very object
+        return module  # a wrapper refers to this very object
     copy: nn.Module = object.__new__(_plain_class(type(module)))
     seen[id(module)] = copy
     copy.__dict__ = dict(module.__dict__)
@@ -120,7 +120,7 @@ def shallow(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
             name: child and shallow(unwrapped(child), seen)
             for name, child in module._modules.items()
         },
-        **{name: _kept(module.__dict__[name]) for name in HOOKS},
+        **{name: _user_hooks(module.__dict__[name]) for name in HOOKS},
     )
     return copy
 
@@ -131,7 +131,7 @@ def _plain_class(kind: type) -> type:
     return kind.__bases__[1] if names[:1] == ["FSDPModule"] else kind
 
 
-def _kept(hooks: Mapping[int, Any]) -> "OrderedDict[int, Any]":
+def _user_hooks(hooks: Mapping[int, Any]) -> "OrderedDict[int, Any]":
     """Return the user's own hooks; FSDP's would gather, and ours would measure."""
     return OrderedDict((key, hook) for key, hook in hooks.items() if not _foreign(hook))
 
@@ -142,11 +142,11 @@ def _foreign(hook: Any) -> bool:
     return place.startswith(("equipoise.", "torch.distributed."))
 
 
-def _whole(parameter: Tensor) -> Tensor:
+def _gathered(parameter: Tensor) -> Tensor:
     """Return all of a parameter; under FSDP2 that asks the other ranks."""
-    gathered = getattr(parameter.detach(), "full_tensor", None)
-    whole: Tensor = gathered() if gathered else parameter.detach()
-    return whole
+    gather = getattr(parameter.detach(), "full_tensor", None)
+    full: Tensor = gather() if gather else parameter.detach()
+    return full
 
 
 def _at_least(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ ends where attention begins.
 
 In evaluation ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take a fused
 path, unless a torch-function mode is active or a module inside has a hook: either would
-change the model's bits. So the mode steps aside while they run.
+change the model's bits. So the mode is off while they run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +23,10 @@ from torch.overrides import TorchFunctionMode
 from equipoise.anatomy import hooks
 from equipoise.anatomy.call_stack import Caller, sounds_crossed
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.hooks import step_aside, step_back
+from equipoise.anatomy.hooks import pop_mode, push_mode
 from equipoise.anatomy.masks import additive
 from equipoise.anatomy.sdpa import open_multi_head
-from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.wrappers import named
+from equipoise.anatomy.sites import Anatomy, named
 
 # The order of the function's positional parameters, as documented.
 PARAMETERS = (
@@ -173,19 +172,19 @@ def _mask(given: Given, BH: tuple[int, ...], *, extra: int) -> Tensor | None:
     return F.pad(mask, (0, extra)) if extra else mask
 
 
-Hear = Callable[[AttentionCall], None]
+Report = Callable[[AttentionCall], None]
 
 
 class FastPaths:
-    """Steps a mode aside for the modules that may take a fused path."""
+    """Takes a mode off while modules run that may take a fused path."""
 
     def __init__(
-        self, mode: TorchFunctionMode, anatomy: Anatomy, hear: Hear, *, guarded: Any
+        self, mode: TorchFunctionMode, anatomy: Anatomy, report: Report, *, guarded: Any
     ) -> None:
-        self._mode, self._anatomy, self._hear = mode, anatomy, hear
+        self._mode, self._anatomy, self._report = mode, anatomy, report
         self._safely = guarded(self._recompute)
-        self._aside: tuple[nn.Module, int] | None = None
-        self._heard: set[int] = set()
+        self._off: tuple[nn.Module, int] | None = None
+        self._read: set[int] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -201,33 +200,33 @@ class FastPaths:
             yield
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._heard.discard(id(module))
-        if self._aside is None and not module.training:
-            self._aside = module, step_aside(self._mode)
+        self._read.discard(id(module))
+        if self._off is None and not module.training:
+            self._off = module, pop_mode(self._mode)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        aside = self._aside is not None
-        if self._aside is not None and self._aside[0] is module:
+        was_off = self._off is not None
+        if self._off is not None and self._off[0] is module:
             self._back()
-        if aside and output is not None:
+        if was_off and output is not None:
             self._safely(module, args, kwargs)
 
     def _back(self) -> None:
-        if self._aside is not None:
-            step_back(self._mode, self._aside[1])
-            self._aside = None
+        if self._off is not None:
+            push_mode(self._mode, self._off[1])
+            self._off = None
 
     def _recompute(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A layer speaks only for an attention module it did not call: a fused one."""
+        """Report a call; a layer's only if it did not call its attention: if fused."""
         if isinstance(module, nn.MultiheadAttention):
-            self._heard.add(id(module))
-            self._hear(from_module(self._caller(module), args, kwargs))
+            self._read.add(id(module))
+            self._report(from_module(self._caller(module), args, kwargs))
         elif isinstance(module, nn.TransformerEncoderLayer):
             inside = module.self_attn
-            if id(inside) not in self._heard:
+            if id(inside) not in self._read:
                 given = _inside(module, args, kwargs)
-                self._hear(from_module(self._caller(inside), (), given))
-            self._heard.discard(id(inside))
+                self._report(from_module(self._caller(inside), (), given))
+            self._read.discard(id(inside))
 
     def _caller(self, module: nn.Module) -> Caller:
         name = self._anatomy.names.get(id(module), "")
@@ -235,7 +234,7 @@ class FastPaths:
 
 
 def _may_be_fused(module: nn.Module) -> bool:
-    """A subclass with a forward of its own is somebody else's code, seen as it runs."""
+    """Return whether a module may be fused: not one with a forward of its own."""
     if isinstance(module, nn.TransformerEncoder):
         return module.use_nested_tensor and all(map(_may_be_fused, module.layers))
     fused = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

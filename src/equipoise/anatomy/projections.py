@@ -1,6 +1,7 @@
-"""From a layout and a module to its projections, if the sizes agree.
+"""The projections of an attention module, found by following a declaration's paths.
 
-Paths in declarations, followed in somebody's model.
+A layout that a module's sizes do not fit gives none. Under tensor parallelism the maps
+of the heads that are on this rank are found too.
 """
 
 from collections.abc import Mapping

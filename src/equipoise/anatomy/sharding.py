@@ -1,8 +1,6 @@
-"""What of a tensor lives on this rank, and which heads that is, without asking anybody.
+"""What part of a tensor is on this rank, and which heads, without communicating.
 
 Any operation on a DTensor but these may communicate, which no hook may do.
-
-The projections of the heads that tensor parallelism leaves on this rank.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,10 @@
-"""The vocabulary that describes somebody else's model."""
+"""What describes a model: module names, attention sites, projections, blocks, norms.
 
-from collections.abc import Mapping
+Module names are those the user wrote, whatever wraps the model: DDP, FSDP,
+``torch.compile``, activation checkpointing or peft.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -127,14 +131,14 @@ class Anatomy:
     """id(module) → name."""
     attention: tuple[AttentionSite, ...]
     blocks: Mapping[str, nn.Module]
-    """The residual stream's stations, first to last."""
+    """The blocks of the residual stream, first to last."""
     norms: Mapping[str, nn.Module]
     feedforwards: Mapping[str, nn.Module] = field(default_factory=dict)
     """The feed-forward modules of the blocks; several where a block holds the parts."""
     routers: Mapping[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """Modules whose output are a router's logits, and how many experts each picks."""
     placement: Placement = ""
-    """Where the norms of a block stand; ``post`` means each closes a residual sum."""
+    """Where the norms of a block are; ``post`` means each closes a residual sum."""
     family: str = ""
     guessed: tuple[str, ...] = field(default=())
     """What was guessed rather than declared, in words for the user."""
@@ -152,3 +156,49 @@ class Anatomy:
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the site of a module, if it is one we expected."""
         return next((s for s in self.attention if s.module is module), None)
+
+
+# Wrapper class → the attribute that holds the user's module. By name: torch.compile,
+# DDP and FSDP need not be imported to be recognised.
+WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "LoraModel": "model",
+}
+PEFT = "PeftModel"  # PeftModelForCausalLM and its like
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the user's own module under any number of wrappers."""
+    while (attribute := _held_as(type(module).__name__)) is not None:
+        module = getattr(module, attribute)
+    return module
+
+
+def _held_as(wrapper: str) -> str | None:
+    return "base_model" if wrapper.startswith(PEFT) else WRAPPERS.get(wrapper)
+
+
+def named(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield ``named_modules()`` with the wrappers' own names left out.
+
+    Example:
+        >>> wrapped = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
+        >>> [name for name, _ in named(wrapped)]
+        ['', '0']
+    """
+    yield from _named(unwrapped(model), prefix, set())
+
+
+def _named(
+    module: nn.Module, prefix: str, seen: set[int]
+) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield prefix, module
+    for name, child in module.named_children():
+        yield from _named(unwrapped(child), f"{prefix}.{name}".lstrip("."), seen)

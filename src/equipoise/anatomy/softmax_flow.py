@@ -1,14 +1,12 @@
 """Follows softmax weights until they mix values: only then were they attention.
 
-A router's softmax, or the one over the vocabulary, never mixes; its trail just ends.
-
-Softmax weights on their way: where they come from, and what they were used for.
-
-Weights that are a product of two softmaxes: linear attention, whose rows never are.
+A router's softmax, or the one over the vocabulary, never mixes anything. Every tensor
+made of softmax weights is known with the scores laid out as it is, through reshapes,
+slices and dropout, until a product mixes values with it.
 
 Efficient attention mixes values with a softmax over the tokens, and what that made with
 a softmax over features: softmax(q) (softmax(k)ᵀ v). Neither is a row of attention. Each
-alone looks like one, so a mix waits while its caller has another softmax in hand.
+alone looks like one, so a mix waits while its caller has another softmax in use.
 """
 
 import weakref
@@ -51,25 +49,25 @@ class Softmax:
         return _version(self.scores) != self.version
 
 
-def begun(caller: Caller, scores: Tensor, dim: int) -> Softmax:
+def started_softmax(caller: Caller, scores: Tensor, dim: int) -> Softmax:
     """Return what is known of a softmax when it has just been called."""
     scores = scores.detach()
     return Softmax(caller, scores, scores.stride(dim), _version(scores))
 
 
 def _version(x: Tensor) -> int:
-    """Return how often a tensor was written to; in inference mode nobody counts."""
+    """Return how often a tensor was written to; in inference mode torch counts none."""
     return 0 if x.is_inference() else x._version
 
 
 @dataclass(slots=True, eq=False)
-class Trace:
+class WeightTensor:
     """A tensor made of softmax weights, and the scores laid out as it is."""
 
     softmax: Softmax
     view: Tensor
     sliced: bool = False
-    """Only part of the weights: the view is the whole's."""
+    """Only part of the weights: the view is of all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +75,7 @@ class Mix:
     """Values mixed once with the weights of one softmax."""
 
     caller: Caller
-    trace: Trace
+    carrier: WeightTensor
     axes: Axes
     extra_keys: int
     """Columns of the softmax that no value belongs to."""
@@ -88,14 +86,14 @@ FACTORED = "its weights are a product of two softmaxes: linear attention has no 
 
 
 @dataclass(slots=True)
-class Factors:
-    """Mixes that wait to hear whether they were half of a product."""
+class PendingMixes:
+    """Mixes that wait until it is clear whether they were half of a product."""
 
     report: Callable[[Mix], None]
     miss: Callable[[Caller, str], None]
     _waiting: dict[str, Mix] = field(default_factory=dict)
 
-    def weigh(self, mix: Mix, operands: Iterable[Tensor], *, alone: bool) -> None:
+    def add(self, mix: Mix, operands: Iterable[Tensor], *, alone: bool) -> None:
         """Report a mix, now or once its caller has mixed again, or name the product."""
         before = self._waiting.pop(mix.caller.name, None)
         if before is not None:
@@ -133,30 +131,30 @@ OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
 
 
 @dataclass(slots=True)
-class Trail:
+class SoftmaxFlow:
     """Every living tensor that carries softmax weights."""
 
-    hear: Callable[[AttentionCall], None]
+    report: Callable[[AttentionCall], None]
     miss: Callable[[Caller, str], None]
-    _traces: dict[int, tuple["weakref.ref[Tensor]", list[Trace]]] = field(
+    _carriers: dict[int, tuple["weakref.ref[Tensor]", list[WeightTensor]]] = field(
         default_factory=dict
     )
     _met: dict[str, Caller] = field(default_factory=dict)
     _followed: set[str] = field(default_factory=set)
-    _factors: Factors = field(init=False)
+    _pending: PendingMixes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._factors = Factors(self._report, self.miss)
+        self._pending = PendingMixes(self._report, self.miss)
 
     def __bool__(self) -> bool:
-        return bool(self._traces)
+        return bool(self._carriers)
 
     def settle(self) -> None:
-        """Report what was held back in case more would come."""
-        self._factors.settle()
+        """Report the mixes that waited for another one."""
+        self._pending.settle()
 
     def clear(self) -> None:
-        self._traces.clear()
+        self._carriers.clear()
         self._met.clear()
         self._followed.clear()
 
@@ -170,91 +168,95 @@ class Trail:
         if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
             return
         self._met[caller.name] = caller
-        softmax = begun(caller, scores, dim)
-        self._mark(out, [Trace(softmax, softmax.scores)])
+        softmax = started_softmax(caller, scores, dim)
+        self._mark(out, [WeightTensor(softmax, softmax.scores)])
 
     def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
         """Take one more call into account."""
         if func in WINDOWS:
             self._unfolded(args[2:] if func is Tensor.unfold else args[1:], kw)
         for tensor in {id(t): t for t in _tensors((args, tuple(kw.values())))}.values():
-            traces = self._living(tensor)
-            if not traces:
+            carriers = self._living(tensor)
+            if not carriers:
                 continue
             axes = mixing_axes(func, args, tensor)
             if axes is not None:
-                made = [_mix(trace, tensor, axes, out) for trace in traces]
+                made = [_mix(carrier, tensor, axes, out) for carrier in carriers]
                 self._mixed(made, args)
             else:
-                self._passed_on(func, args, out, (tensor, traces, kw))
+                self._passed_on(func, args, out, (tensor, carriers, kw))
 
     def _unfolded(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
         """Note windows, whose size is the next argument unless it is named."""
         size = kw.get("kernel_size", kw.get("size", args[0] if args else 0))
-        for _, traces in self._traces.values():
-            for trace in traces:
-                trace.softmax.windows.append(size)
+        for _, carriers in self._carriers.values():
+            for carrier in carriers:
+                carrier.softmax.windows.append(size)
 
-    def _living(self, tensor: Tensor) -> list[Trace]:
-        reference, traces = self._traces.get(id(tensor), (None, []))
+    def _living(self, tensor: Tensor) -> list[WeightTensor]:
+        reference, carriers = self._carriers.get(id(tensor), (None, []))
         if reference is None or reference() is not tensor:
             return []
-        return [trace for trace in traces if not trace.softmax.done]
+        return [carrier for carrier in carriers if not carrier.softmax.done]
 
-    def _mark(self, out: Tensor, traces: list[Trace]) -> None:
+    def _mark(self, out: Tensor, carriers: list[WeightTensor]) -> None:
         key = id(out)
-        forget = lambda _: self._traces.pop(key, None)  # noqa: E731
+        forget = lambda _: self._carriers.pop(key, None)  # noqa: E731
         known = self._living(out)
-        self._traces[key] = weakref.ref(out, forget), [*known, *traces]
+        self._carriers[key] = weakref.ref(out, forget), [*known, *carriers]
 
     def _passed_on(
         self,
         func: Function,
         args: tuple[Any, ...],
         out: Any,
-        given: tuple[Tensor, list[Trace], Any],
+        given: tuple[Tensor, list[WeightTensor], Any],
     ) -> None:
-        tensor, traces, kw = given
+        tensor, carriers, kw = given
         if func in SLICES:
             for part in _tensors((out,)):
-                whole = [Trace(t.softmax, t.view, sliced=True) for t in traces]
-                self._mark(part, whole)
+                parts = [WeightTensor(t.softmax, t.view, sliced=True) for t in carriers]
+                self._mark(part, parts)
         elif func in RESHAPES and args and args[0] is tensor:
-            views = [t if t.sliced else _reshaped(func, t, args, kw) for t in traces]
+            views = [t if t.sliced else _reshaped(func, t, args, kw) for t in carriers]
             self._mark(out, views)
         elif (
             isinstance(out, Tensor) and out.shape == tensor.shape and out is not tensor
         ):
-            self._mark(out, traces)
+            self._mark(out, carriers)
 
     def _mixed(self, mixes: list[Mix], args: tuple[Any, ...]) -> None:
-        """Weigh every softmax in a product; they will not be needed again."""
+        """Take every softmax in a product as mixed; none will be needed again."""
         # One softmax may be in a tensor twice: a reshape can return what it was given.
-        fresh = list({id(mix.trace.softmax): mix for mix in mixes[::-1]}.values())[::-1]
+        fresh = list({id(mix.carrier.softmax): mix for mix in mixes[::-1]}.values())[
+            ::-1
+        ]
         for mix in fresh:
-            mix.trace.softmax.done = True
+            mix.carrier.softmax.done = True
         gone = [
-            k for k, (_, ts) in self._traces.items() if all(t.softmax.done for t in ts)
+            k
+            for k, (_, ts) in self._carriers.items()
+            if all(t.softmax.done for t in ts)
         ]
         for key in gone:
-            del self._traces[key]
+            del self._carriers[key]
         for mix in fresh:
             self._followed.add(mix.caller.name)
             alone = len(fresh) > 1 or not self._has_more(mix.caller)
-            self._factors.weigh(mix, _tensors(args), alone=alone)
+            self._pending.add(mix, _tensors(args), alone=alone)
 
     def _has_more(self, caller: Caller) -> bool:
         """Return whether a caller holds another softmax that has mixed nothing yet."""
-        living = (ts for ref, ts in self._traces.values() if ref() is not None)
+        living = (ts for ref, ts in self._carriers.values() if ref() is not None)
         waiting = (t.softmax for ts in living for t in ts if not t.softmax.done)
         return any(softmax.caller.name == caller.name for softmax in waiting)
 
     def _report(self, mix: Mix) -> None:
-        softmax, view, axes = mix.trace.softmax, mix.trace.view, mix.axes
+        softmax, view, axes = mix.carrier.softmax, mix.carrier.view, mix.axes
         if softmax.overwritten:
             self.miss(softmax.caller, OVERWRITTEN)
             return
-        if mix.trace.sliced or view.ndim != len(axes):
+        if mix.carrier.sliced or view.ndim != len(axes):
             axes = (*range(view.ndim - 2), view.ndim - 2, view.ndim - 1)
         if _router(softmax, view, axes):
             return
@@ -265,11 +267,11 @@ class Trail:
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
             return
-        self.hear(_call(softmax.caller, scores, extra=mix.extra_keys))
+        self.report(_call(softmax.caller, scores, extra=mix.extra_keys))
 
 
-def _mix(trace: Trace, weights: Tensor, axes: Axes, out: Tensor) -> Mix:
-    return Mix(trace.softmax.caller, trace, axes, _extra(trace, weights), out)
+def _mix(carrier: WeightTensor, weights: Tensor, axes: Axes, out: Tensor) -> Mix:
+    return Mix(carrier.softmax.caller, carrier, axes, _extra(carrier, weights), out)
 
 
 def _router(softmax: Softmax, view: Tensor, axes: Axes) -> bool:
@@ -283,11 +285,11 @@ def _over_keys(scores: Tensor, stride: int) -> bool:
     return scores.stride(-1) == stride or scores.shape[-1] == 1 or not elsewhere
 
 
-def _extra(trace: Trace, weights: Tensor) -> int:
+def _extra(carrier: WeightTensor, weights: Tensor) -> int:
     """Columns of the softmax that were cut off before values were mixed: sinks."""
-    cut = trace.view.shape[-1] - weights.shape[-1]
-    same = weights.shape[:-1] == trace.view.shape[:-1]
-    return cut if trace.sliced and same and cut > 0 else 0
+    cut = carrier.view.shape[-1] - weights.shape[-1]
+    same = weights.shape[:-1] == carrier.view.shape[:-1]
+    return cut if carrier.sliced and same and cut > 0 else 0
 
 
 def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
@@ -300,8 +302,10 @@ def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
     )
 
 
-def _reshaped(func: Function, trace: Trace, args: tuple[Any, ...], kw: Any) -> Trace:
-    return Trace(trace.softmax, func(trace.view, *args[1:], **kw))
+def _reshaped(
+    func: Function, carrier: WeightTensor, args: tuple[Any, ...], kw: Any
+) -> WeightTensor:
+    return WeightTensor(carrier.softmax, func(carrier.view, *args[1:], **kw))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

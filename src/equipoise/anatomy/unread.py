@@ -9,7 +9,7 @@ from torch import nn
 
 from equipoise.anatomy.sites import Anatomy
 
-# Attention implementations of Hugging Face whose kernels hand no scores to anybody.
+# Attention implementations of Hugging Face whose kernels return no scores.
 FLASH = ("flash", "sage", "paged", "kernels-community")
 FOREIGN = ("flash_attn", "xformers", "sageattention", "transformer_engine", "fla")
 SWITCH = "choose sdpa or eager attention to read it"
@@ -24,37 +24,37 @@ NONE_AT_ALL = (
 )
 
 
-def unread(anatomy: Anatomy, heard: Container[str]) -> dict[str, str]:
-    """Return every attention site that was not heard: name → why.
+def unread(anatomy: Anatomy, read: Container[str]) -> dict[str, str]:
+    """Return every attention site that was not read: name → why.
 
-    ``heard`` are the names of sites whose calls were read in a step. Calls that were
+    ``read`` are the names of sites whose calls were read in a step. Calls that were
     seen outside any known site, and could not be read, are listed as well.
     """
-    silent = [site for site in anatomy.attention if site.name not in heard]
-    reasons = {site.name: _reason(site.module) for site in silent}
-    noticed = {n: why for n, why in anatomy.noticed.items() if n not in heard}
+    missing = [site for site in anatomy.attention if site.name not in read]
+    reasons = {site.name: _reason(site.module) for site in missing}
+    noticed = {n: why for n, why in anatomy.noticed.items() if n not in read}
     return {**reasons, **noticed}
 
 
-def unnoticed(
-    anatomy: Anatomy, ran: Collection[str], heard: Collection[str]
+def unread_in_step(
+    anatomy: Anatomy, ran: Collection[str], read: Collection[str]
 ) -> dict[str, str]:
-    """Return what ran in a step and went unheard without a word: name → why.
+    """Return what ran in a step, and was neither read nor reported: name → why.
 
-    Declared sites are not among them: they are held to speak. Nor is a guess whose
-    attention was heard in a module inside it, or around it.
+    Declared sites are not among them: for them that is an error. Nor is a guess whose
+    attention was read in a module inside it, or around it.
     """
-    if not heard and not anatomy.attention and not anatomy.noticed:
+    if not read and not anatomy.attention and not anatomy.noticed:
         return {"": NONE_AT_ALL}
     guessed = [s for s in anatomy.attention if not s.declared and s.name in ran]
     return {
-        s.name: _reason(s.module) for s in guessed if not _spoken_for(s.name, heard)
+        s.name: _reason(s.module) for s in guessed if not _read_nearby(s.name, read)
     }
 
 
-def _spoken_for(site: str, heard: Collection[str]) -> bool:
-    around = [name for name in heard if name and f"{site}.".startswith(f"{name}.")]
-    return site in heard or bool(around) or any(n.startswith(f"{site}.") for n in heard)
+def _read_nearby(site: str, read: Collection[str]) -> bool:
+    around = [name for name in read if name and f"{site}.".startswith(f"{name}.")]
+    return site in read or bool(around) or any(n.startswith(f"{site}.") for n in read)
 
 
 def _reason(module: nn.Module) -> str:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.hooks import transformed
+from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy
@@ -68,7 +68,11 @@ class Boundary:
 
         def call(*args: Any, **kwargs: Any) -> None:
             # Traced into somebody's compiled code, a hook must add nothing to it.
-            if torch.compiler.is_compiling() or transformed() or name in self.failed:
+            if (
+                torch.compiler.is_compiling()
+                or inside_torch_func()
+                or name in self.failed
+            ):
                 return
             try:
                 with self.around(), torch.no_grad(), _full_precision():

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
-from equipoise.anatomy.model_copy import Twin
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.anatomy.sharding import is_sharded
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
@@ -229,7 +229,7 @@ class Sharpness:
         if self._batch is None or self._anatomy is None or not self._due:
             return
         self._due = False
-        twin = Twin(self._anatomy.model)
+        twin = ModelCopy(self._anatomy.model)
         names = twin.trainable
         scale = _scale(optimizer, twin)
         found = self._sharpest(twin, names, scale)
@@ -240,7 +240,7 @@ class Sharpness:
             _emit(emit, "curvature.edge_ratio", found.value / scale.threshold)
 
     def _sharpest(
-        self, twin: Twin, names: list[str], scale: StepScale | None
+        self, twin: ModelCopy, names: list[str], scale: StepScale | None
     ) -> Estimate:
         at = [twin.parameters[name] for name in names]
         product = HessianProduct([partial(self._value, twin, names)], at)
@@ -265,14 +265,14 @@ class Sharpness:
         turned_N: Tensor = self._start + 0.1 * noise_N / noise_N.norm()
         return turned_N
 
-    def _value(self, twin: Twin, names: list[str], values: Any) -> Tensor:
+    def _value(self, twin: ModelCopy, names: list[str], values: Any) -> Tensor:
         assert self._batch is not None
         chosen = dict(zip(names, values, strict=True))
         output = twin(chosen, self._batch.args, self._batch.kwargs)
         return self._batch.loss(output)
 
 
-def _scale(optimizer: Optimizer, twin: Twin) -> StepScale | None:
+def _scale(optimizer: Optimizer, twin: ModelCopy) -> StepScale | None:
     """Return D, or None for an optimiser whose edge is not known: plain sharpness."""
     try:
         return step_scale(optimizer, dict(twin.body.named_parameters()))

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sharding import local_part, piece, summand
-from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.wrappers import named
+from equipoise.anatomy.sites import Anatomy, named
 from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.sharding import (
     Parts,

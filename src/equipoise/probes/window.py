@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import unwrapped
 
 # Lists are never called; torch's own layers leave their fast path in evaluation when
 # they carry a hook, and would then round differently.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.unread import unnoticed, unread
+from equipoise.anatomy.unread import unread, unread_in_step
 from equipoise.errors import SilentSiteError
 from equipoise.probes.capture import Heard
 from equipoise.records import Finding
@@ -44,7 +44,7 @@ class Silence:
 
     def _unread(self, step: int, heard: Heard) -> list[Finding]:
         """Name, once, what was met and could not be read: one finding per reason."""
-        silent = unnoticed(self.anatomy, heard.ran, heard.attention)
+        silent = unread_in_step(self.anatomy, heard.ran, heard.attention)
         noticed = {**(silent if heard.passed else {}), **self.anatomy.noticed}
         met = [
             (site, why) for site, why in noticed.items() if site not in heard.attention

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import needs_all_ranks
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import unwrapped
 from equipoise.records import Finding
 from equipoise.watching import replay as forensics
 from equipoise.watching.batch import Batch

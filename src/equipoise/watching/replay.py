@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sharding import local_part
-from equipoise.anatomy.wrappers import named
+from equipoise.anatomy.sites import named
 from equipoise.errors import InputError, RunFileError
 from equipoise.probes.capture import Boundary, Probe, listening
 from equipoise.watching.batch import Autocast, Batch, Circumstances, Randomness

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 import equipoise
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
 from equipoise.probes.capture import Probe
 from equipoise.records import RunInfo

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.model_copy import Twin
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.auditing.curvature.attribution_nodes import Node
 from equipoise.auditing.curvature.attribution_pass import Direction, differentiated
 from equipoise.auditing.curvature.attribution_rules import rule_of
@@ -87,7 +87,7 @@ def attributed(
         >>> found.total, [(s.kind, s.value) for s in found.shares]
         (2.0, [('loss', 2.0)])
     """
-    twin = Twin(model, dtype=dtype)
+    twin = ModelCopy(model, dtype=dtype)
     direction = _matched(twin, direction)
     parts = cast(calls(model, batch, micro_batch=micro_batch), _dtype(twin))
     sums: dict[tuple[str, str], float] = defaultdict(float)
@@ -166,7 +166,7 @@ def _signs(moving: Mapping[str, Tensor], generator: torch.Generator) -> Directio
     return {name: signs(parameter) for name, parameter in moving.items()}
 
 
-def _matched(twin: Twin, direction: Direction) -> dict[str, Tensor]:
+def _matched(twin: ModelCopy, direction: Direction) -> dict[str, Tensor]:
     for name, tangent in direction.items():
         if name not in twin.parameters:
             raise InputError(f"direction names {name!r}, which is no parameter")
@@ -176,7 +176,7 @@ def _matched(twin: Twin, direction: Direction) -> dict[str, Tensor]:
     return {n: v.detach().to(twin.parameters[n]) for n, v in direction.items()}
 
 
-def _dtype(twin: Twin) -> torch.dtype:
+def _dtype(twin: ModelCopy) -> torch.dtype:
     return next(iter(twin.parameters.values())).dtype
 
 

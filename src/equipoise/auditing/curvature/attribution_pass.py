@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from equipoise.anatomy.model_copy import Twin
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.auditing.curvature.attribution_nodes import Met, Node, observed
 from equipoise.auditing.curvature.attribution_rules import rule_of
 from equipoise.auditing.curvature.objective import Call, Loss, calls, cast, mean_loss
@@ -27,7 +27,7 @@ Heard = Callable[[Node, Tensor], None]
 
 
 def differentiated(
-    twin: Twin, part: Call, direction: Direction, loss: Loss, heard: Heard
+    twin: ModelCopy, part: Call, direction: Direction, loss: Loss, heard: Heard
 ) -> dict[str, Tensor]:
     """Run forward with tangents and back with cotangents; return Hv by parameter."""
 
@@ -57,7 +57,7 @@ def differentiated(
         }
 
 
-def moved(twin: Twin, part: Call, direction: Direction, loss: Loss) -> list[Node]:
+def moved(twin: ModelCopy, part: Call, direction: Direction, loss: Loss) -> list[Node]:
     """Return every node of a pass with its tangents, without going back."""
     nodes: list[Node] = []
     with forward_ad.dual_level(), torch.no_grad():
@@ -66,7 +66,7 @@ def moved(twin: Twin, part: Call, direction: Direction, loss: Loss) -> list[Node
     return nodes
 
 
-def _duals(twin: Twin, direction: Direction) -> dict[str, Tensor]:
+def _duals(twin: ModelCopy, direction: Direction) -> dict[str, Tensor]:
     return {
         name: forward_ad.make_dual(
             twin.parameters[name].detach().requires_grad_(), tangent
@@ -76,7 +76,7 @@ def _duals(twin: Twin, direction: Direction) -> dict[str, Tensor]:
 
 
 def _value(
-    twin: Twin, part: Call, duals: Mapping[str, Tensor], loss: Loss, met: Met
+    twin: ModelCopy, part: Call, duals: Mapping[str, Tensor], loss: Loss, met: Met
 ) -> Tensor:
     try:
         with observed(twin.body, met):
@@ -120,7 +120,7 @@ def node_hessians(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    twin = Twin(model, dtype=dtype)
+    twin = ModelCopy(model, dtype=dtype)
     at = {name: twin.parameters[name] for name in twin.trainable}
     count = sum(p.numel() for p in at.values())
     if count > LARGEST:
@@ -136,7 +136,7 @@ def node_hessians(
 
 
 def _of_call(
-    twin: Twin, part: Call, at: dict[str, Tensor], loss: Loss
+    twin: ModelCopy, part: Call, at: dict[str, Tensor], loss: Loss
 ) -> dict[tuple[str, str], Tensor]:
     cotangents = _cotangents(twin, part, at, loss)
     jacobian: dict[int, list[Tensor]] = defaultdict(list)
@@ -156,7 +156,7 @@ def _of_call(
 
 
 def _cotangents(
-    twin: Twin, part: Call, at: dict[str, Tensor], loss: Loss
+    twin: ModelCopy, part: Call, at: dict[str, Tensor], loss: Loss
 ) -> dict[int, Tensor]:
     """Return the cotangent of each node, by its place in the forward pass."""
     still = {name: torch.zeros_like(p) for name, p in at.items()}

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.anatomy.model_copy import Twin
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.auditing.curvature.objective import Call, Loss, calls, cast
 from equipoise.auditing.curvature.operator import Operator, gauss_newton, hessian
 from equipoise.errors import InputError
@@ -45,7 +45,7 @@ def sample_losses(
         >>> sample_losses(model, (x, 2.5 * x))
         tensor([4., 4.])
     """
-    twin = Twin(model, dtype=dtype)
+    twin = ModelCopy(model, dtype=dtype)
     values = {name: twin.parameters[name] + d for name, d in (move or {}).items()}
     wide = next(iter(twin.parameters.values())).dtype
     parts = cast(calls(model, batch, micro_batch=1 if loss else CHUNK), wide)
@@ -108,7 +108,7 @@ def _projected(operator: Operator, basis_DN: Tensor) -> tuple[Tensor, Tensor]:
 
 def moved(model: nn.Module, v_N: Tensor) -> dict[str, Tensor]:
     """Return a vector over all trainable parameters as a move, by name."""
-    twin = Twin(model)
+    twin = ModelCopy(model)
     chosen = [twin.parameters[name] for name in twin.trainable]
     return dict(zip(twin.trainable, unflattened(v_N, chosen), strict=True))
 

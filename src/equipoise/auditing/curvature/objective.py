@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
 from equipoise.probes.logits import output_logits
 from equipoise.probes.stored_batch import batch_length, cut

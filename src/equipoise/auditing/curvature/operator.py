@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equipoise.anatomy.model_copy import Twin
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.anatomy.sharding import is_sharded
 from equipoise.auditing.curvature.objective import Call, Loss, calls, cast, mean_loss
 from equipoise.errors import InputError
@@ -167,7 +167,7 @@ def _operator(
     micro_batch: int | None,
     dtype: torch.dtype | None,
 ) -> Operator:
-    twin = Twin(model, dtype=dtype)
+    twin = ModelCopy(model, dtype=dtype)
     parts = calls(model, batch, micro_batch=micro_batch)
     wide = next(iter(twin.parameters.values())).dtype
     source = _Source(
@@ -185,7 +185,7 @@ class _Source:
     """Everything but the choice of parameters."""
 
     kind: Kind
-    twin: Twin
+    twin: ModelCopy
     calls: tuple[Call, ...]
     loss: Loss
     group: bool

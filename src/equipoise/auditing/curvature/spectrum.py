@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.anatomy.model_copy import shallow
-from equipoise.anatomy.wrappers import unwrapped
+from equipoise.anatomy.sites import unwrapped
 from equipoise.auditing.curvature.objective import Loss
 from equipoise.auditing.curvature.operator import Operator, hessian
 from equipoise.numerics.spectra.density import Density, spectral_density
