@@ -88,7 +88,7 @@ def weights(module: nn.MultiheadAttention) -> Given:
     }
 
 
-class _QueriesAndKeys(Exception):  # noqa: N818: it reports a result, not an error
+class _QueriesAndKeysFound(Exception):  # noqa: N818
     """Ends torch's function where attention begins."""
 
 
@@ -116,14 +116,14 @@ def _queries_and_keys(given: Given) -> tuple[Tensor, Tensor]:
     try:
         with torch.no_grad():
             function(**{**given, **instead})
-    except _QueriesAndKeys as found:
+    except _QueriesAndKeysFound as found:
         q_BHQD, k_BHKD = found.args
         return q_BHQD, k_BHKD
     raise AssertionError("torch's multi-head attention called no attention")
 
 
 def _interrupt(q_BHQD: Tensor, k_BHKD: Tensor, *others: Any) -> None:
-    raise _QueriesAndKeys(q_BHQD, k_BHKD)
+    raise _QueriesAndKeysFound(q_BHQD, k_BHKD)
 
 
 def _projected_packed(
