@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.__main__ import main, names
+from benchmarks.house_counts import code_lines, counts, cycles, imports
 
 
 def test_only_what_can_be_run_is_listed() -> None:
@@ -12,3 +13,23 @@ def test_only_what_can_be_run_is_listed() -> None:
 
 def test_a_misspelt_name_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["balanse"]) == 2 and "balance_speed" in capsys.readouterr().out
+
+
+def test_docstrings_comments_and_blank_lines_are_not_code() -> None:
+    source = '"""One\ntwo."""\n\n# why\nx = [\n    1,  # one\n]\n"""Of x."""\ny = "z"\n'
+    assert code_lines(source) == 4
+
+
+def test_cycles_see_imports_inside_functions_but_not_those_that_never_run() -> None:
+    typed = "if TYPE_CHECKING:\n    from p import a\n"
+    lazy = "def f():\n    from p import b\n"
+    assert cycles(imports({"p.a": "import p.b\n", "p.b": typed})) == []
+    found = cycles(imports({"p.a": lazy, "p.b": "from p import c\nimport p.a\n"}))
+    assert found == [["p.a", "p.b"]]
+
+
+def test_a_module_imported_once_is_a_one_caller_module() -> None:
+    tree = {"p.a": "import p.b\nimport p.c\n", "p.b": "import p.c\n", "p.c": "x = 1\n"}
+    found = counts(tree)
+    assert found["one-caller modules"] == 1 and found["files"] == 3
+    assert found["lines"] == 4 and found["files over 400 lines"] == 0
