@@ -1,16 +1,11 @@
 """The verdicts on Baek's indicators, statistics and interventions, recomputed."""
 
+from functools import partial
+
 import pytest
 
-from equipoise.claims import (
-    baek_estimators,
-    baek_heads,
-    baek_networks,
-)
-from equipoise.claims import baek_estimators as baek_epsilon
-from equipoise.claims import (
-    baek_networks as baek_statistics,
-)
+from equipoise.claims import baek_estimators, baek_heads, baek_networks
+from equipoise.remedies.epsilon import Bgss, Budget
 
 
 def test_rescaled_twins_get_different_v1_terms() -> None:
@@ -65,7 +60,7 @@ def test_tf32_reference_hides_two_fifths() -> None:
 
 
 def test_independent_growth_passes_the_published_test() -> None:
-    verdict = baek_statistics.independent_curves_pass()
+    verdict = baek_networks.independent_curves_pass()
     assert verdict.outcome == "fails"
     e = verdict.evidence
     assert e["independent pairs with p ≤ 0.002"] == 1.0
@@ -75,14 +70,14 @@ def test_independent_growth_passes_the_published_test() -> None:
 
 
 def test_a_constant_collapses_too() -> None:
-    e = baek_statistics.collapse_is_the_format().evidence
+    e = baek_networks.collapse_is_the_format().evidence
     assert e["constant × ε_mach"] > 0.99
     assert e["random predictor × ε_mach"] > 0.95
     assert abs(e["random predictor within bf16"]) < 0.7
 
 
 def test_the_released_intervention_cannot_fire() -> None:
-    verdict = baek_epsilon.intervention_never_fires()
+    verdict = baek_estimators.intervention_never_fires()
     assert verdict.outcome == "fails"
     e = verdict.evidence
     assert e["largest σ² at which it can fire"] == pytest.approx(8e-5)
@@ -90,9 +85,20 @@ def test_the_released_intervention_cannot_fire() -> None:
 
 
 def test_six_actions_move_a_norm_by_less_than_a_thousandth() -> None:
-    e = baek_epsilon.bgss_moves_little().evidence
+    verdict = baek_estimators.bgss_moves_little()
+    assert verdict.outcome == "not computable"
+    e = verdict.evidence
     assert e["final ε"] == pytest.approx(1.73e-3, rel=2e-3)
     assert e["relative change of the norm's output at σ² = 1"] < 1e-3
+    assert e["largest σ² at which ε alone cuts an error by 63 %"] < 3e-4
+
+
+def test_a_budget_that_could_cut_the_error_would_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generous = partial(Bgss, budget=Budget(ceiling=10.0, growth=100.0))
+    monkeypatch.setattr(baek_estimators, "Bgss", generous)
+    assert baek_estimators.bgss_moves_little().outcome == "holds"
 
 
 def test_twins_to_the_bit_get_other_v2_risks() -> None:
@@ -113,11 +119,25 @@ def test_bgss_ranks_against_the_effect() -> None:
 
 
 def test_twelve_layers_by_chance() -> None:
-    e = baek_networks.layer_ranks_need_a_null().evidence
+    verdict = baek_networks.layer_ranks_need_a_null()
+    assert verdict.outcome == "not computable"
+    e = verdict.evidence
     assert e["standard deviation by chance, one window"] == pytest.approx(
         0.30, abs=0.02
     )
     assert e["layer index alone, errors that drift with depth"] > 0.362
+
+
+@pytest.mark.parametrize(
+    ("layers", "drift", "outcome"),
+    [(100, 1e4, "holds"), (100, 6.0, "not computable"), (12, 1e4, "not computable")],
+)
+def test_a_rank_beyond_both_nulls_would_hold(
+    monkeypatch: pytest.MonkeyPatch, layers: int, drift: float, outcome: str
+) -> None:
+    monkeypatch.setattr(baek_networks, "LAYERS", layers)
+    monkeypatch.setattr(baek_networks, "DRIFT", drift)
+    assert baek_networks.layer_ranks_need_a_null().outcome == outcome
 
 
 def test_released_estimators_read_low() -> None:

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from equipoise.claims import emadi_theta
-from equipoise.claims.emadi_theta import sorted_prefix
+from equipoise.claims.emadi_theta import (
+    LENGTHS,
+    TEMPERATURES,
+    figure3,
+    sorted_prefix,
+)
 from tests.oracles import balance as oracle
 
 
@@ -46,3 +51,13 @@ def test_the_heuristic_is_a_lower_bound(rng: torch.Generator) -> None:
     p = torch.randn(200, 9, generator=rng, dtype=torch.float64).softmax(-1)
     truth = torch.from_numpy(oracle.theta(p.numpy()))
     assert (sorted_prefix(p) <= truth + 1e-15).all()
+
+
+def test_exact_theta_is_the_norm_and_the_heuristic_is_not() -> None:
+    points = figure3()
+    assert len(points) == len(LENGTHS) * len(TEMPERATURES)
+    # K sums of K products, each rounded: K²·ε of a norm that is at most 1/τ.
+    assert max(point.theta_error for point in points) < 144 * 2.3e-16
+    ordinary = {p.keys: p for p in points if p.tau == 1}
+    assert ordinary[8].heuristic_wrong > 0.7 and ordinary[12].heuristic_wrong > 0.9
+    assert ordinary[8].heuristic_error > 0.01

@@ -1,8 +1,15 @@
-"""The verdicts on what normalising forbids, recomputed."""
+"""The verdicts on what normalisation forbids and on its gradient, recomputed."""
+
+import math
 
 import pytest
+import torch
+from torch import Tensor
 
 from equipoise.claims import mudarisov_normalisation as claims
+from equipoise.numerics.selection import weight_interval
+from equipoise.numerics.selection.concentration import Interval
+from equipoise.theory.softmax_norms import SUPREMA
 
 
 def test_the_tight_interval_is_attained_and_the_printed_one_can_pass_one() -> None:
@@ -42,3 +49,69 @@ def test_self_adjusted_softmax_has_no_healthy_band() -> None:
     assert ratio == pytest.approx(10, rel=0.05)
     safe = [v for k, v in found.items() if k.startswith("our safe form")]
     assert max(safe) < 0.5 + 1 + 2**0.5
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "outcome"),
+    [(1, 1, "corrected"), (1, 0.9, "holds"), (1.1, 1, "holds"), (1, 9, "holds")],
+)
+def test_lemma_1_is_corrected_only_by_an_interval_that_rows_attain(
+    monkeypatch: pytest.MonkeyPatch, lower: float, upper: float, outcome: str
+) -> None:
+    def sabotaged(rho: Tensor, visible: Tensor) -> Interval:
+        found = weight_interval(rho, visible)
+        return Interval(found.lower * lower, found.upper * upper)
+
+    monkeypatch.setattr(claims, "weight_interval", sabotaged)
+    assert claims.lemma_1().outcome == outcome
+
+
+def test_lemma_1_fails_where_a_weight_leaves_the_printed_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "_alone", lambda rho, n: 2 * math.exp(rho) / n)
+    assert claims.lemma_1().outcome == "fails"
+
+
+def test_corollary_3_is_off_by_two_and_worse() -> None:
+    verdict = claims.corollary_3()
+    assert verdict.outcome == "fails"
+    found = verdict.evidence
+    for T, norm in ((1.0, 0.5), (0.1, 5.0), (0.01, 50.0)):
+        assert found[f"spectral norm at T = {T:g}"] == pytest.approx(norm)
+        assert found[f"Frobenius norm at T = {T:g}"] == pytest.approx(norm)
+        assert found[f"row length at T = {T:g}"] == pytest.approx(norm / 2**0.5)
+        assert found[f"spectral norm at T = {T:g}"] > found[f"claimed at T = {T:g}"]
+        assert found[f"largest entry at T = {T:g}"] == pytest.approx(1 / (4 * T))
+    assert found["measured change per unit, T = 0.01"] == pytest.approx(49.98, abs=0.01)
+
+
+def test_lemma_2_holds_with_the_slope_of_the_logarithm() -> None:
+    verdict = claims.lemma_2()
+    assert verdict.outcome == "corrected"
+    for name in claims.FAMILIES:
+        general = verdict.evidence[f"largest norm / max|h|, {name}"]
+        tie = verdict.evidence[f"at two equal logits, {name}"]
+        assert general <= SUPREMA["spectral"] + 1e-12
+        assert tie == pytest.approx(SUPREMA["spectral"])
+
+
+def test_a_vanishing_minimum_harms_nobody() -> None:
+    verdict = claims.vanishing_minimum()
+    assert verdict.outcome == "fails"
+    assert verdict.evidence["min F at -100"] < 1e-43
+    assert verdict.evidence["norm at -100"] < 0.5
+
+
+def test_a_finite_step_is_bounded_by_the_diameter_over_the_step() -> None:
+    """Ours: ‖α(l+εv) − α(l)‖/ε ≤ min{1/(2T), √2/ε}, over the grid of their Fig. 4."""
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 8, generator=rng, dtype=torch.float64)
+    v = torch.nn.functional.normalize(
+        torch.randn(200, 8, generator=rng, dtype=torch.float64), dim=-1
+    )
+    for T in (0.001, 0.01, 0.1, 1.0, 100.0):
+        for step in (1e-3, 1e-1, 10.0):
+            moved = ((logits + step * v) / T).softmax(-1) - (logits / T).softmax(-1)
+            change = moved.norm(dim=-1) / step
+            assert (change <= min(1 / (2 * T), 2**0.5 / step) * (1 + 1e-9)).all()

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import BAEK_V1, BAEK_V2, Found
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import head_error, norm_condition
 from equipoise.numerics.rounding import rounded
@@ -13,7 +13,6 @@ from equipoise.theory import baek_v1 as v1
 from equipoise.theory import baek_v2 as v2
 from equipoise.theory.fragility_bounds import conditions
 
-V1, V2 = "baek2025", "baek2026"
 HALF = FORMATS["fp16"]
 
 
@@ -35,7 +34,14 @@ def _relative(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def not_unitless() -> Verdict:
+@BAEK_V1.claim(
+    "unified predictor",
+    "The predictor is unitless and comparable across networks.",
+    instead="Networks that are the same bit for bit get attention terms 8× apart, "
+    "while C_LN and κ_eff stay: the sum has no units. Divide by what each stage "
+    "writes (κ_val, κ_proj), or predict the mean square error.",
+)
+def not_unitless() -> Found:
     """V → cV and W_O → W_O/c with c a power of two leaves every bit as it was."""
     q, k, v = _normal(3, 32, 16)
     w = _normal(16, 64, seed=1) / 4
@@ -51,19 +57,15 @@ def not_unitless() -> Verdict:
         ours = head_error((q, k, v * c), w / c, format=HALF)
         evidence[f"ours, c = {c:g}"] = float(ours.relative)
     first, last = (evidence[f"v1 κ(V)‖W_O‖₂, c = {c}"] for c in (1, 8))
-    return Verdict(
-        paper=V1,
-        where="unified predictor",
-        claim="The predictor is unitless and comparable across networks.",
-        outcome="fails" if last < first / 4 else "holds",
-        evidence=evidence,
-        instead="Networks that are the same bit for bit get attention terms 8× apart, "
-        "while C_LN and κ_eff stay: the sum has no units. Divide by what each stage "
-        "writes (κ_val, κ_proj), or predict the mean square error.",
-    )
+    return "fails" if last < first / 4 else "holds", evidence
 
 
-def row_maximum_is_no_bound() -> Verdict:
+@BAEK_V1.claim(
+    "κ_softmax, aggregated",
+    "max over rows of ‖J(p)‖‖s‖/‖p‖, times 1+κ_score, bounds ‖ΔP‖/(u‖P‖).",
+    instead="Use the matrix form max‖J‖·‖S‖/‖P‖ with Frobenius κ_score.",
+)
+def row_maximum_is_no_bound() -> Found:
     """Rows with s ≈ 0 have κ ≈ 0 and saturated rows J ≈ 0: the maximum sees neither."""
     q, k = _blind_rows()
     root = math.sqrt(q.shape[-1])
@@ -77,18 +79,11 @@ def row_maximum_is_no_bound() -> Verdict:
     matrix = conditions((q, k, k), torch.eye(k.shape[1], dtype=torch.float64))
     factor = float(matrix.softmax * (1 + 2 * matrix.score))
     needed = moved / HALF.unit_roundoff
-    return Verdict(
-        paper=V1,
-        where="κ_softmax, aggregated",
-        claim="max over rows of ‖J(p)‖‖s‖/‖p‖, times 1+κ_score, bounds ‖ΔP‖/(u‖P‖).",
-        outcome="fails" if row * (1 + score) < needed else "holds",
-        evidence={
-            "row maximum × (1 + κ_score)": row * (1 + score),
-            "measured ‖ΔP‖/(u‖P‖)": needed,
-            "matrix form": factor,
-        },
-        instead="Use the matrix form max‖J‖·‖S‖/‖P‖ with Frobenius κ_score.",
-    )
+    return "fails" if row * (1 + score) < needed else "holds", {
+        "row maximum × (1 + κ_score)": row * (1 + score),
+        "measured ‖ΔP‖/(u‖P‖)": needed,
+        "matrix form": factor,
+    }
 
 
 def _blind_rows() -> tuple[Tensor, Tensor]:
@@ -98,7 +93,13 @@ def _blind_rows() -> tuple[Tensor, Tensor]:
     return torch.cat([flat, k[:1]]), k
 
 
-def value_condition_misleads() -> Verdict:
+@BAEK_V1.claim(
+    "κ(V)",
+    "The condition number of V says how much PV amplifies errors of P.",
+    instead="κ_val = ‖P‖‖V‖₂/‖PV‖. With more tokens than head channels, σ_min(V) "
+    "bounds nothing from below.",
+)
+def value_condition_misleads() -> Found:
     """κ(V) against what V really does to rounding: wrong both ways."""
     centred = _normal(65, 64)
     centred = centred - centred.mean(0)
@@ -115,18 +116,16 @@ def value_condition_misleads() -> Verdict:
         evidence[f"κ_val, {name}"] = float(true)
     blind = evidence["κ_val, centred"] > 1e6 * evidence["κ(V), centred"]
     alarmed = evidence["κ(V), thin column"] > 1e3 * evidence["κ_val, thin column"]
-    return Verdict(
-        paper=V1,
-        where="κ(V)",
-        claim="The condition number of V says how much PV amplifies errors of P.",
-        outcome="fails" if blind and alarmed else "holds",
-        evidence=evidence,
-        instead="κ_val = ‖P‖‖V‖₂/‖PV‖. With more tokens than head channels, σ_min(V) "
-        "bounds nothing from below.",
-    )
+    return "fails" if blind and alarmed else "holds", evidence
 
 
-def epsilon_does_not_set_the_error() -> Verdict:
+@BAEK_V1.claim(
+    "C_LN and ρ_LN",
+    "LayerNorm error grows with σ/√ε + σ²/ε; ρ_LN < 1 means ε dominates.",
+    instead="The amplifier is κ_LN = ‖x‖/(√D σ), which does not depend on ε; "
+    "whether ε dominates is r_ε = ε/(σ²+ε).",
+)
+def epsilon_does_not_set_the_error() -> Found:
     """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not."""
     x = _normal(512, 128)
     evidence = {}
@@ -146,35 +145,34 @@ def epsilon_does_not_set_the_error() -> Verdict:
     change = (
         evidence["measured error, ε = 0.01"] / evidence["measured error, ε = 1e-06"]
     )
-    return Verdict(
-        paper=V1,
-        where="C_LN and ρ_LN",
-        claim="LayerNorm error grows with σ/√ε + σ²/ε; ρ_LN < 1 means ε dominates.",
-        outcome="fails" if abs(change - 1) < 0.1 else "holds",
-        evidence=evidence,
-        instead="The amplifier is κ_LN = ‖x‖/(√D σ), which does not depend on ε; "
-        "whether ε dominates is r_ε = ε/(σ²+ε).",
-    )
+    return "fails" if abs(change - 1) < 0.1 else "holds", evidence
 
 
-def token_mean_variance_hides_small_tokens() -> Verdict:
+@BAEK_V2.claim(
+    "LN magnitude",
+    "(ε+2v)/(v+ε)^{3/2} with the mean token variance bounds the norm's gain.",
+    instead="Use each token's own variance; the exact gain is 1/√(v+ε).",
+)
+def token_mean_variance_hides_small_tokens() -> Found:
     """200 small tokens and 56 large ones: the mean variance is that of the large."""
     x = torch.cat([_normal(200, 64) * 1e-2, _normal(56, 64, seed=1) * 30])
     eps = 1e-5
     v = float(x.var(-1, correction=0).mean())
     published = (eps + 2 * v) / math.sqrt(v + eps) ** 3
     gain = float((1 / (x.var(-1, correction=0) + eps).sqrt()).max())
-    return Verdict(
-        paper=V2,
-        where="LN magnitude",
-        claim="(ε+2v)/(v+ε)^{3/2} with the mean token variance bounds the norm's gain.",
-        outcome="fails" if published < gain else "holds",
-        evidence={"published coefficient": published, "largest true gain": gain},
-        instead="Use each token's own variance; the exact gain is 1/√(v+ε).",
-    )
+    return "fails" if published < gain else "holds", {
+        "published coefficient": published,
+        "largest true gain": gain,
+    }
 
 
-def norm_ratio_is_no_transport() -> Verdict:
+@BAEK_V2.claim(
+    "transport surrogate",
+    "‖f(x)‖/‖x‖ stands for how much a branch amplifies earlier errors.",
+    instead="Carry random output probes back: one backward pass gives every "
+    "module's transport.",
+)
+def norm_ratio_is_no_transport() -> Found:
     """‖f(x)‖/‖x‖ instead of a Jacobian norm: a constant branch, and a fast sine."""
     x = torch.linspace(0.1, 1.3, 64, dtype=torch.float64)
     step = 1e-6
@@ -182,62 +180,49 @@ def norm_ratio_is_no_transport() -> Verdict:
     slope = float(((beside - here) / step).abs().max())
     constant = float(torch.full_like(x, 5.0).norm() / torch.ones_like(x).norm())
     ratio = float(here.norm() / x.norm())
-    return Verdict(
-        paper=V2,
-        where="transport surrogate",
-        claim="‖f(x)‖/‖x‖ stands for how much a branch amplifies earlier errors.",
-        outcome="fails" if constant > 1 and ratio < slope / 10 else "holds",
-        evidence={
-            "constant branch: surrogate": constant,
-            "constant branch: true": 0.0,
-            "sin(10³x)/10³: surrogate": ratio,
-            "sin(10³x)/10³: true": slope,
-            "v2 surrogate of both": v2.transport_surrogate((constant, 1), (ratio, 1)),
-        },
-        instead="Carry random output probes back: one backward pass gives every "
-        "module's transport.",
-    )
+    return "fails" if constant > 1 and ratio < slope / 10 else "holds", {
+        "constant branch: surrogate": constant,
+        "constant branch: true": 0.0,
+        "sin(10³x)/10³: surrogate": ratio,
+        "sin(10³x)/10³: true": slope,
+        "v2 surrogate of both": v2.transport_surrogate((constant, 1), (ratio, 1)),
+    }
 
 
-def residual_does_not_relax() -> Verdict:
+@BAEK_V1.claim(
+    "residual relaxation",
+    "A small-gain residual (ρ < 1) multiplies relative error by (1+ρ)/(1-ρ).",
+    instead="Absolute error obeys (1+ρ)e+δ; relative error needs ‖x‖/‖x+f(x)‖, "
+    "measured.",
+)
+def residual_does_not_relax() -> Found:
     """y = x + f(x), f ≡ const: ρ = 0 promises no amplification."""
     x, f = 1.0, -1 + 1e-3
     moved = 1e-6
     relative = (moved / abs(x + f)) / (moved / abs(x))
     growth = {n: (1.1 / 0.9) ** n for n in (12, 48)}
-    return Verdict(
-        paper=V1,
-        where="residual relaxation",
-        claim="A small-gain residual (ρ < 1) multiplies relative error by (1+ρ)/(1-ρ).",
-        outcome="fails" if relative > 1.01 else "holds",
-        evidence={
-            "claimed factor at ρ = 0": 1.0,
-            "measured factor": relative,
-            "(1+ρ)/(1-ρ) over 12 blocks, ρ = 0.1": growth[12],
-            "over 48 blocks": growth[48],
-        },
-        instead="Absolute error obeys (1+ρ)e+δ; relative error needs ‖x‖/‖x+f(x)‖, "
-        "measured.",
-    )
+    return "fails" if relative > 1.01 else "holds", {
+        "claimed factor at ρ = 0": 1.0,
+        "measured factor": relative,
+        "(1+ρ)/(1-ρ) over 12 blocks, ρ = 0.1": growth[12],
+        "over 48 blocks": growth[48],
+    }
 
 
-def tf32_reference_understates() -> Verdict:
+@BAEK_V1.claim(
+    "forward mismatch",
+    "A TF32-enabled fp32 run is the reference for fp16 mismatch.",
+    instead="Reference in float64, or fp32 with TF32 switched off.",
+)
+def tf32_reference_understates() -> Found:
     """fp16 against a TF32 reference: both keep 11 bits, and share their roundings."""
     x, w = _normal(256, 256), _normal(256, 256, seed=1) / 16
     exact = x @ w
     tf32 = rounded(x, FORMATS["tf32"]) @ rounded(w, FORMATS["tf32"])
     half = rounded(rounded(x, HALF) @ rounded(w, HALF), HALF)
-    return Verdict(
-        paper=V1,
-        where="forward mismatch",
-        claim="A TF32-enabled fp32 run is the reference for fp16 mismatch.",
-        outcome="fails"
-        if _relative(half, tf32) < 0.9 * _relative(half, exact)
-        else "holds",
-        evidence={
-            "fp16 against TF32": _relative(half, tf32),
-            "fp16 against float64": _relative(half, exact),
-            "TF32 against float64": _relative(tf32, exact),
-        },
-        instead="Reference in float64, or fp32 with TF32 switched off.",
-    )
+    low = _relative(half, tf32) < 0.9 * _relative(half, exact)
+    return "fails" if low else "holds", {
+        "fp16 against TF32": _relative(half, tf32),
+        "fp16 against float64": _relative(half, exact),
+        "TF32 against float64": _relative(tf32, exact),
+    }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import EMADI, Found
 from equipoise.numerics.rows.balance import balance
 from equipoise.theory.activations import activation_named
 from equipoise.theory.lipschitz.forward import attend
@@ -11,31 +11,33 @@ from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.lipschitz.joint import dual_rows
 from equipoise.theory.lipschitz.published import emadi_ball, emadi_local
 
-PAPER = "emadi2026"
 
-
-def activation_constant() -> Verdict:
+@EMADI.claim(
+    "§5, L_FFN",
+    "A feed-forward net with GELU changes by at most ‖W₂‖‖W₁‖ per unit.",
+    instead="L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for SiLU, 1 for "
+    "ReLU, and none for gated nets without a bound on their input.",
+)
+def activation_constant() -> Found:
     """The feed-forward bound ‖W₂‖‖W₁‖ takes activations to be 1-Lipschitz."""
     function, steepest = activation_named("gelu")
     x, y = torch.tensor([1.40, 1.43], dtype=torch.float64)
     ratio = float((function(y) - function(x)) / (y - x))
-    return Verdict(
-        paper=PAPER,
-        where="§5, L_FFN",
-        claim="A feed-forward net with GELU changes by at most ‖W₂‖‖W₁‖ per unit.",
-        outcome="fails" if ratio > 1 else "holds",
-        evidence={
-            "claimed for W1 = W2 = 1": 1.0,
-            "measured between 1.40 and 1.43": ratio,
-            "constant of GELU": steepest,
-            "constant of SiLU": activation_named("silu")[1],
-        },
-        instead="L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for SiLU, 1 for "
-        "ReLU, and none for gated nets without a bound on their input.",
-    )
+    return "fails" if ratio > 1 else "holds", {
+        "claimed for W1 = W2 = 1": 1.0,
+        "measured between 1.40 and 1.43": ratio,
+        "constant of GELU": steepest,
+        "constant of SiLU": activation_named("silu")[1],
+    }
 
 
-def measured_theta_is_local() -> Verdict:
+@EMADI.claim(
+    "Thm 5.1",
+    "With θ̃ measured on the data, L_MHA bounds every change of the output.",
+    instead="With θ̃ and B̄ read at one input it bounds the derivative there. A "
+    "Lipschitz constant needs θ̃ = 1 and a B̄ that no input exceeds.",
+)
+def measured_theta_is_local() -> Found:
     """Thm 5.1 with θ̃ read at one input, used as a Lipschitz constant.
 
     Three tokens (t, 1, −1) under sharp attention: each row is saturated, so θ̃ ≈ 0, and
@@ -45,23 +47,21 @@ def measured_theta_is_local() -> Verdict:
     x, y = (torch.tensor([[t], [1.0], [-1.0]]).double() for t in (0.1, -0.1))
     moved = (_output(heads, x) - _output(heads, y)).abs().max() / (x - y).abs().max()
     bound, ball = emadi_local(heads, x).value, emadi_ball(heads, radius=1.0).value
-    return Verdict(
-        paper=PAPER,
-        where="Thm 5.1",
-        claim="With θ̃ measured on the data, L_MHA bounds every change of the output.",
-        outcome="corrected" if bound < moved <= ball else "holds",
-        evidence={
-            "theta at x": float(balance(attend(heads, x).p_HQK).upper.max()),
-            "bound with theta at x": bound,
-            "change of output per change of input": float(moved),
-            "bound with theta 1": ball,
-        },
-        instead="With θ̃ and B̄ read at one input it bounds the derivative there. A "
-        "Lipschitz constant needs θ̃ = 1 and a B̄ that no input exceeds.",
-    )
+    return "corrected" if bound < moved <= ball else "holds", {
+        "theta at x": float(balance(attend(heads, x).p_HQK).upper.max()),
+        "bound with theta at x": bound,
+        "change of output per change of input": float(moved),
+        "bound with theta 1": ball,
+    }
 
 
-def biases_are_not_in_the_magnitude() -> Verdict:
+@EMADI.claim(
+    "Thm 5.1",
+    "The input magnitude B̄ bounds what reaches the scores.",
+    instead="With biased projections apply the theorem to tokens (x, 1), the bias "
+    "as one more row of each weight: B̄² grows by one.",
+)
+def biases_are_not_in_the_magnitude() -> Found:
     """Thm 5.1 on a layer with a query bias, as GPT-2's has: B̄ does not see it."""
     heads = _one_channel(sharpness=1.0)
     biased = Heads(
@@ -76,19 +76,11 @@ def biases_are_not_in_the_magnitude() -> Verdict:
     literal = 1 + theta * 2 * 0.01**2
     truth = float(dual_rows(attend(biased, x)).lower.max())
     repaired = emadi_local(biased, x).value
-    return Verdict(
-        paper=PAPER,
-        where="Thm 5.1",
-        claim="The input magnitude B̄ bounds what reaches the scores.",
-        outcome="corrected" if literal < truth <= repaired else "holds",
-        evidence={
-            "bound with B of the input": literal,
-            "local constant": truth,
-            "bound with tokens (x, 1)": repaired,
-        },
-        instead="With biased projections apply the theorem to tokens (x, 1), the bias "
-        "as one more row of each weight: B̄² grows by one.",
-    )
+    return "corrected" if literal < truth <= repaired else "holds", {
+        "bound with B of the input": literal,
+        "local constant": truth,
+        "bound with tokens (x, 1)": repaired,
+    }
 
 
 def _one_channel(*, sharpness: float) -> Heads:

@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.claims.mudarisov_normalisation import PAPER
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import MUDARISOV, Found
 from equipoise.numerics.selection import (
     Chosen,
     chosen,
@@ -22,7 +21,14 @@ from equipoise.numerics.selection import (
 )
 
 
-def theorem_1() -> Verdict:
+@MUDARISOV.claim(
+    "Theorem 1 (1)",
+    "d̃ ≤ (1−ᾱ)d₁ + max‖x_j‖·[ᾱ(L−N) − (1−ᾱ)].",
+    instead="True for the N largest weights only; for any set the bracket is "
+    "Σ_{i∉I}|ᾱ − α_i|. The root over it in one printed review is a misreading. "
+    "Tighter: Σ_{i∉I} α_i‖x_i − c‖ + ‖c‖Σ_{i∉I}|ᾱ − α_i|, c = s/ᾱ.",
+)
+def theorem_1() -> Found:
     """The bound with a root, with its bracket, and with a set that is not the top N."""
     rng = torch.Generator().manual_seed(0)
     z = 3 * torch.randn(4000, 1, 12, generator=rng, dtype=torch.float64)
@@ -39,19 +45,17 @@ def theorem_1() -> Verdict:
         "median bound/true, ours": float((true.upper / true.value).median()),
         **_third_token(),
     }
-    return Verdict(
-        paper=PAPER,
-        where="Theorem 1 (1)",
-        claim="d̃ ≤ (1−ᾱ)d₁ + max‖x_j‖·[ᾱ(L−N) − (1−ᾱ)].",
-        outcome="fails" if evidence["violated with the bracket"] else "corrected",
-        evidence=evidence,
-        instead="True for the N largest weights only; for any set the bracket is "
-        "Σ_{i∉I}|ᾱ − α_i|. The root over it in one printed review is a misreading. "
-        "Tighter: Σ_{i∉I} α_i‖x_i − c‖ + ‖c‖Σ_{i∉I}|ᾱ − α_i|, c = s/ᾱ.",
-    )
+    return "fails" if evidence["violated with the bracket"] else "corrected", evidence
 
 
-def vanishing_distance() -> Verdict:
+@MUDARISOV.claim(
+    "§3.1, after Theorem 1",
+    "Selecting a constant fraction of the context drives d̃ to 0.",
+    instead="Only N → L at fixed L does. Identical tokens have d̃ = L/4 − ½ at "
+    "N = L/2, isotropic ones (1−c)√(cL) at N = cL. Report d̃/(L−N), and the lift "
+    "d̃/E[d̃] over random sets.",
+)
+def vanishing_distance() -> Found:
     """N in proportion to L: d̃ grows, for identical and for random tokens."""
     evidence = {}
     for L in (16, 64, 256, 1024):
@@ -66,19 +70,16 @@ def vanishing_distance() -> Verdict:
             ends, N
         ).value.item()
     grows = evidence["on a sphere, L = 1024"] > evidence["on a sphere, L = 16"]
-    return Verdict(
-        paper=PAPER,
-        where="§3.1, after Theorem 1",
-        claim="Selecting a constant fraction of the context drives d̃ to 0.",
-        outcome="fails" if grows else "holds",
-        evidence=evidence,
-        instead="Only N → L at fixed L does. Identical tokens have d̃ = L/4 − ½ at "
-        "N = L/2, isotropic ones (1−c)√(cL) at N = cL. Report d̃/(L−N), and the lift "
-        "d̃/E[d̃] over random sets.",
-    )
+    return "fails" if grows else "holds", evidence
 
 
-def corollary_2() -> Verdict:
+@MUDARISOV.claim(
+    "Corollary 2 (i), as rebuilt",
+    "At fixed N, E[d̃] → Σ‖α_i x_i‖ as L grows; ε is small for flat weights.",
+    instead="(n−N)/n·Σm_i ≤ E[d̃] ≤ (n−N)/n·Σ√(m_i² + V_i). The gap is a factor "
+    "√(N+1) exactly when weights are flat and tokens orthogonal.",
+)
+def corollary_2() -> Found:
     """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says."""
     L, N = 512, 5
     evidence = {"claimed limit": 1.0}
@@ -90,18 +91,16 @@ def corollary_2() -> Verdict:
         evidence[f"main term, {name}"] = found.expected_lower.item()
         evidence[f"our upper bound, {name}"] = found.expected_upper.item()
     evidence["√(N+1)"] = math.sqrt(N + 1)
-    return Verdict(
-        paper=PAPER,
-        where="Corollary 2 (i), as rebuilt",
-        claim="At fixed N, E[d̃] → Σ‖α_i x_i‖ as L grows; ε is small for flat weights.",
-        outcome="fails" if evidence["E[d̃], orthonormal"] > 2 else "holds",
-        evidence=evidence,
-        instead="(n−N)/n·Σm_i ≤ E[d̃] ≤ (n−N)/n·Σ√(m_i² + V_i). The gap is a factor "
-        "√(N+1) exactly when weights are flat and tokens orthogonal.",
-    )
+    return "fails" if evidence["E[d̃], orthonormal"] > 2 else "holds", evidence
 
 
-def linear_expectation() -> Verdict:
+@MUDARISOV.claim(
+    "Figure 2a",
+    "The expectation over random sets grows linearly with L.",
+    instead="E[d̃] ≤ (1−N/L)(N+1)Σα‖x‖: bounded in L at fixed N. Only the top-N "
+    "distance grows linearly. Not reproducible from the stated definitions.",
+)
+def linear_expectation() -> Found:
     """A head with a sink: chance stays below 6 for every L, the top 5 do not."""
     evidence = {}
     for L in (32, 128, 512, 1024):
@@ -111,18 +110,17 @@ def linear_expectation() -> Verdict:
         evidence[f"E[d̃] at most, L = {L}"] = found.expected_upper.item()
         evidence[f"top 5, L = {L}"] = found.value.item()
     bounded = all(v < 6 for k, v in evidence.items() if k.startswith("E"))
-    return Verdict(
-        paper=PAPER,
-        where="Figure 2a",
-        claim="The expectation over random sets grows linearly with L.",
-        outcome="fails" if bounded else "holds",
-        evidence=evidence,
-        instead="E[d̃] ≤ (1−N/L)(N+1)Σα‖x‖: bounded in L at fixed N. Only the top-N "
-        "distance grows linearly. Not reproducible from the stated definitions.",
-    )
+    return "fails" if bounded else "holds", evidence
 
 
-def critical_fraction() -> Verdict:
+@MUDARISOV.claim(
+    "Figure 2c, Algorithm 3",
+    "Selection is indistinguishable from chance beyond N ≈ 0.06 L.",
+    instead="Nothing derives the fraction. It is where a two-sample test of 144 "
+    "against 144 heads stops rejecting, and moves with the number of heads alone: "
+    "state the shift the test can see, and read the lift.",
+)
+def critical_fraction() -> Found:
     """One population of heads, more or fewer of them: the critical N moves."""
     rng = torch.Generator().manual_seed(0)
     sizes = list(range(10, 201, 10))
@@ -137,16 +135,7 @@ def critical_fraction() -> Verdict:
         evidence[f"critical N with {heads} heads"] = float(found.top or math.inf)
         evidence[f"shift seen 4 times in 5, {heads} heads"] = found.detectable
     moved = evidence["critical N with 36 heads"] < evidence["critical N with 576 heads"]
-    return Verdict(
-        paper=PAPER,
-        where="Figure 2c, Algorithm 3",
-        claim="Selection is indistinguishable from chance beyond N ≈ 0.06 L.",
-        outcome="fails" if moved else "holds",
-        evidence=evidence,
-        instead="Nothing derives the fraction. It is where a two-sample test of 144 "
-        "against 144 heads stops rejecting, and moves with the number of heads alone: "
-        "state the shift the test can see, and read the lift.",
-    )
+    return "fails" if moved else "holds", evidence
 
 
 def _third_token() -> dict[str, float]:

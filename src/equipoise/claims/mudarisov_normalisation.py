@@ -1,5 +1,6 @@
 """Mudarisov et al. (2025), §2 and §3.3: what normalisation forbids; its gradient."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -7,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import MUDARISOV, Found
 from equipoise.numerics.normalisers import NORMALISERS, attention_weights, rows
 from equipoise.numerics.normalisers.exponential import ScalableSoftmax
 from equipoise.numerics.selection import range_needed, weight_interval
 from equipoise.theory.softmax_norms import SUPREMA, softmax_jacobian_norms
 
-PAPER = "mudarisov2025"
 Weight = Callable[[Tensor], Tensor]
 
 # Positive functions F of one logit; α = F(l)/ΣF(l).
@@ -27,7 +27,14 @@ FAMILIES: dict[str, Weight] = {
 }
 
 
-def corollary_3() -> Verdict:
+@MUDARISOV.claim(
+    "Cor. 3",
+    "The gradient of softmax(l/T) has norm at most min{1/(4T), √2}.",
+    instead="1/(4T) bounds single entries; the spectral and Frobenius norms reach "
+    "1/(2T), rows √2/(4T). A finite step ε obeys min{1/(2T), √2/ε}: the diameter "
+    "of the simplex has to be divided by the step.",
+)
+def corollary_3() -> Found:
     """Two equal logits: the spectral norm is 1/(2T), twice and 35 times the claim."""
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     evidence = {}
@@ -39,19 +46,16 @@ def corollary_3() -> Verdict:
         evidence[f"row length at T = {T:g}"] = float(norms.row)
         evidence[f"largest entry at T = {T:g}"] = float(norms.entry)
     evidence["measured change per unit, T = 0.01"] = _finite_difference(0.01, 1e-3)
-    return Verdict(
-        paper=PAPER,
-        where="Cor. 3",
-        claim="The gradient of softmax(l/T) has norm at most min{1/(4T), √2}.",
-        outcome="fails" if evidence["spectral norm at T = 1"] > 0.25 else "holds",
-        evidence=evidence,
-        instead="1/(4T) bounds single entries; the spectral and Frobenius norms reach "
-        "1/(2T), rows √2/(4T). A finite step ε obeys min{1/(2T), √2/ε}: the diameter "
-        "of the simplex has to be divided by the step.",
-    )
+    return "fails" if evidence["spectral norm at T = 1"] > 0.25 else "holds", evidence
 
 
-def lemma_2() -> Verdict:
+@MUDARISOV.claim(
+    "Lemma 2",
+    "The gradient of α = F(l)/ΣF is governed by 1/min F.",
+    instead="‖J‖₂ ≤ ½·max|F'/F| and every entry ≤ ¼·max|F'/F|, both attained at "
+    "two equal logits, for every positive F.",
+)
+def lemma_2() -> Found:
     """J = (diag α − ααᵀ)·diag(h), h = F'/F: the slope of ln F decides, not min F."""
     z_NK = torch.randn(
         300, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -62,18 +66,16 @@ def lemma_2() -> Verdict:
         evidence[f"largest norm / max|h|, {name}"] = _ratio(F, z_NK)
         evidence[f"at two equal logits, {name}"] = _ratio(F, tie_NK)
     worst = max(evidence.values())
-    return Verdict(
-        paper=PAPER,
-        where="Lemma 2",
-        claim="The gradient of α = F(l)/ΣF is governed by 1/min F.",
-        outcome="corrected" if worst <= SUPREMA["spectral"] + 1e-12 else "fails",
-        evidence=evidence,
-        instead="‖J‖₂ ≤ ½·max|F'/F| and every entry ≤ ¼·max|F'/F|, both attained at "
-        "two equal logits, for every positive F.",
-    )
+    return "corrected" if worst <= SUPREMA["spectral"] + 1e-12 else "fails", evidence
 
 
-def vanishing_minimum() -> Verdict:
+@MUDARISOV.claim(
+    "§3.3, after Lemma 2",
+    "Any normaliser whose minimum vanishes inherits the instability.",
+    instead="Only max|F'/F| matters: it is 1/T for softmax however small F gets, "
+    "and the Jacobian of F = l² stays small near its zero too.",
+)
+def vanishing_minimum() -> Found:
     """One logit to −∞: min F of softmax vanishes, and its Jacobian does not care."""
     evidence = {}
     for low in (-1.0, -10.0, -100.0):
@@ -83,15 +85,7 @@ def vanishing_minimum() -> Verdict:
     shrinking = torch.tensor([[0.0, 1e-6, 1.0]], dtype=torch.float64)
     evidence["norm of F = l² near 0"] = float(_norms(_square, shrinking))
     bounded = all(v <= 0.5 for k, v in evidence.items() if k.startswith("norm at"))
-    return Verdict(
-        paper=PAPER,
-        where="§3.3, after Lemma 2",
-        claim="Any normaliser whose minimum vanishes inherits the instability.",
-        outcome="fails" if bounded else "holds",
-        evidence=evidence,
-        instead="Only max|F'/F| matters: it is 1/T for softmax however small F gets, "
-        "and the Jacobian of F = l² stays small near its zero too.",
-    )
+    return "fails" if bounded else "holds", evidence
 
 
 def _square(z: Tensor) -> Tensor:
@@ -120,27 +114,41 @@ def _ratio(F: Weight, z_NK: Tensor) -> float:
 LENGTHS = (10, 100, 1000, 10_000)
 
 
-def lemma_1() -> Verdict:
+@MUDARISOV.claim(
+    "Lemma 1, Corollary 1",
+    "e^{−2Δ/T}/L ≤ α_i ≤ e^{2Δ/T}/L, Δ = ‖q‖‖k‖.",
+    instead="1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both "
+    "ends attained; Δ must take the largest key.",
+)
+def lemma_1() -> Found:
     """The printed interval can exceed 1; the tight one is attained at both ends."""
-    evidence = {}
-    for rho in (1.0, 4.0):
-        for n in (10, 1000):
-            ends = weight_interval(torch.tensor(rho).double(), torch.tensor(float(n)))
-            evidence[f"printed upper, ρ = {rho:g}, n = {n}"] = math.exp(rho) / n
-            evidence[f"attained, ρ = {rho:g}, n = {n}"] = _alone(rho, n)
-            evidence[f"tight upper, ρ = {rho:g}, n = {n}"] = ends.upper.item()
-    return Verdict(
-        paper=PAPER,
-        where="Lemma 1, Corollary 1",
-        claim="e^{−2Δ/T}/L ≤ α_i ≤ e^{2Δ/T}/L, Δ = ‖q‖‖k‖.",
-        outcome="corrected",
-        evidence=evidence,
-        instead="1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both "
-        "ends attained; Δ must take the largest key.",
-    )
+    evidence, true, sharp = {}, True, True
+    for rho, n in itertools.product((1.0, 4.0), (10, 1000)):
+        ends = weight_interval(torch.tensor(rho).double(), torch.tensor(float(n)))
+        lower, upper = ends.lower.item(), ends.upper.item()
+        least, most = _alone(-rho, n), _alone(rho, n)
+        low, high = math.exp(-rho) / n, math.exp(rho) / n
+        case = f"ρ = {rho:g}, n = {n}"
+        evidence |= {
+            f"printed upper, {case}": high,
+            f"attained, {case}": most,
+            f"tight upper, {case}": upper,
+            f"attained from below, {case}": least,
+            f"tight lower, {case}": lower,
+        }
+        true &= low <= least and most <= high
+        attained = math.isclose(least, lower) and math.isclose(most, upper)
+        sharp &= attained and low < lower and upper < high
+    return ("corrected" if sharp else "holds") if true else "fails", evidence
 
 
-def vanishing_weights() -> Verdict:
+@MUDARISOV.claim(
+    "Lemma 1, discussion",
+    "A normaliser that divides by a sum cannot select in a long context.",
+    instead="It cannot at a fixed range of logits. One key keeps a share c as long "
+    "as ρ ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.",
+)
+def vanishing_weights() -> Found:
     """Weights vanish at a fixed range of logits only, not at one that grows as ln L."""
     evidence = {}
     for n in LENGTHS:
@@ -149,18 +157,17 @@ def vanishing_weights() -> Verdict:
         for s in (0.4, 0.6):
             evidence[f"ssmax s = {s:g}, gap 2, n = {n}"] = _winner(s, n)
     kept = evidence["range ln(n−1), n = 10000"] > 0.499
-    return Verdict(
-        paper=PAPER,
-        where="Lemma 1, discussion",
-        claim="A normaliser that divides by a sum cannot select in a long context.",
-        outcome="fails" if kept else "holds",
-        evidence=evidence,
-        instead="It cannot at a fixed range of logits. One key keeps a share c as long "
-        "as ρ ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.",
-    )
+    return "fails" if kept else "holds", evidence
 
 
-def self_adjusted_spectrum() -> Verdict:
+@MUDARISOV.claim(
+    "§5, on self-adjusted softmax",
+    "It keeps the spectrum of the Jacobian in a healthy band.",
+    instead="z·softmax(z) has ‖J‖₂ = (1+c)/2 at two logits c; the normalised form "
+    "grows like 1/R as the range R shrinks. Adding η = 1 above and below bounds it "
+    "by ½ + (1+√2)/η.",
+)
+def self_adjusted_spectrum() -> Found:
     """The Jacobian of self-adjusted softmax has no bound, plain or normalised."""
     evidence = {}
     for c in (1.0, 10.0, 100.0):
@@ -173,16 +180,7 @@ def self_adjusted_spectrum() -> Verdict:
         safe = NORMALISERS["self-adjusted-safe"]().jacobian(rows(z_K)).dense()
         evidence[f"our safe form, span {span:g}"] = _norm(safe)
     grows = evidence["normalised, span 0.001"] > 100
-    return Verdict(
-        paper=PAPER,
-        where="§5, on self-adjusted softmax",
-        claim="It keeps the spectrum of the Jacobian in a healthy band.",
-        outcome="fails" if grows else "holds",
-        evidence=evidence,
-        instead="z·softmax(z) has ‖J‖₂ = (1+c)/2 at two logits c; the normalised form "
-        "grows like 1/R as the range R shrinks. Adding η = 1 above and below bounds it "
-        "by ½ + (1+√2)/η.",
-    )
+    return "fails" if grows else "holds", evidence
 
 
 def _normalised(z_K: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.mudarisov_normalisation import PAPER
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import MUDARISOV, Found
 from equipoise.numerics.selection import (
     WeightedTokens,
     chosen,
@@ -20,7 +19,13 @@ from equipoise.numerics.selection import (
 L = 1024
 
 
-def eighty_percent() -> Verdict:
+@MUDARISOV.claim(
+    "§3.2, Figure 3",
+    "At most about 80 % of chosen tokens are separable, even on a sphere.",
+    instead="Dimension limits it: near N* ≈ d/(2 ln L) for flat weights recall "
+    "leaves 1, and it falls towards 0 beyond. 70–85 % was one model's reading.",
+)
+def eighty_percent() -> Found:
     """Recall is 1 in enough dimensions and near 0 in too few: no universal ceiling."""
     evidence = {}
     for N in (64, 512):
@@ -32,18 +37,16 @@ def eighty_percent() -> Verdict:
             found = separability(isotropic, N).recall
             evidence[f"sphere, d = {d}, N = {N}"] = found.mean().item()
     above = evidence["orthonormal, N = 512"] == 1
-    return Verdict(
-        paper=PAPER,
-        where="§3.2, Figure 3",
-        claim="At most about 80 % of chosen tokens are separable, even on a sphere.",
-        outcome="fails" if above else "holds",
-        evidence=evidence,
-        instead="Dimension limits it: near N* ≈ d/(2 ln L) for flat weights recall "
-        "leaves 1, and it falls towards 0 beyond. 70–85 % was one model's reading.",
-    )
+    return "fails" if above else "holds", evidence
 
 
-def collapse_is_rewarded() -> Verdict:
+@MUDARISOV.claim(
+    "§3.2, guidelines",
+    "N_s/N measures how well a head tells its tokens apart.",
+    instead="With identical tokens D_i = |ᾱ − α_i|: recall reads the order of the "
+    "weights. Report random sets of the same size and the cosine version beside.",
+)
+def collapse_is_rewarded() -> Found:
     """All tokens identical: nothing can be told apart, and recall is 1."""
     rng = torch.Generator().manual_seed(0)
     w = torch.randn(1, 256, generator=rng, dtype=torch.float64).softmax(-1)
@@ -55,18 +58,17 @@ def collapse_is_rewarded() -> Verdict:
         evidence[f"random sets, N = {N}"] = random.recall.item()
         cosine = separability(given, N, metric="cosine")
         evidence[f"cosine recall, N = {N}"] = cosine.recall.item()
-    return Verdict(
-        paper=PAPER,
-        where="§3.2, guidelines",
-        claim="N_s/N measures how well a head tells its tokens apart.",
-        outcome="fails" if evidence["recall, N = 16"] == 1 else "holds",
-        evidence=evidence,
-        instead="With identical tokens D_i = |ᾱ − α_i|: recall reads the order of the "
-        "weights. Report random sets of the same size and the cosine version beside.",
-    )
+    return "fails" if evidence["recall, N = 16"] == 1 else "holds", evidence
 
 
-def theorem_2() -> Verdict:
+@MUDARISOV.claim(
+    "Theorem 2, as rebuilt",
+    "E[N_s]/N ≤ Σexp(−(ξ_i−r)²/(2M²))/N.",
+    instead="ξ_i over-estimates E X_i, the wrong side for an upper tail. With "
+    "σ_i² = Σα_j²: P(X_i ≤ r) ≥ 1 − 2/(d(r²/σ_i²−1)²) above σ_i and "
+    "≤ 2/(d(1−r²/σ_i²)²) below.",
+)
+def theorem_2() -> Found:
     """The exponential upper bound, as rebuilt, is exceeded with and without a clamp."""
     w = torch.tensor([0.2] * 4 + [0.02] * 10, dtype=torch.float64)
     picked = chosen(weighted_tokens(w[None], torch.eye(14)), 4)
@@ -81,19 +83,17 @@ def theorem_2() -> Verdict:
         "the bound never falls below": math.exp(-0.5),
     }
     broken = evidence["d = 8, recall"] > evidence["d = 8, clamped bound"]
-    return Verdict(
-        paper=PAPER,
-        where="Theorem 2, as rebuilt",
-        claim="E[N_s]/N ≤ Σexp(−(ξ_i−r)²/(2M²))/N.",
-        outcome="fails" if broken else "holds",
-        evidence=evidence,
-        instead="ξ_i over-estimates E X_i, the wrong side for an upper tail. With "
-        "σ_i² = Σα_j²: P(X_i ≤ r) ≥ 1 − 2/(d(r²/σ_i²−1)²) above σ_i and "
-        "≤ 2/(d(1−r²/σ_i²)²) below.",
-    )
+    return "fails" if broken else "holds", evidence
 
 
-def closed_ball() -> Verdict:
+@MUDARISOV.claim(
+    "§3.2, Eq. (10)",
+    "A chosen token is distinguishable if it lies in the closed ball of "
+    "radius r = min_{i∉I}‖s − α_i x_i‖ and no other token does.",
+    instead="D_i < r, strictly, as the follow-up has it. N = 1 is always "
+    "separable, for a random token too: start at N = 2.",
+)
+def closed_ball() -> Found:
     """With r the nearest distance outside, a closed ball always holds an outsider."""
     rng = torch.Generator().manual_seed(0)
     w = torch.randn(200, 1, 32, generator=rng, dtype=torch.float64).softmax(-1)
@@ -108,19 +108,17 @@ def closed_ball() -> Verdict:
         "recall of one random token": one.recall.mean().item(),
     }
     always = evidence["rows with an outsider in the closed ball"] == 1
-    return Verdict(
-        paper=PAPER,
-        where="§3.2, Eq. (10)",
-        claim="A chosen token is distinguishable if it lies in the closed ball of "
-        "radius r = min_{i∉I}‖s − α_i x_i‖ and no other token does.",
-        outcome="corrected" if always else "holds",
-        evidence=evidence,
-        instead="D_i < r, strictly, as the follow-up has it. N = 1 is always "
-        "separable, for a random token too: start at N = 2.",
-    )
+    return "corrected" if always else "holds", evidence
 
 
-def functional_relevance() -> Verdict:
+@MUDARISOV.claim(
+    "Guidelines; the authors' follow-up",
+    "A head with a higher N_s/N selects better.",
+    instead="Dropping the rest costs ‖(1−M)μ_T‖, renormalised ‖(1−M)(μ_T−μ_S)‖, M "
+    "the kept mass and μ the weighted means inside and outside: it matters what "
+    "the rest says, not how far away it is. The follow-up finds the same in NLL.",
+)
+def functional_relevance() -> Found:
     """A head that separates better loses more when only its chosen tokens are kept."""
     apart = weighted_tokens(_falling(), torch.eye(64))
     near = torch.ones(64, 8, dtype=torch.float64) + 0.01 * _sphere(1, 64, 8, seed=3)[0]
@@ -137,16 +135,7 @@ def functional_relevance() -> Verdict:
         evidence["and weights renormalised, apart"]
         > evidence["and weights renormalised, alike"]
     )
-    return Verdict(
-        paper=PAPER,
-        where="Guidelines; the authors' follow-up",
-        claim="A head with a higher N_s/N selects better.",
-        outcome="fails" if better and worse else "holds",
-        evidence=evidence,
-        instead="Dropping the rest costs ‖(1−M)μ_T‖, renormalised ‖(1−M)(μ_T−μ_S)‖, M "
-        "the kept mass and μ the weighted means inside and outside: it matters what "
-        "the rest says, not how far away it is. The follow-up finds the same in NLL.",
-    )
+    return "fails" if better and worse else "holds", evidence
 
 
 def _sixteen(width: int, r: float) -> dict[str, float]:

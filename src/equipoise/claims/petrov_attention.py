@@ -4,60 +4,59 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import hessian
 
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.verdict import PETROV, Found
 from equipoise.theory.curvature.attention_blocks import attention_hessian
 from equipoise.theory.curvature.petrov import PetrovLayer, petrov_attention_bound, two
 from equipoise.theory.curvature.softmax import UNFOLDED_SUPREMUM, softmax_hessian
 from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
 
-PAPER = "petrov2025"
 
-
-def keys_are_missing_from_the_maximum() -> Verdict:
+@PETROV.claim(
+    "Thm 1",
+    "The Hessian of attention is at most 3·max over VV, QQ, VQ and QK.",
+    instead="All six blocks: ‖H‖ ≤ ‖N‖₂ with N the matrix of block norms from the "
+    "moments of each query (attention_curvature_bound).",
+)
+def keys_are_missing_from_the_maximum() -> Found:
     """Theorem 1 at a global minimum with W_K = 0: nothing in it knows W_Q."""
     bounds, truths = [], []
     for t in (1.0, 1e3):
         layer = _layer(t)
         bounds.append(petrov_attention_bound(layer))
         truths.append(two(_block(layer, "k")))
-    return Verdict(
-        paper=PAPER,
-        where="Thm 1",
-        claim="The Hessian of attention is at most 3·max over VV, QQ, VQ and QK.",
-        outcome="fails" if truths[1] > bounds[1] else "holds",
-        evidence={
-            "bound at W_Q = I": bounds[0],
-            "bound at W_Q = 1000·I": bounds[1],
-            "norm of the KK block at W_Q = I": truths[0],
-            "norm of the KK block at W_Q = 1000·I": truths[1],
-        },
-        instead="All six blocks: ‖H‖ ≤ ‖N‖₂ with N the matrix of block norms from the "
-        "moments of each query (attention_curvature_bound).",
-    )
+    return "fails" if truths[1] > bounds[1] else "holds", {
+        "bound at W_Q = I": bounds[0],
+        "bound at W_Q = 1000·I": bounds[1],
+        "norm of the KK block at W_Q = I": truths[0],
+        "norm of the KK block at W_Q = 1000·I": truths[1],
+    }
 
 
-def softmax_is_not_flat() -> Verdict:
+@PETROV.claim(
+    "proof of Thm 1",
+    "The Jacobian of a softmax row over L keys has norm at most 1/L.",
+    instead="‖J‖ ≤ min(max 2a(1−a), max a) ≤ ½; ∂A/∂T is the direct sum of rows.",
+)
+def softmax_is_not_flat() -> Found:
     """‖∂A/∂T‖ ≤ 1/L is a property of uniform rows; (½, ½, 0, …) has ½."""
     a = torch.zeros(32, dtype=torch.float64)
     a[:2] = 0.5
     truth = float(softmax_jacobian_norm(a))
     uniform = float(softmax_jacobian_norm(torch.full_like(a, 1 / 32)))
-    return Verdict(
-        paper=PAPER,
-        where="proof of Thm 1",
-        claim="The Jacobian of a softmax row over L keys has norm at most 1/L.",
-        outcome="fails" if truth > 1 / 32 else "holds",
-        evidence={
-            "claimed at L = 32": 1 / 32,
-            "at (1/2, 1/2, 0, ...)": truth,
-            "at a uniform row": uniform,
-        },
-        instead="‖J‖ ≤ min(max 2a(1−a), max a) ≤ ½; ∂A/∂T is the direct sum of rows.",
-    )
+    return "fails" if truth > 1 / 32 else "holds", {
+        "claimed at L = 32": 1 / 32,
+        "at (1/2, 1/2, 0, ...)": truth,
+        "at a uniform row": uniform,
+    }
 
 
-def query_jacobian_does_not_shrink_with_length() -> Verdict:
+@PETROV.claim(
+    "appendix, ‖G_Q‖",
+    "‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K).",
+    instead="‖J_Q‖ ≤ s‖X‖·max_i‖W_VᵀΣ_iW_K‖, Σ_i the covariance of the keys.",
+)
+def query_jacobian_does_not_shrink_with_length() -> Found:
     """‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K) inherits the 1/L."""
     layer = sharp_layer(value_scale=1.0)
     L, _, E = layer.sizes
@@ -68,59 +67,58 @@ def query_jacobian_does_not_shrink_with_length() -> Verdict:
 
     jacobian = torch.func.jacfwd(output)(layer.w_q_DE).flatten(2).flatten(0, 1)
     claimed = v * k * x**3 / (L * E**0.5)
-    return Verdict(
-        paper=PAPER,
-        where="appendix, ‖G_Q‖",
-        claim="‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K).",
-        outcome="fails" if two(jacobian) > claimed else "holds",
-        evidence={"claimed": claimed, "norm": two(jacobian), "L": float(L)},
-        instead="‖J_Q‖ ≤ s‖X‖·max_i‖W_VᵀΣ_iW_K‖, Σ_i the covariance of the keys.",
-    )
+    return "fails" if two(jacobian) > claimed else "holds", {
+        "claimed": claimed,
+        "norm": two(jacobian),
+        "L": float(L),
+    }
 
 
-def uniform_attention_is_curved() -> Verdict:
+@PETROV.claim(
+    "lemma on Φ",
+    "With uniform attention the second derivatives Φ_VQ and Φ_QQ vanish.",
+    instead="Φ_VQ is the covariance of the tokens under a, which is not zero for "
+    "uniform weights; and Φ, a derivative of the output, has no factor 2/(L·d).",
+)
+def uniform_attention_is_curved() -> Found:
     """“Uniform attention ⇒ Φ_VQ = Φ_QQ = 0”, and Φ keeps the loss's 2/(L·d)."""
     layer = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     vq, qq = (_unfolded(layer, name) for name in ("vq_DFDE", "qq_DEDE"))
     L, D, _ = layer.sizes
-    return Verdict(
-        paper=PAPER,
-        where="lemma on Φ",
-        claim="With uniform attention the second derivatives Φ_VQ and Φ_QQ vanish.",
-        outcome="fails" if min(vq, qq) > 0 else "holds",
-        evidence={
-            "norm of Φ_VQ at W_Q = 0": vq,
-            "norm of Φ_QQ at W_Q = 0": qq,
-            "norm of Φ_VQ as printed": 2 / (L * D) * vq,
-        },
-        instead="Φ_VQ is the covariance of the tokens under a, which is not zero for "
-        "uniform weights; and Φ, a derivative of the output, has no factor 2/(L·d).",
-    )
+    return "fails" if min(vq, qq) > 0 else "holds", {
+        "norm of Φ_VQ at W_Q = 0": vq,
+        "norm of Φ_QQ at W_Q = 0": qq,
+        "norm of Φ_VQ as printed": 2 / (L * D) * vq,
+    }
 
 
-def softmax_second_derivative_is_not_its_largest_block() -> Verdict:
+@PETROV.claim(
+    "lemma on ∂²A/∂T²",
+    "The norm of the unfolded second derivative is its largest block's.",
+    instead="Blocks are stacked, not on a diagonal. The bound 6 survives: the "
+    "supremum is √(2/27).",
+)
+def softmax_second_derivative_is_not_its_largest_block() -> Found:
     """‖∂²A/∂T²‖ = largest block (“block-diagonal”): the blocks share their columns."""
     a = torch.tensor([(3 - 3**0.5) / 6, (3 + 3**0.5) / 6], dtype=torch.float64)
     blocks = torch.stack([softmax_hessian(a, e) for e in torch.eye(2).double()])
     largest = max(two(block) for block in blocks)
     whole = two(blocks.flatten(0, 1))
-    return Verdict(
-        paper=PAPER,
-        where="lemma on ∂²A/∂T²",
-        claim="The norm of the unfolded second derivative is its largest block's.",
-        outcome="corrected" if largest < whole <= 6 else "holds",
-        evidence={
-            "largest block": largest,
-            "unfolded": whole,
-            "supremum over rows": UNFOLDED_SUPREMUM,
-            "their bound": 6.0,
-        },
-        instead="Blocks are stacked, not on a diagonal. The bound 6 survives: the "
-        "supremum is √(2/27).",
-    )
+    return "corrected" if largest < whole <= 6 else "holds", {
+        "largest block": largest,
+        "unfolded": whole,
+        "supremum over rows": UNFOLDED_SUPREMUM,
+        "their bound": 6.0,
+    }
 
 
-def which_block_is_largest_depends_on_the_input() -> Verdict:
+@PETROV.claim(
+    "Fig 3-5",
+    "The Value–Value block dominates the curvature of attention.",
+    instead="VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order is that of the "
+    "input's scale.",
+)
+def which_block_is_largest_depends_on_the_input() -> Found:
     """“Value–Value is the largest block”: of one random layer at three input scales."""
     evidence: dict[str, float] = {}
     winners = []
@@ -130,30 +128,23 @@ def which_block_is_largest_depends_on_the_input() -> Verdict:
         norms = {name: two(_block(layer, name)) for name in "qkv"}
         winners.append(max(norms, key=lambda name: norms[name]))
         evidence |= {f"{n.upper()} at scale {scale}": norms[n] for n in "qkv"}
-    return Verdict(
-        paper=PAPER,
-        where="Fig 3-5",
-        claim="The Value–Value block dominates the curvature of attention.",
-        outcome="fails" if len(set(winners)) > 1 else "holds",
-        evidence=evidence,
-        instead="VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order is that of the "
-        "input's scale.",
-    )
+    return "fails" if len(set(winners)) > 1 else "holds", evidence
 
 
-def value_curvature_is_quadratic_in_the_input() -> Verdict:
+@PETROV.claim(
+    "order table of the slides, against Thm 1",
+    "The Value–Value block is of order ‖X‖⁴.",
+    instead="VV = (2/(L·d))·(AX)ᵀAX ⊗ I: order ‖X‖², as Theorem 1 has it.",
+)
+def value_curvature_is_quadratic_in_the_input() -> Found:
     """The later slides' table: VV = O(‖X‖⁴). Theorem 1 says ‖X‖²; uniform attention."""
     base = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     one, ten = (two(_block(_with(base, x_LD=c * base.x_LD), "v")) for c in (1.0, 10.0))
     power = float(torch.tensor(ten / one).log10())
-    return Verdict(
-        paper=PAPER,
-        where="order table of the slides, against Thm 1",
-        claim="The Value–Value block is of order ‖X‖⁴.",
-        outcome="fails" if power < 3 else "holds",
-        evidence={"exponent measured": power, "exponent of Thm 1": 2.0},
-        instead="VV = (2/(L·d))·(AX)ᵀAX ⊗ I: order ‖X‖², as Theorem 1 has it.",
-    )
+    return "fails" if power < 3 else "holds", {
+        "exponent measured": power,
+        "exponent of Thm 1": 2.0,
+    }
 
 
 def sharp_layer(*, value_scale: float) -> PetrovLayer:

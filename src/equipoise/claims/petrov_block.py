@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.petrov_attention import PAPER, sharp_layer
-from equipoise.claims.verdict import Verdict
+from equipoise.claims.petrov_attention import sharp_layer
+from equipoise.claims.verdict import PETROV, Found
 from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
 from equipoise.theory.curvature.feedforward import (
     FeedForward,
@@ -24,7 +24,13 @@ from equipoise.theory.curvature.petrov import (
 from equipoise.theory.lipschitz.heads import Heads
 
 
-def block_bound_is_exceeded() -> Verdict:
+@PETROV.claim(
+    "Thm 6",
+    "The Hessian of a block is at most 5·max over pairs of weights.",
+    instead="Sum the nodes: ‖∇²⟨λ, φ⟩‖·‖J_a‖‖J_b‖ into a matrix of norms "
+    "(block_curvature_bound).",
+)
+def block_bound_is_exceeded() -> Found:
     """Theorem 6 at zero loss, with true LayerNorm norms and ‖∂F/∂W_Q‖ as printed."""
     block = _sharp_block()
     layer = block.attention
@@ -45,18 +51,19 @@ def block_bound_is_exceeded() -> Verdict:
     # The residual is zero, so the KK block of the Hessian is Gauss–Newton's.
     truth = 2 / layer.x_LD.numel() * two(jacobian) ** 2
     claimed, ours = petrov_block_bound(block), _ours(block)
-    return Verdict(
-        paper=PAPER,
-        where="Thm 6",
-        claim="The Hessian of a block is at most 5·max over pairs of weights.",
-        outcome="fails" if truth > claimed else "holds",
-        evidence={"claimed": claimed, "norm of the KK block": truth, "ours": ours},
-        instead="Sum the nodes: ‖∇²⟨λ, φ⟩‖·‖J_a‖‖J_b‖ into a matrix of norms "
-        "(block_curvature_bound).",
-    )
+    return "fails" if truth > claimed else "holds", {
+        "claimed": claimed,
+        "norm of the KK block": truth,
+        "ours": ours,
+    }
 
 
-def norm_lemma_needs_the_deviation() -> Verdict:
+@PETROV.claim(
+    "last appendix, norm lemma",
+    "‖J‖ ≤ 1/σ_min + ‖X‖²/(√n σ_min³) with σ_min the smallest row norm.",
+    instead="‖J‖ = 1/s exactly, and ‖∂²LN/∂x²‖ = √ρ·√max(n−2+9(1−ρ)², 2)/(√n s²).",
+)
+def norm_lemma_needs_the_deviation() -> Found:
     """The LayerNorm lemma with σ_min the smallest row norm: one zero-mean row of 16."""
     x = torch.tensor([1.0, -1.0] * 8, dtype=torch.float64)[None]
     n, norm, std = 16, float(x.norm()), float(x.std(correction=0))
@@ -66,22 +73,20 @@ def norm_lemma_needs_the_deviation() -> Verdict:
     def first(sigma: float) -> float:
         return 1 / sigma + norm**2 / (math.sqrt(n) * sigma**3)
 
-    return Verdict(
-        paper=PAPER,
-        where="last appendix, norm lemma",
-        claim="‖J‖ ≤ 1/σ_min + ‖X‖²/(√n σ_min³) with σ_min the smallest row norm.",
-        outcome="fails" if truth > first(norm) else "holds",
-        evidence={
-            "claimed": first(norm),
-            "norm of the Jacobian": truth,
-            "claimed with the standard deviation": first(std),
-            "norm of the second derivative": whole,
-        },
-        instead="‖J‖ = 1/s exactly, and ‖∂²LN/∂x²‖ = √ρ·√max(n−2+9(1−ρ)², 2)/(√n s²).",
-    )
+    return "fails" if truth > first(norm) else "holds", {
+        "claimed": first(norm),
+        "norm of the Jacobian": truth,
+        "claimed with the standard deviation": first(std),
+        "norm of the second derivative": whole,
+    }
 
 
-def norm_lemma_has_a_term_of_wrong_degree() -> Verdict:
+@PETROV.claim(
+    "last appendix, norm lemma",
+    "‖X‖²/(√n σ³) is a term of the second derivative of LayerNorm.",
+    instead="Every term of the second derivative is of degree −2.",
+)
+def norm_lemma_has_a_term_of_wrong_degree() -> Found:
     """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2."""
     x = torch.linspace(-1, 1, 16, dtype=torch.float64)[None]
     small, large = (
@@ -91,40 +96,36 @@ def norm_lemma_has_a_term_of_wrong_degree() -> Verdict:
         float(y.norm()) ** 2 / (4 * float(y.std(correction=0)) ** 3)
         for y in (x, 100 * x)
     ]
-    return Verdict(
-        paper=PAPER,
-        where="last appendix, norm lemma",
-        claim="‖X‖²/(√n σ³) is a term of the second derivative of LayerNorm.",
-        outcome="fails" if middle[0] / middle[1] < 1e3 < small / large else "holds",
-        evidence={
-            "fall of the second derivative from c = 1 to 100": small / large,
-            "fall of the middle term": middle[0] / middle[1],
-        },
-        instead="Every term of the second derivative is of degree −2.",
-    )
+    return "fails" if middle[0] / middle[1] < 1e3 < small / large else "holds", {
+        "fall of the second derivative from c = 1 to 100": small / large,
+        "fall of the middle term": middle[0] / middle[1],
+    }
 
 
-def scale_derivative_lacks_a_root() -> Verdict:
+@PETROV.claim(
+    "proof of Thm 3",
+    "∂D/∂X = E diag((M∘M 1)^½)⁻¹ (I ⊗ 1ᵀ) diag(vec M) G.",
+    instead="The same times 1/√d; and ∂(P ⊗ I)/∂X with I of width d, not L.",
+)
+def scale_derivative_lacks_a_root() -> Found:
     """The proof of Theorem 3 prints ∂σ/∂x without 1/√d."""
     x = torch.linspace(-1, 2, 4, dtype=torch.float64) ** 3
     truth = torch.func.grad(lambda y: y.std(correction=0))(x)
     m = x - x.mean()
     printed = m / m.norm()
-    return Verdict(
-        paper=PAPER,
-        where="proof of Thm 3",
-        claim="∂D/∂X = E diag((M∘M 1)^½)⁻¹ (I ⊗ 1ᵀ) diag(vec M) G.",
-        outcome="corrected" if two((printed - 2 * truth)[None]) < 1e-12 else "fails",
-        evidence={
-            "printed over true at d = 4": float(printed.norm() / truth.norm()),
-            "entries of ∂(P ⊗ I_L)/∂X rows at L = 3, d = 4": float((3 * 3) ** 2),
-            "entries it must have": float((3 * 4) ** 2),
-        },
-        instead="The same times 1/√d; and ∂(P ⊗ I)/∂X with I of width d, not L.",
-    )
+    return "corrected" if two((printed - 2 * truth)[None]) < 1e-12 else "fails", {
+        "printed over true at d = 4": float(printed.norm() / truth.norm()),
+        "entries of ∂(P ⊗ I_L)/∂X rows at L = 3, d = 4": float((3 * 3) ** 2),
+        "entries it must have": float((3 * 4) ** 2),
+    }
 
 
-def mixed_block_does_not_vanish_with_w2() -> Verdict:
+@PETROV.claim(
+    "appendix, ‖ξ_21‖",
+    "‖∂²S/∂W_2∂W_1‖ ≤ √d_ff‖W_2‖.",
+    instead="∂²⟨g, S⟩/∂W_1∂W_2 = max over units of ‖Yᵀdiag(D1_k)G‖ ≤ ‖Y‖‖G‖.",
+)
+def mixed_block_does_not_vanish_with_w2() -> Found:
     """‖ξ_21‖ ≤ √d_ff‖W_2‖ at W_2 = 0."""
     y = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
     w_1 = torch.eye(4, 5, dtype=torch.float64)
@@ -135,34 +136,33 @@ def mixed_block_does_not_vanish_with_w2() -> Verdict:
     whole = torch.cat(
         [feedforward_hessian(net, y, g).dense()[12:32, 32:] for g in cotangents]
     )
-    return Verdict(
-        paper=PAPER,
-        where="appendix, ‖ξ_21‖",
-        claim="‖∂²S/∂W_2∂W_1‖ ≤ √d_ff‖W_2‖.",
-        outcome="fails" if two(whole) > 0 else "holds",
-        evidence={"claimed at W_2 = 0": 0.0, "norm": two(whole)},
-        instead="∂²⟨g, S⟩/∂W_1∂W_2 = max over units of ‖Yᵀdiag(D1_k)G‖ ≤ ‖Y‖‖G‖.",
-    )
+    return "fails" if two(whole) > 0 else "holds", {
+        "claimed at W_2 = 0": 0.0,
+        "norm": two(whole),
+    }
 
 
-def blocks_are_not_each_others_equals() -> Verdict:
+@PETROV.claim(
+    "Thm 5",
+    "Second derivatives by W_i, W_j and by W_j, W_i are the same matrix.",
+    instead="Contracted with a cotangent they are transposes of each other.",
+)
+def blocks_are_not_each_others_equals() -> Found:
     """“H^(i,j) = H^(j,i)” for unfolded second derivatives (n·d·p_i × p_j)."""
     outputs, w_1, w_2 = 3 * 4, 4 * 5, 5 * 4 + 1
     shapes = (outputs * w_1, w_2), (outputs * w_2, w_1)
-    return Verdict(
-        paper=PAPER,
-        where="Thm 5",
-        claim="Second derivatives by W_i, W_j and by W_j, W_i are the same matrix.",
-        outcome="fails" if shapes[0] != shapes[1] else "holds",
-        evidence={
-            "rows of (i, j)": float(shapes[0][0]),
-            "rows of (j, i)": float(shapes[1][0]),
-        },
-        instead="Contracted with a cotangent they are transposes of each other.",
-    )
+    return "fails" if shapes[0] != shapes[1] else "holds", {
+        "rows of (i, j)": float(shapes[0][0]),
+        "rows of (j, i)": float(shapes[1][0]),
+    }
 
 
-def activation_of_the_experiments_bends() -> Verdict:
+@PETROV.claim(
+    "§ experiments, against Lemma 1",
+    "Formulas derived for ReLU describe the networks measured.",
+    instead="ξ_11 = Σ_i y_iy_iᵀ·n_ik·φ''(u_ik) per hidden unit.",
+)
+def activation_of_the_experiments_bends() -> Found:
     """The theory has ReLU (∂²S/∂W_1² = 0), the experiments GELU."""
     rng = torch.Generator().manual_seed(0)
     y, w_1, w_2, g = (
@@ -174,17 +174,10 @@ def activation_of_the_experiments_bends() -> Verdict:
         )
         for name in ("relu", "gelu")
     }
-    return Verdict(
-        paper=PAPER,
-        where="§ experiments, against Lemma 1",
-        claim="Formulas derived for ReLU describe the networks measured.",
-        outcome="fails" if norms["gelu"]["in_in"] > 0 else "holds",
-        evidence={
-            "norm of (W_1, W_1) with ReLU": norms["relu"]["in_in"],
-            "norm of (W_1, W_1) with GELU": norms["gelu"]["in_in"],
-        },
-        instead="ξ_11 = Σ_i y_iy_iᵀ·n_ik·φ''(u_ik) per hidden unit.",
-    )
+    return "fails" if norms["gelu"]["in_in"] > 0 else "holds", {
+        "norm of (W_1, W_1) with ReLU": norms["relu"]["in_in"],
+        "norm of (W_1, W_1) with GELU": norms["gelu"]["in_in"],
+    }
 
 
 def _sharp_block() -> PetrovBlock:
