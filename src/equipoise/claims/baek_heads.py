@@ -34,15 +34,16 @@ def _relative(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-@BAEK_V1.claim(
-    "unified predictor",
-    "The predictor is unitless and comparable across networks.",
-    instead="Networks that are the same bit for bit get attention terms 8× apart, "
-    "while C_LN and κ_eff stay: the sum has no units. Divide by what each stage "
-    "writes (κ_val, κ_proj), or predict the mean square error.",
-)
+@BAEK_V1.claim("unified predictor")
 def not_unitless() -> Found:
-    """V → cV and W_O → W_O/c with c a power of two leaves every bit as it was."""
+    """V → cV and W_O → W_O/c with c a power of two leaves every bit as it was.
+
+    Claim: The predictor is unitless and comparable across networks.
+
+    Instead: Networks that are the same bit for bit get attention terms 8× apart, while
+    C_LN and κ_eff stay: the sum has no units. Divide by what each stage writes (κ_val,
+    κ_proj), or predict the mean square error.
+    """
     q, k, v = _normal(3, 32, 16)
     w = _normal(16, 64, seed=1) / 4
     evidence = {}
@@ -60,13 +61,14 @@ def not_unitless() -> Found:
     return "fails" if last < first / 4 else "holds", evidence
 
 
-@BAEK_V1.claim(
-    "κ_softmax, aggregated",
-    "max over rows of ‖J(p)‖‖s‖/‖p‖, times 1+κ_score, bounds ‖ΔP‖/(u‖P‖).",
-    instead="Use the matrix form max‖J‖·‖S‖/‖P‖ with Frobenius κ_score.",
-)
+@BAEK_V1.claim("κ_softmax, aggregated")
 def row_maximum_is_no_bound() -> Found:
-    """Rows with s ≈ 0 have κ ≈ 0 and saturated rows J ≈ 0: the maximum sees neither."""
+    """Rows with s ≈ 0 have κ ≈ 0 and saturated rows J ≈ 0: the maximum sees neither.
+
+    Claim: max over rows of ‖J(p)‖‖s‖/‖p‖, times 1+κ_score, bounds ‖ΔP‖/(u‖P‖).
+
+    Instead: Use the matrix form max‖J‖·‖S‖/‖P‖ with Frobenius κ_score.
+    """
     q, k = _blind_rows()
     root = math.sqrt(q.shape[-1])
     wide = q @ k.mT / root
@@ -93,14 +95,15 @@ def _blind_rows() -> tuple[Tensor, Tensor]:
     return torch.cat([flat, k[:1]]), k
 
 
-@BAEK_V1.claim(
-    "κ(V)",
-    "The condition number of V says how much PV amplifies errors of P.",
-    instead="κ_val = ‖P‖‖V‖₂/‖PV‖. With more tokens than head channels, σ_min(V) "
-    "bounds nothing from below.",
-)
+@BAEK_V1.claim("κ(V)")
 def value_condition_misleads() -> Found:
-    """κ(V) against what V really does to rounding: wrong both ways."""
+    """κ(V) against what V really does to rounding: wrong both ways.
+
+    Claim: The condition number of V says how much PV amplifies errors of P.
+
+    Instead: κ_val = ‖P‖‖V‖₂/‖PV‖. With more tokens than head channels, σ_min(V) bounds
+    nothing from below.
+    """
     centred = _normal(65, 64)
     centred = centred - centred.mean(0)
     thin = _normal(65, 64, seed=1)
@@ -119,14 +122,15 @@ def value_condition_misleads() -> Found:
     return "fails" if blind and alarmed else "holds", evidence
 
 
-@BAEK_V1.claim(
-    "C_LN and ρ_LN",
-    "LayerNorm error grows with σ/√ε + σ²/ε; ρ_LN < 1 means ε dominates.",
-    instead="The amplifier is κ_LN = ‖x‖/(√D σ), which does not depend on ε; "
-    "whether ε dominates is r_ε = ε/(σ²+ε).",
-)
+@BAEK_V1.claim("C_LN and ρ_LN")
 def epsilon_does_not_set_the_error() -> Found:
-    """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not."""
+    """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not.
+
+    Claim: LayerNorm error grows with σ/√ε + σ²/ε; ρ_LN < 1 means ε dominates.
+
+    Instead: The amplifier is κ_LN = ‖x‖/(√D σ), which does not depend on ε; whether ε
+    dominates is r_ε = ε/(σ²+ε).
+    """
     x = _normal(512, 128)
     evidence = {}
     for eps in (1e-2, 1e-6):
@@ -148,13 +152,14 @@ def epsilon_does_not_set_the_error() -> Found:
     return "fails" if abs(change - 1) < 0.1 else "holds", evidence
 
 
-@BAEK_V2.claim(
-    "LN magnitude",
-    "(ε+2v)/(v+ε)^{3/2} with the mean token variance bounds the norm's gain.",
-    instead="Use each token's own variance; the exact gain is 1/√(v+ε).",
-)
+@BAEK_V2.claim("LN magnitude")
 def token_mean_variance_hides_small_tokens() -> Found:
-    """200 small tokens and 56 large ones: the mean variance is that of the large."""
+    """200 small tokens and 56 large ones: the mean variance is that of the large.
+
+    Claim: (ε+2v)/(v+ε)^{3/2} with the mean token variance bounds the norm's gain.
+
+    Instead: Use each token's own variance; the exact gain is 1/√(v+ε).
+    """
     x = torch.cat([_normal(200, 64) * 1e-2, _normal(56, 64, seed=1) * 30])
     eps = 1e-5
     v = float(x.var(-1, correction=0).mean())
@@ -166,14 +171,15 @@ def token_mean_variance_hides_small_tokens() -> Found:
     }
 
 
-@BAEK_V2.claim(
-    "transport surrogate",
-    "‖f(x)‖/‖x‖ stands for how much a branch amplifies earlier errors.",
-    instead="Carry random output probes back: one backward pass gives every "
-    "module's transport.",
-)
+@BAEK_V2.claim("transport surrogate")
 def norm_ratio_is_no_transport() -> Found:
-    """‖f(x)‖/‖x‖ instead of a Jacobian norm: a constant branch, and a fast sine."""
+    """‖f(x)‖/‖x‖ instead of a Jacobian norm: a constant branch, and a fast sine.
+
+    Claim: ‖f(x)‖/‖x‖ stands for how much a branch amplifies earlier errors.
+
+    Instead: Carry random output probes back: one backward pass gives every module's
+    transport.
+    """
     x = torch.linspace(0.1, 1.3, 64, dtype=torch.float64)
     step = 1e-6
     here, beside = (torch.sin(1e3 * z) / 1e3 for z in (x, x + step))
@@ -189,14 +195,14 @@ def norm_ratio_is_no_transport() -> Found:
     }
 
 
-@BAEK_V1.claim(
-    "residual relaxation",
-    "A small-gain residual (ρ < 1) multiplies relative error by (1+ρ)/(1-ρ).",
-    instead="Absolute error obeys (1+ρ)e+δ; relative error needs ‖x‖/‖x+f(x)‖, "
-    "measured.",
-)
+@BAEK_V1.claim("residual relaxation")
 def residual_does_not_relax() -> Found:
-    """y = x + f(x), f ≡ const: ρ = 0 promises no amplification."""
+    """y = x + f(x), f ≡ const: ρ = 0 promises no amplification.
+
+    Claim: A small-gain residual (ρ < 1) multiplies relative error by (1+ρ)/(1-ρ).
+
+    Instead: Absolute error obeys (1+ρ)e+δ; relative error needs ‖x‖/‖x+f(x)‖, measured.
+    """
     x, f = 1.0, -1 + 1e-3
     moved = 1e-6
     relative = (moved / abs(x + f)) / (moved / abs(x))
@@ -209,13 +215,14 @@ def residual_does_not_relax() -> Found:
     }
 
 
-@BAEK_V1.claim(
-    "forward mismatch",
-    "A TF32-enabled fp32 run is the reference for fp16 mismatch.",
-    instead="Reference in float64, or fp32 with TF32 switched off.",
-)
+@BAEK_V1.claim("forward mismatch")
 def tf32_reference_understates() -> Found:
-    """fp16 against a TF32 reference: both keep 11 bits, and share their roundings."""
+    """fp16 against a TF32 reference: both keep 11 bits, and share their roundings.
+
+    Claim: A TF32-enabled fp32 run is the reference for fp16 mismatch.
+
+    Instead: Reference in float64, or fp32 with TF32 switched off.
+    """
     x, w = _normal(256, 256), _normal(256, 256, seed=1) / 16
     exact = x @ w
     tf32 = rounded(x, FORMATS["tf32"]) @ rounded(w, FORMATS["tf32"])

@@ -12,14 +12,15 @@ from equipoise.theory.lipschitz.joint import dual_rows
 from equipoise.theory.lipschitz.published import emadi_ball, emadi_local
 
 
-@EMADI.claim(
-    "§5, L_FFN",
-    "A feed-forward net with GELU changes by at most ‖W₂‖‖W₁‖ per unit.",
-    instead="L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for SiLU, 1 for "
-    "ReLU, and none for gated nets without a bound on their input.",
-)
+@EMADI.claim("§5, L_FFN")
 def activation_constant() -> Found:
-    """The feed-forward bound ‖W₂‖‖W₁‖ takes activations to be 1-Lipschitz."""
+    """The feed-forward bound ‖W₂‖‖W₁‖ takes activations to be 1-Lipschitz.
+
+    Claim: A feed-forward net with GELU changes by at most ‖W₂‖‖W₁‖ per unit.
+
+    Instead: L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for SiLU, 1 for ReLU, and
+    none for gated nets without a bound on their input.
+    """
     function, steepest = activation_named("gelu")
     x, y = torch.tensor([1.40, 1.43], dtype=torch.float64)
     ratio = float((function(y) - function(x)) / (y - x))
@@ -31,17 +32,17 @@ def activation_constant() -> Found:
     }
 
 
-@EMADI.claim(
-    "Thm 5.1",
-    "With θ̃ measured on the data, L_MHA bounds every change of the output.",
-    instead="With θ̃ and B̄ read at one input it bounds the derivative there. A "
-    "Lipschitz constant needs θ̃ = 1 and a B̄ that no input exceeds.",
-)
+@EMADI.claim("Thm 5.1")
 def measured_theta_is_local() -> Found:
     """Thm 5.1 with θ̃ read at one input, used as a Lipschitz constant.
 
     Three tokens (t, 1, −1) under sharp attention: each row is saturated, so θ̃ ≈ 0, and
     so it is at (−t, 1, −1), but on the way the first token changes its mind.
+
+    Claim: With θ̃ measured on the data, L_MHA bounds every change of the output.
+
+    Instead: With θ̃ and B̄ read at one input it bounds the derivative there. A
+    Lipschitz constant needs θ̃ = 1 and a B̄ that no input exceeds.
     """
     heads = _one_channel(sharpness=200.0)
     x, y = (torch.tensor([[t], [1.0], [-1.0]]).double() for t in (0.1, -0.1))
@@ -55,14 +56,15 @@ def measured_theta_is_local() -> Found:
     }
 
 
-@EMADI.claim(
-    "Thm 5.1",
-    "The input magnitude B̄ bounds what reaches the scores.",
-    instead="With biased projections apply the theorem to tokens (x, 1), the bias "
-    "as one more row of each weight: B̄² grows by one.",
-)
+@EMADI.claim("Thm 5.1")
 def biases_are_not_in_the_magnitude() -> Found:
-    """Thm 5.1 on a layer with a query bias, as GPT-2's has: B̄ does not see it."""
+    """Thm 5.1 on a layer with a query bias, as GPT-2's has: B̄ does not see it.
+
+    Claim: The input magnitude B̄ bounds what reaches the scores.
+
+    Instead: With biased projections apply the theorem to tokens (x, 1), the bias as one
+    more row of each weight: B̄² grows by one.
+    """
     heads = _one_channel(sharpness=1.0)
     biased = Heads(
         w_q_HDE=heads.w_q_HDE,

@@ -21,15 +21,16 @@ from equipoise.numerics.selection import (
 )
 
 
-@MUDARISOV.claim(
-    "Theorem 1 (1)",
-    "d̃ ≤ (1−ᾱ)d₁ + max‖x_j‖·[ᾱ(L−N) − (1−ᾱ)].",
-    instead="True for the N largest weights only; for any set the bracket is "
-    "Σ_{i∉I}|ᾱ − α_i|. The root over it in one printed review is a misreading. "
-    "Tighter: Σ_{i∉I} α_i‖x_i − c‖ + ‖c‖Σ_{i∉I}|ᾱ − α_i|, c = s/ᾱ.",
-)
+@MUDARISOV.claim("Theorem 1 (1)")
 def theorem_1() -> Found:
-    """The bound with a root, with its bracket, and with a set that is not the top N."""
+    """The bound with a root, with its bracket, and with a set that is not the top N.
+
+    Claim: d̃ ≤ (1−ᾱ)d₁ + max‖x_j‖·[ᾱ(L−N) − (1−ᾱ)].
+
+    Instead: True for the N largest weights only; for any set the bracket is Σ_{i∉I}|ᾱ −
+    α_i|. The root over it in one printed review is a misreading. Tighter: Σ_{i∉I}
+    α_i‖x_i − c‖ + ‖c‖Σ_{i∉I}|ᾱ − α_i|, c = s/ᾱ.
+    """
     rng = torch.Generator().manual_seed(0)
     z = 3 * torch.randn(4000, 1, 12, generator=rng, dtype=torch.float64)
     x = torch.randn(4000, 12, 4, generator=rng, dtype=torch.float64)
@@ -48,15 +49,16 @@ def theorem_1() -> Found:
     return "fails" if evidence["violated with the bracket"] else "corrected", evidence
 
 
-@MUDARISOV.claim(
-    "§3.1, after Theorem 1",
-    "Selecting a constant fraction of the context drives d̃ to 0.",
-    instead="Only N → L at fixed L does. Identical tokens have d̃ = L/4 − ½ at "
-    "N = L/2, isotropic ones (1−c)√(cL) at N = cL. Report d̃/(L−N), and the lift "
-    "d̃/E[d̃] over random sets.",
-)
+@MUDARISOV.claim("§3.1, after Theorem 1")
 def vanishing_distance() -> Found:
-    """N in proportion to L: d̃ grows, for identical and for random tokens."""
+    """N in proportion to L: d̃ grows, for identical and for random tokens.
+
+    Claim: Selecting a constant fraction of the context drives d̃ to 0.
+
+    Instead: Only N → L at fixed L does. Identical tokens have d̃ = L/4 − ½ at N = L/2,
+    isotropic ones (1−c)√(cL) at N = cL. Report d̃/(L−N), and the lift d̃/E[d̃] over
+    random sets.
+    """
     evidence = {}
     for L in (16, 64, 256, 1024):
         same = chosen(weighted_tokens(_flat(L), torch.ones(L, 1)), L // 2)
@@ -73,14 +75,15 @@ def vanishing_distance() -> Found:
     return "fails" if grows else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Corollary 2 (i), as rebuilt",
-    "At fixed N, E[d̃] → Σ‖α_i x_i‖ as L grows; ε is small for flat weights.",
-    instead="(n−N)/n·Σm_i ≤ E[d̃] ≤ (n−N)/n·Σ√(m_i² + V_i). The gap is a factor "
-    "√(N+1) exactly when weights are flat and tokens orthogonal.",
-)
+@MUDARISOV.claim("Corollary 2 (i), as rebuilt")
 def corollary_2() -> Found:
-    """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says."""
+    """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says.
+
+    Claim: At fixed N, E[d̃] → Σ‖α_i x_i‖ as L grows; ε is small for flat weights.
+
+    Instead: (n−N)/n·Σm_i ≤ E[d̃] ≤ (n−N)/n·Σ√(m_i² + V_i). The gap is a factor √(N+1)
+    exactly when weights are flat and tokens orthogonal.
+    """
     L, N = 512, 5
     evidence = {"claimed limit": 1.0}
     kinds = {"orthonormal": torch.eye(L), "identical": torch.ones(L, 1)}
@@ -94,14 +97,15 @@ def corollary_2() -> Found:
     return "fails" if evidence["E[d̃], orthonormal"] > 2 else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Figure 2a",
-    "The expectation over random sets grows linearly with L.",
-    instead="E[d̃] ≤ (1−N/L)(N+1)Σα‖x‖: bounded in L at fixed N. Only the top-N "
-    "distance grows linearly. Not reproducible from the stated definitions.",
-)
+@MUDARISOV.claim("Figure 2a")
 def linear_expectation() -> Found:
-    """A head with a sink: chance stays below 6 for every L, the top 5 do not."""
+    """A head with a sink: chance stays below 6 for every L, the top 5 do not.
+
+    Claim: The expectation over random sets grows linearly with L.
+
+    Instead: E[d̃] ≤ (1−N/L)(N+1)Σα‖x‖: bounded in L at fixed N. Only the top-N distance
+    grows linearly. Not reproducible from the stated definitions.
+    """
     evidence = {}
     for L in (32, 128, 512, 1024):
         w = torch.full((1, L), 0.4 / (L - 1), dtype=torch.float64)
@@ -113,15 +117,16 @@ def linear_expectation() -> Found:
     return "fails" if bounded else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Figure 2c, Algorithm 3",
-    "Selection is indistinguishable from chance beyond N ≈ 0.06 L.",
-    instead="Nothing derives the fraction. It is where a two-sample test of 144 "
-    "against 144 heads stops rejecting, and moves with the number of heads alone: "
-    "state the shift the test can see, and read the lift.",
-)
+@MUDARISOV.claim("Figure 2c, Algorithm 3")
 def critical_fraction() -> Found:
-    """One population of heads, more or fewer of them: the critical N moves."""
+    """One population of heads, more or fewer of them: the critical N moves.
+
+    Claim: Selection is indistinguishable from chance beyond N ≈ 0.06 L.
+
+    Instead: Nothing derives the fraction. It is where a two-sample test of 144 against
+    144 heads stops rejecting, and moves with the number of heads alone: state the shift
+    the test can see, and read the lift.
+    """
     rng = torch.Generator().manual_seed(0)
     sizes = list(range(10, 201, 10))
     evidence = {

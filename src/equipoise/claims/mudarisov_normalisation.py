@@ -27,15 +27,16 @@ FAMILIES: dict[str, Weight] = {
 }
 
 
-@MUDARISOV.claim(
-    "Cor. 3",
-    "The gradient of softmax(l/T) has norm at most min{1/(4T), √2}.",
-    instead="1/(4T) bounds single entries; the spectral and Frobenius norms reach "
-    "1/(2T), rows √2/(4T). A finite step ε obeys min{1/(2T), √2/ε}: the diameter "
-    "of the simplex has to be divided by the step.",
-)
+@MUDARISOV.claim("Cor. 3")
 def corollary_3() -> Found:
-    """Two equal logits: the spectral norm is 1/(2T), twice and 35 times the claim."""
+    """Two equal logits: the spectral norm is 1/(2T), twice and 35 times the claim.
+
+    Claim: The gradient of softmax(l/T) has norm at most min{1/(4T), √2}.
+
+    Instead: 1/(4T) bounds single entries; the spectral and Frobenius norms reach
+    1/(2T), rows √2/(4T). A finite step ε obeys min{1/(2T), √2/ε}: the diameter of the
+    simplex has to be divided by the step.
+    """
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     evidence = {}
     for T in (1.0, 0.1, 0.01):
@@ -49,14 +50,15 @@ def corollary_3() -> Found:
     return "fails" if evidence["spectral norm at T = 1"] > 0.25 else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Lemma 2",
-    "The gradient of α = F(l)/ΣF is governed by 1/min F.",
-    instead="‖J‖₂ ≤ ½·max|F'/F| and every entry ≤ ¼·max|F'/F|, both attained at "
-    "two equal logits, for every positive F.",
-)
+@MUDARISOV.claim("Lemma 2")
 def lemma_2() -> Found:
-    """J = (diag α − ααᵀ)·diag(h), h = F'/F: the slope of ln F decides, not min F."""
+    """J = (diag α − ααᵀ)·diag(h), h = F'/F: the slope of ln F decides, not min F.
+
+    Claim: The gradient of α = F(l)/ΣF is governed by 1/min F.
+
+    Instead: ‖J‖₂ ≤ ½·max|F'/F| and every entry ≤ ¼·max|F'/F|, both attained at two
+    equal logits, for every positive F.
+    """
     z_NK = torch.randn(
         300, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
@@ -69,14 +71,15 @@ def lemma_2() -> Found:
     return "corrected" if worst <= SUPREMA["spectral"] + 1e-12 else "fails", evidence
 
 
-@MUDARISOV.claim(
-    "§3.3, after Lemma 2",
-    "Any normaliser whose minimum vanishes inherits the instability.",
-    instead="Only max|F'/F| matters: it is 1/T for softmax however small F gets, "
-    "and the Jacobian of F = l² stays small near its zero too.",
-)
+@MUDARISOV.claim("§3.3, after Lemma 2")
 def vanishing_minimum() -> Found:
-    """One logit to −∞: min F of softmax vanishes, and its Jacobian does not care."""
+    """One logit to −∞: min F of softmax vanishes, and its Jacobian does not care.
+
+    Claim: Any normaliser whose minimum vanishes inherits the instability.
+
+    Instead: Only max|F'/F| matters: it is 1/T for softmax however small F gets, and the
+    Jacobian of F = l² stays small near its zero too.
+    """
     evidence = {}
     for low in (-1.0, -10.0, -100.0):
         z_1K = torch.tensor([[1.0, 0.5, low]], dtype=torch.float64)
@@ -114,14 +117,15 @@ def _ratio(F: Weight, z_NK: Tensor) -> float:
 LENGTHS = (10, 100, 1000, 10_000)
 
 
-@MUDARISOV.claim(
-    "Lemma 1, Corollary 1",
-    "e^{−2Δ/T}/L ≤ α_i ≤ e^{2Δ/T}/L, Δ = ‖q‖‖k‖.",
-    instead="1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both "
-    "ends attained; Δ must take the largest key.",
-)
+@MUDARISOV.claim("Lemma 1, Corollary 1")
 def lemma_1() -> Found:
-    """The printed interval can exceed 1; the tight one is attained at both ends."""
+    """The printed interval can exceed 1; the tight one is attained at both ends.
+
+    Claim: e^{−2Δ/T}/L ≤ α_i ≤ e^{2Δ/T}/L, Δ = ‖q‖‖k‖.
+
+    Instead: 1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both ends
+    attained; Δ must take the largest key.
+    """
     evidence, true, sharp = {}, True, True
     for rho, n in itertools.product((1.0, 4.0), (10, 1000)):
         ends = weight_interval(torch.tensor(rho).double(), torch.tensor(float(n)))
@@ -142,14 +146,15 @@ def lemma_1() -> Found:
     return ("corrected" if sharp else "holds") if true else "fails", evidence
 
 
-@MUDARISOV.claim(
-    "Lemma 1, discussion",
-    "A normaliser that divides by a sum cannot select in a long context.",
-    instead="It cannot at a fixed range of logits. One key keeps a share c as long "
-    "as ρ ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.",
-)
+@MUDARISOV.claim("Lemma 1, discussion")
 def vanishing_weights() -> Found:
-    """Weights vanish at a fixed range of logits only, not at one that grows as ln L."""
+    """Weights vanish at a fixed range of logits only, not at one that grows as ln L.
+
+    Claim: A normaliser that divides by a sum cannot select in a long context.
+
+    Instead: It cannot at a fixed range of logits. One key keeps a share c as long as ρ
+    ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.
+    """
     evidence = {}
     for n in LENGTHS:
         evidence[f"range fixed at 4, n = {n}"] = _alone(4.0, n)
@@ -160,15 +165,16 @@ def vanishing_weights() -> Found:
     return "fails" if kept else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "§5, on self-adjusted softmax",
-    "It keeps the spectrum of the Jacobian in a healthy band.",
-    instead="z·softmax(z) has ‖J‖₂ = (1+c)/2 at two logits c; the normalised form "
-    "grows like 1/R as the range R shrinks. Adding η = 1 above and below bounds it "
-    "by ½ + (1+√2)/η.",
-)
+@MUDARISOV.claim("§5, on self-adjusted softmax")
 def self_adjusted_spectrum() -> Found:
-    """The Jacobian of self-adjusted softmax has no bound, plain or normalised."""
+    """The Jacobian of self-adjusted softmax has no bound, plain or normalised.
+
+    Claim: It keeps the spectrum of the Jacobian in a healthy band.
+
+    Instead: z·softmax(z) has ‖J‖₂ = (1+c)/2 at two logits c; the normalised form grows
+    like 1/R as the range R shrinks. Adding η = 1 above and below bounds it by ½ +
+    (1+√2)/η.
+    """
     evidence = {}
     for c in (1.0, 10.0, 100.0):
         z = torch.full((1, 2), c, dtype=torch.float64)

@@ -19,14 +19,15 @@ from equipoise.numerics.selection import (
 L = 1024
 
 
-@MUDARISOV.claim(
-    "§3.2, Figure 3",
-    "At most about 80 % of chosen tokens are separable, even on a sphere.",
-    instead="Dimension limits it: near N* ≈ d/(2 ln L) for flat weights recall "
-    "leaves 1, and it falls towards 0 beyond. 70–85 % was one model's reading.",
-)
+@MUDARISOV.claim("§3.2, Figure 3")
 def eighty_percent() -> Found:
-    """Recall is 1 in enough dimensions and near 0 in too few: no universal ceiling."""
+    """Recall is 1 in enough dimensions and near 0 in too few: no universal ceiling.
+
+    Claim: At most about 80 % of chosen tokens are separable, even on a sphere.
+
+    Instead: Dimension limits it: near N* ≈ d/(2 ln L) for flat weights recall leaves 1,
+    and it falls towards 0 beyond. 70–85 % was one model's reading.
+    """
     evidence = {}
     for N in (64, 512):
         basis = weighted_tokens(_flat(), torch.eye(L))
@@ -40,14 +41,15 @@ def eighty_percent() -> Found:
     return "fails" if above else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "§3.2, guidelines",
-    "N_s/N measures how well a head tells its tokens apart.",
-    instead="With identical tokens D_i = |ᾱ − α_i|: recall reads the order of the "
-    "weights. Report random sets of the same size and the cosine version beside.",
-)
+@MUDARISOV.claim("§3.2, guidelines")
 def collapse_is_rewarded() -> Found:
-    """All tokens identical: nothing can be told apart, and recall is 1."""
+    """All tokens identical: nothing can be told apart, and recall is 1.
+
+    Claim: N_s/N measures how well a head tells its tokens apart.
+
+    Instead: With identical tokens D_i = |ᾱ − α_i|: recall reads the order of the
+    weights. Report random sets of the same size and the cosine version beside.
+    """
     rng = torch.Generator().manual_seed(0)
     w = torch.randn(1, 256, generator=rng, dtype=torch.float64).softmax(-1)
     given = weighted_tokens(w, torch.ones(256, 8))
@@ -61,15 +63,15 @@ def collapse_is_rewarded() -> Found:
     return "fails" if evidence["recall, N = 16"] == 1 else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Theorem 2, as rebuilt",
-    "E[N_s]/N ≤ Σexp(−(ξ_i−r)²/(2M²))/N.",
-    instead="ξ_i over-estimates E X_i, the wrong side for an upper tail. With "
-    "σ_i² = Σα_j²: P(X_i ≤ r) ≥ 1 − 2/(d(r²/σ_i²−1)²) above σ_i and "
-    "≤ 2/(d(1−r²/σ_i²)²) below.",
-)
+@MUDARISOV.claim("Theorem 2, as rebuilt")
 def theorem_2() -> Found:
-    """The exponential upper bound, as rebuilt, is exceeded with and without a clamp."""
+    """The exponential upper bound, as rebuilt, is exceeded with and without a clamp.
+
+    Claim: E[N_s]/N ≤ Σexp(−(ξ_i−r)²/(2M²))/N.
+
+    Instead: ξ_i over-estimates E X_i, the wrong side for an upper tail. With σ_i² =
+    Σα_j²: P(X_i ≤ r) ≥ 1 − 2/(d(r²/σ_i²−1)²) above σ_i and ≤ 2/(d(1−r²/σ_i²)²) below.
+    """
     w = torch.tensor([0.2] * 4 + [0.02] * 10, dtype=torch.float64)
     picked = chosen(weighted_tokens(w[None], torch.eye(14)), 4)
     r = float((picked.distance_xQK.masked_fill(~picked.rest_xQK, math.inf)).min())
@@ -86,15 +88,16 @@ def theorem_2() -> Found:
     return "fails" if broken else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "§3.2, Eq. (10)",
-    "A chosen token is distinguishable if it lies in the closed ball of "
-    "radius r = min_{i∉I}‖s − α_i x_i‖ and no other token does.",
-    instead="D_i < r, strictly, as the follow-up has it. N = 1 is always "
-    "separable, for a random token too: start at N = 2.",
-)
+@MUDARISOV.claim("§3.2, Eq. (10)")
 def closed_ball() -> Found:
-    """With r the nearest distance outside, a closed ball always holds an outsider."""
+    """With r the nearest distance outside, a closed ball always holds an outsider.
+
+    Claim: A chosen token is distinguishable if it lies in the closed ball of radius r =
+    min_{i∉I}‖s − α_i x_i‖ and no other token does.
+
+    Instead: D_i < r, strictly, as the follow-up has it. N = 1 is always separable, for
+    a random token too: start at N = 2.
+    """
     rng = torch.Generator().manual_seed(0)
     w = torch.randn(200, 1, 32, generator=rng, dtype=torch.float64).softmax(-1)
     picked = chosen(weighted_tokens(w, _sphere(200, 32, 8)), 4)
@@ -111,15 +114,16 @@ def closed_ball() -> Found:
     return "corrected" if always else "holds", evidence
 
 
-@MUDARISOV.claim(
-    "Guidelines; the authors' follow-up",
-    "A head with a higher N_s/N selects better.",
-    instead="Dropping the rest costs ‖(1−M)μ_T‖, renormalised ‖(1−M)(μ_T−μ_S)‖, M "
-    "the kept mass and μ the weighted means inside and outside: it matters what "
-    "the rest says, not how far away it is. The follow-up finds the same in NLL.",
-)
+@MUDARISOV.claim("Guidelines; the authors' follow-up")
 def functional_relevance() -> Found:
-    """A head that separates better loses more when only its chosen tokens are kept."""
+    """A head that separates better loses more when only its chosen tokens are kept.
+
+    Claim: A head with a higher N_s/N selects better.
+
+    Instead: Dropping the rest costs ‖(1−M)μ_T‖, renormalised ‖(1−M)(μ_T−μ_S)‖, M the
+    kept mass and μ the weighted means inside and outside: it matters what the rest
+    says, not how far away it is. The follow-up finds the same in NLL.
+    """
     apart = weighted_tokens(_falling(), torch.eye(64))
     near = torch.ones(64, 8, dtype=torch.float64) + 0.01 * _sphere(1, 64, 8, seed=3)[0]
     alike = weighted_tokens(_flat(64), near)

@@ -12,14 +12,15 @@ from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
 
 
-@PETROV.claim(
-    "Thm 1",
-    "The Hessian of attention is at most 3·max over VV, QQ, VQ and QK.",
-    instead="All six blocks: ‖H‖ ≤ ‖N‖₂ with N the matrix of block norms from the "
-    "moments of each query (attention_curvature_bound).",
-)
+@PETROV.claim("Thm 1")
 def keys_are_missing_from_the_maximum() -> Found:
-    """Theorem 1 at a global minimum with W_K = 0: nothing in it knows W_Q."""
+    """Theorem 1 at a global minimum with W_K = 0: nothing in it knows W_Q.
+
+    Claim: The Hessian of attention is at most 3·max over VV, QQ, VQ and QK.
+
+    Instead: All six blocks: ‖H‖ ≤ ‖N‖₂ with N the matrix of block norms from the
+    moments of each query (attention_curvature_bound).
+    """
     bounds, truths = [], []
     for t in (1.0, 1e3):
         layer = _layer(t)
@@ -33,13 +34,14 @@ def keys_are_missing_from_the_maximum() -> Found:
     }
 
 
-@PETROV.claim(
-    "proof of Thm 1",
-    "The Jacobian of a softmax row over L keys has norm at most 1/L.",
-    instead="‖J‖ ≤ min(max 2a(1−a), max a) ≤ ½; ∂A/∂T is the direct sum of rows.",
-)
+@PETROV.claim("proof of Thm 1")
 def softmax_is_not_flat() -> Found:
-    """‖∂A/∂T‖ ≤ 1/L is a property of uniform rows; (½, ½, 0, …) has ½."""
+    """‖∂A/∂T‖ ≤ 1/L is a property of uniform rows; (½, ½, 0, …) has ½.
+
+    Claim: The Jacobian of a softmax row over L keys has norm at most 1/L.
+
+    Instead: ‖J‖ ≤ min(max 2a(1−a), max a) ≤ ½; ∂A/∂T is the direct sum of rows.
+    """
     a = torch.zeros(32, dtype=torch.float64)
     a[:2] = 0.5
     truth = float(softmax_jacobian_norm(a))
@@ -51,13 +53,14 @@ def softmax_is_not_flat() -> Found:
     }
 
 
-@PETROV.claim(
-    "appendix, ‖G_Q‖",
-    "‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K).",
-    instead="‖J_Q‖ ≤ s‖X‖·max_i‖W_VᵀΣ_iW_K‖, Σ_i the covariance of the keys.",
-)
+@PETROV.claim("appendix, ‖G_Q‖")
 def query_jacobian_does_not_shrink_with_length() -> Found:
-    """‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K) inherits the 1/L."""
+    """‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K) inherits the 1/L.
+
+    Claim: ‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K).
+
+    Instead: ‖J_Q‖ ≤ s‖X‖·max_i‖W_VᵀΣ_iW_K‖, Σ_i the covariance of the keys.
+    """
     layer = sharp_layer(value_scale=1.0)
     L, _, E = layer.sizes
     x, _, k, v = layer.norms
@@ -74,14 +77,15 @@ def query_jacobian_does_not_shrink_with_length() -> Found:
     }
 
 
-@PETROV.claim(
-    "lemma on Φ",
-    "With uniform attention the second derivatives Φ_VQ and Φ_QQ vanish.",
-    instead="Φ_VQ is the covariance of the tokens under a, which is not zero for "
-    "uniform weights; and Φ, a derivative of the output, has no factor 2/(L·d).",
-)
+@PETROV.claim("lemma on Φ")
 def uniform_attention_is_curved() -> Found:
-    """“Uniform attention ⇒ Φ_VQ = Φ_QQ = 0”, and Φ keeps the loss's 2/(L·d)."""
+    """“Uniform attention ⇒ Φ_VQ = Φ_QQ = 0”, and Φ keeps the loss's 2/(L·d).
+
+    Claim: With uniform attention the second derivatives Φ_VQ and Φ_QQ vanish.
+
+    Instead: Φ_VQ is the covariance of the tokens under a, which is not zero for uniform
+    weights; and Φ, a derivative of the output, has no factor 2/(L·d).
+    """
     layer = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     vq, qq = (_unfolded(layer, name) for name in ("vq_DFDE", "qq_DEDE"))
     L, D, _ = layer.sizes
@@ -92,14 +96,15 @@ def uniform_attention_is_curved() -> Found:
     }
 
 
-@PETROV.claim(
-    "lemma on ∂²A/∂T²",
-    "The norm of the unfolded second derivative is its largest block's.",
-    instead="Blocks are stacked, not on a diagonal. The bound 6 survives: the "
-    "supremum is √(2/27).",
-)
+@PETROV.claim("lemma on ∂²A/∂T²")
 def softmax_second_derivative_is_not_its_largest_block() -> Found:
-    """‖∂²A/∂T²‖ = largest block (“block-diagonal”): the blocks share their columns."""
+    """‖∂²A/∂T²‖ = largest block (“block-diagonal”): the blocks share their columns.
+
+    Claim: The norm of the unfolded second derivative is its largest block's.
+
+    Instead: Blocks are stacked, not on a diagonal. The bound 6 survives: the supremum
+    is √(2/27).
+    """
     a = torch.tensor([(3 - 3**0.5) / 6, (3 + 3**0.5) / 6], dtype=torch.float64)
     blocks = torch.stack([softmax_hessian(a, e) for e in torch.eye(2).double()])
     largest = max(two(block) for block in blocks)
@@ -112,14 +117,15 @@ def softmax_second_derivative_is_not_its_largest_block() -> Found:
     }
 
 
-@PETROV.claim(
-    "Fig 3-5",
-    "The Value–Value block dominates the curvature of attention.",
-    instead="VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order is that of the "
-    "input's scale.",
-)
+@PETROV.claim("Fig 3-5")
 def which_block_is_largest_depends_on_the_input() -> Found:
-    """“Value–Value is the largest block”: of one random layer at three input scales."""
+    """“Value–Value is the largest block”: of one random layer at three input scales.
+
+    Claim: The Value–Value block dominates the curvature of attention.
+
+    Instead: VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order is that of the input's
+    scale.
+    """
     evidence: dict[str, float] = {}
     winners = []
     base = _random(0)
@@ -131,13 +137,14 @@ def which_block_is_largest_depends_on_the_input() -> Found:
     return "fails" if len(set(winners)) > 1 else "holds", evidence
 
 
-@PETROV.claim(
-    "order table of the slides, against Thm 1",
-    "The Value–Value block is of order ‖X‖⁴.",
-    instead="VV = (2/(L·d))·(AX)ᵀAX ⊗ I: order ‖X‖², as Theorem 1 has it.",
-)
+@PETROV.claim("order table of the slides, against Thm 1")
 def value_curvature_is_quadratic_in_the_input() -> Found:
-    """The later slides' table: VV = O(‖X‖⁴). Theorem 1 says ‖X‖²; uniform attention."""
+    """The later slides' table: VV = O(‖X‖⁴). Theorem 1 says ‖X‖²; uniform attention.
+
+    Claim: The Value–Value block is of order ‖X‖⁴.
+
+    Instead: VV = (2/(L·d))·(AX)ᵀAX ⊗ I: order ‖X‖², as Theorem 1 has it.
+    """
     base = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     one, ten = (two(_block(_with(base, x_LD=c * base.x_LD), "v")) for c in (1.0, 10.0))
     power = float(torch.tensor(ten / one).log10())

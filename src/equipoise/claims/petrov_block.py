@@ -24,14 +24,15 @@ from equipoise.theory.curvature.petrov import (
 from equipoise.theory.lipschitz.heads import Heads
 
 
-@PETROV.claim(
-    "Thm 6",
-    "The Hessian of a block is at most 5·max over pairs of weights.",
-    instead="Sum the nodes: ‖∇²⟨λ, φ⟩‖·‖J_a‖‖J_b‖ into a matrix of norms "
-    "(block_curvature_bound).",
-)
+@PETROV.claim("Thm 6")
 def block_bound_is_exceeded() -> Found:
-    """Theorem 6 at zero loss, with true LayerNorm norms and ‖∂F/∂W_Q‖ as printed."""
+    """Theorem 6 at zero loss, with true LayerNorm norms and ‖∂F/∂W_Q‖ as printed.
+
+    Claim: The Hessian of a block is at most 5·max over pairs of weights.
+
+    Instead: Sum the nodes: ‖∇²⟨λ, φ⟩‖·‖J_a‖‖J_b‖ into a matrix of norms
+    (block_curvature_bound).
+    """
     block = _sharp_block()
     layer = block.attention
 
@@ -58,13 +59,14 @@ def block_bound_is_exceeded() -> Found:
     }
 
 
-@PETROV.claim(
-    "last appendix, norm lemma",
-    "‖J‖ ≤ 1/σ_min + ‖X‖²/(√n σ_min³) with σ_min the smallest row norm.",
-    instead="‖J‖ = 1/s exactly, and ‖∂²LN/∂x²‖ = √ρ·√max(n−2+9(1−ρ)², 2)/(√n s²).",
-)
+@PETROV.claim("last appendix, norm lemma")
 def norm_lemma_needs_the_deviation() -> Found:
-    """The LayerNorm lemma with σ_min the smallest row norm: one zero-mean row of 16."""
+    """The LayerNorm lemma with σ_min the smallest row norm: one zero-mean row of 16.
+
+    Claim: ‖J‖ ≤ 1/σ_min + ‖X‖²/(√n σ_min³) with σ_min the smallest row norm.
+
+    Instead: ‖J‖ = 1/s exactly, and ‖∂²LN/∂x²‖ = √ρ·√max(n−2+9(1−ρ)², 2)/(√n s²).
+    """
     x = torch.tensor([1.0, -1.0] * 8, dtype=torch.float64)[None]
     n, norm, std = 16, float(x.norm()), float(x.std(correction=0))
     jacobian = torch.func.jacrev(layer_norm)(x).reshape(n, n)
@@ -81,13 +83,14 @@ def norm_lemma_needs_the_deviation() -> Found:
     }
 
 
-@PETROV.claim(
-    "last appendix, norm lemma",
-    "‖X‖²/(√n σ³) is a term of the second derivative of LayerNorm.",
-    instead="Every term of the second derivative is of degree −2.",
-)
+@PETROV.claim("last appendix, norm lemma")
 def norm_lemma_has_a_term_of_wrong_degree() -> Found:
-    """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2."""
+    """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2.
+
+    Claim: ‖X‖²/(√n σ³) is a term of the second derivative of LayerNorm.
+
+    Instead: Every term of the second derivative is of degree −2.
+    """
     x = torch.linspace(-1, 1, 16, dtype=torch.float64)[None]
     small, large = (
         float(norm_curvature_unfolded(c * x, eps=0.0)[0]) for c in (1.0, 100.0)
@@ -102,13 +105,14 @@ def norm_lemma_has_a_term_of_wrong_degree() -> Found:
     }
 
 
-@PETROV.claim(
-    "proof of Thm 3",
-    "∂D/∂X = E diag((M∘M 1)^½)⁻¹ (I ⊗ 1ᵀ) diag(vec M) G.",
-    instead="The same times 1/√d; and ∂(P ⊗ I)/∂X with I of width d, not L.",
-)
+@PETROV.claim("proof of Thm 3")
 def scale_derivative_lacks_a_root() -> Found:
-    """The proof of Theorem 3 prints ∂σ/∂x without 1/√d."""
+    """The proof of Theorem 3 prints ∂σ/∂x without 1/√d.
+
+    Claim: ∂D/∂X = E diag((M∘M 1)^½)⁻¹ (I ⊗ 1ᵀ) diag(vec M) G.
+
+    Instead: The same times 1/√d; and ∂(P ⊗ I)/∂X with I of width d, not L.
+    """
     x = torch.linspace(-1, 2, 4, dtype=torch.float64) ** 3
     truth = torch.func.grad(lambda y: y.std(correction=0))(x)
     m = x - x.mean()
@@ -120,13 +124,14 @@ def scale_derivative_lacks_a_root() -> Found:
     }
 
 
-@PETROV.claim(
-    "appendix, ‖ξ_21‖",
-    "‖∂²S/∂W_2∂W_1‖ ≤ √d_ff‖W_2‖.",
-    instead="∂²⟨g, S⟩/∂W_1∂W_2 = max over units of ‖Yᵀdiag(D1_k)G‖ ≤ ‖Y‖‖G‖.",
-)
+@PETROV.claim("appendix, ‖ξ_21‖")
 def mixed_block_does_not_vanish_with_w2() -> Found:
-    """‖ξ_21‖ ≤ √d_ff‖W_2‖ at W_2 = 0."""
+    """‖ξ_21‖ ≤ √d_ff‖W_2‖ at W_2 = 0.
+
+    Claim: ‖∂²S/∂W_2∂W_1‖ ≤ √d_ff‖W_2‖.
+
+    Instead: ∂²⟨g, S⟩/∂W_1∂W_2 = max over units of ‖Yᵀdiag(D1_k)G‖ ≤ ‖Y‖‖G‖.
+    """
     y = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
     w_1 = torch.eye(4, 5, dtype=torch.float64)
     net = FeedForward(
@@ -142,13 +147,14 @@ def mixed_block_does_not_vanish_with_w2() -> Found:
     }
 
 
-@PETROV.claim(
-    "Thm 5",
-    "Second derivatives by W_i, W_j and by W_j, W_i are the same matrix.",
-    instead="Contracted with a cotangent they are transposes of each other.",
-)
+@PETROV.claim("Thm 5")
 def blocks_are_not_each_others_equals() -> Found:
-    """“H^(i,j) = H^(j,i)” for unfolded second derivatives (n·d·p_i × p_j)."""
+    """“H^(i,j) = H^(j,i)” for unfolded second derivatives (n·d·p_i × p_j).
+
+    Claim: Second derivatives by W_i, W_j and by W_j, W_i are the same matrix.
+
+    Instead: Contracted with a cotangent they are transposes of each other.
+    """
     outputs, w_1, w_2 = 3 * 4, 4 * 5, 5 * 4 + 1
     shapes = (outputs * w_1, w_2), (outputs * w_2, w_1)
     return "fails" if shapes[0] != shapes[1] else "holds", {
@@ -157,13 +163,14 @@ def blocks_are_not_each_others_equals() -> Found:
     }
 
 
-@PETROV.claim(
-    "§ experiments, against Lemma 1",
-    "Formulas derived for ReLU describe the networks measured.",
-    instead="ξ_11 = Σ_i y_iy_iᵀ·n_ik·φ''(u_ik) per hidden unit.",
-)
+@PETROV.claim("§ experiments, against Lemma 1")
 def activation_of_the_experiments_bends() -> Found:
-    """The theory has ReLU (∂²S/∂W_1² = 0), the experiments GELU."""
+    """The theory has ReLU (∂²S/∂W_1² = 0), the experiments GELU.
+
+    Claim: Formulas derived for ReLU describe the networks measured.
+
+    Instead: ξ_11 = Σ_i y_iy_iᵀ·n_ik·φ''(u_ik) per hidden unit.
+    """
     rng = torch.Generator().manual_seed(0)
     y, w_1, w_2, g = (
         torch.randn(4, 4, generator=rng, dtype=torch.float64) for _ in range(4)

@@ -8,15 +8,15 @@ from torch import Tensor
 from equipoise.claims.verdict import PETROV, Found
 
 
-@PETROV.claim(
-    "Thm 7",
-    "|L_{k+1}(w) − L_k(w)| ≤ 2Λ/(k+1) + M‖w − w*‖²/(k+1).",
-    instead="Around any w0: [|ℓ_{k+1} − L_k| + ‖g_{k+1} − g‖‖δ‖ "
-    "+ ½‖H_{k+1} − H‖‖δ‖² + (ρ/3)‖δ‖³]/(k+1), ρ a Lipschitz constant of "
-    "the Hessians; and Λ, not 2Λ.",
-)
+@PETROV.claim("Thm 7")
 def taylor_needs_a_remainder() -> Found:
-    """Theorem 7 on ℓ₁ = 0 and ℓ₂ = w⁴ around the minimiser 0 of both, at w = 1."""
+    """Theorem 7 on ℓ₁ = 0 and ℓ₂ = w⁴ around the minimiser 0 of both, at w = 1.
+
+    Claim: |L_{k+1}(w) − L_k(w)| ≤ 2Λ/(k+1) + M‖w − w*‖²/(k+1).
+
+    Instead: Around any w0: [|ℓ_{k+1} − L_k| + ‖g_{k+1} − g‖‖δ‖ + ½‖H_{k+1} − H‖‖δ‖² +
+    (ρ/3)‖δ‖³]/(k+1), ρ a Lipschitz constant of the Hessians; and Λ, not 2Λ.
+    """
 
     def difference(w: Tensor) -> Tensor:
         return (0 + w**4) / 2 - 0 * w
@@ -32,14 +32,15 @@ def taylor_needs_a_remainder() -> Found:
     }
 
 
-@PETROV.claim(
-    "Fig 6",
-    "A slope of −1 of |L_{k+1} − L_k| confirms the curvature bound.",
-    instead="E(L_{k+1} − L_k)² = Var ℓ/(k(k+1)): −1 is a property of running "
-    "means; look away from w*, and beside the null.",
-)
+@PETROV.claim("Fig 6")
 def slope_of_running_means() -> Found:
-    """Fig 6 draws |L_{k+1} − L_k| at w*, where the Hessian term is zero."""
+    """Fig 6 draws |L_{k+1} − L_k| at w*, where the Hessian term is zero.
+
+    Claim: A slope of −1 of |L_{k+1} − L_k| confirms the curvature bound.
+
+    Instead: E(L_{k+1} − L_k)² = Var ℓ/(k(k+1)): −1 is a property of running means; look
+    away from w*, and beside the null.
+    """
     rng = torch.Generator().manual_seed(0)
     draws, k = 64, torch.arange(1000, 100_000, dtype=torch.float64)
     slopes = []
@@ -56,14 +57,15 @@ def slope_of_running_means() -> Found:
     }
 
 
-@PETROV.claim(
-    "Fig 12, Assumption 1",
-    "The norm of the mean gradient falls as samples are added.",
-    instead="Sum in float32 or wider: a bf16 sum of one constant stalls below "
-    "2⁹ of it, and its mean decays as 1/k by arithmetic alone.",
-)
+@PETROV.claim("Fig 12, Assumption 1")
 def gradient_sums_stall_in_bfloat16() -> Found:
-    """Fig 12 sums gradients in bf16: a running sum stops growing, its mean decays."""
+    """Fig 12 sums gradients in bf16: a running sum stops growing, its mean decays.
+
+    Claim: The norm of the mean gradient falls as samples are added.
+
+    Instead: Sum in float32 or wider: a bf16 sum of one constant stalls below 2⁹ of it,
+    and its mean decays as 1/k by arithmetic alone.
+    """
     count, value = 4096, torch.tensor(0.0800, dtype=torch.bfloat16)
     total = torch.zeros((), dtype=torch.bfloat16)
     for _ in range(count):

@@ -1,15 +1,22 @@
 """The verdict on a published claim, and the decorator that makes a check return one.
 
-A check stands under its statement and computes its evidence::
+A check computes its evidence, and its docstring holds the statement::
 
-    @EMADI.claim("Thm 5.1", "The statement, in our words.", instead="What is true.")
-    def name_of_the_check() -> Found:
+    @EMADI.claim("App. E.2")
+    def greedy_prefix() -> Found:
+        \"""What is computed, in one line.
+
+        Claim: The published statement, in our words.
+
+        Instead: What is true.
+        \"""
         ...
         return "fails" if broken else "holds", {"counterexample": value}
 
 Called without arguments it returns a ``Verdict``; calling it is the regression test.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -32,9 +39,8 @@ class Verdict:
     """The statement, in our words."""
     outcome: Outcome
     evidence: Mapping[str, float]
-    """Named numbers computed just now, the counterexample among them."""
     instead: str
-    """The true statement, when the claim fails."""
+    """The true statement, or what a claim that holds does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +50,36 @@ class Paper:
     key: str
 
     def claim(
-        self, where: str, statement: str, *, instead: str
+        self, where: str
     ) -> Callable[[Callable[[], Found]], Callable[[], Verdict]]:
-        """Return a decorator: the check of this statement returns its verdict."""
+        """Return a decorator: the check of a statement returns its verdict."""
 
-        def of(check: Callable[[], Found]) -> Callable[[], Verdict]:
+        def decorated(check: Callable[[], Found]) -> Callable[[], Verdict]:
+            texts = {name: _section(check, name) for name in ("claim", "instead")}
+
             @wraps(check)
             def verdict() -> Verdict:
                 outcome, evidence = check()
                 return Verdict(
                     paper=self.key,
                     where=where,
-                    claim=statement,
                     outcome=outcome,
                     evidence=evidence,
-                    instead=instead,
+                    **texts,
                 )
 
             return verdict
 
-        return of
+        return decorated
 
+
+def _section(check: Callable[[], Found], name: str) -> str:
+    """Return a section of a check's docstring; empty where ``-OO`` took it away."""
+    found = re.search(rf"^ *{name}: (.*?)(?:\n\n|\s*\Z)", check.__doc__ or "", _FLAGS)
+    return " ".join(found[1].split()) if found else ""
+
+
+_FLAGS = re.MULTILINE | re.DOTALL | re.IGNORECASE
 
 BAEK_V1 = Paper("baek2025")
 BAEK_V2 = Paper("baek2026")
