@@ -38,7 +38,7 @@ def risk_is_not_unitless() -> Found:
     """
     evidence = {}
     for c in SCALES:
-        model, ids = _scaled_twin(c)
+        model, ids = _scaled_copy(c)
         storage = Storage.named("fp16")
         paper = published_blocks(model, ids)
         evidence[f"measured error, c = {c:g}"] = Bench(model, ids).mismatch(storage)
@@ -48,7 +48,7 @@ def risk_is_not_unitless() -> Found:
     return "fails" if last > 2 * first else "holds", evidence
 
 
-def _scaled_twin(c: float) -> tuple[GPT, Tensor]:
+def _scaled_copy(c: float) -> tuple[GPT, Tensor]:
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=32, depth=3, heads=2, context=16, vocabulary=64))
     grown = ("embedding", "position", "o_proj", "down_proj")

@@ -126,7 +126,8 @@ def lemma_1() -> Found:
     Instead: 1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both ends
     attained; Δ must take the largest key.
     """
-    evidence, true, sharp = {}, True, True
+    evidence: dict[str, float] = {}
+    true, sharp = True, True
     for rho, n in itertools.product((1.0, 4.0), (10, 1000)):
         ends = weight_interval(torch.tensor(rho).double(), torch.tensor(float(n)))
         lower, upper = ends.lower.item(), ends.upper.item()
