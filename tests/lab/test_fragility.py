@@ -16,10 +16,10 @@ from equipoise.lab.studies.catalogue import finding, recipe
 from equipoise.lab.studies.fragility import epsilon_control as control
 from equipoise.lab.studies.fragility.measurement import (
     PREDICTORS,
-    Look,
+    Reading,
     byte_gpt,
     leading,
-    looks,
+    readings,
     tiny_vit,
     tracking,
 )
@@ -32,7 +32,7 @@ DIGITS = DataOptions(source="digits")
 @pytest.mark.parametrize("kind", ["vit", "gpt"])
 def test_looks_measure_and_predict(kind: str) -> None:
     subject = tiny_vit(8, DIGITS, batch=4) if kind == "vit" else byte_gpt(16, context=8)
-    found = list(looks(subject, seed=0, steps=3, every=2, formats=("bf16", "fp16")))
+    found = list(readings(subject, seed=0, steps=3, every=2, formats=("bf16", "fp16")))
     assert [(k.step, k.format) for k in found] == [
         (0, "bf16"),
         (0, "fp16"),
@@ -43,8 +43,8 @@ def test_looks_measure_and_predict(kind: str) -> None:
     assert all(k.v1 > 10 * k.measured for k in found)
 
 
-def look(step: int, format: str, measured: float, v1: float) -> Look:
-    return Look(
+def look(step: int, format: str, measured: float, v1: float) -> Reading:
+    return Reading(
         subject="m",
         seed=0,
         step=step,

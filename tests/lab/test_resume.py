@@ -16,11 +16,11 @@ from torch import Tensor
 from equipoise.numerics.rows.statistics import row_statistics
 from equipoise.store import open_run
 from tests.conftest import PATIENCE
-from tests.lab import victim
+from tests.lab import killed_training
 
 ROOT = Path(__file__).parents[2]
 # Micro-batches 1 … 2·STEPS: the moment of death falls inside accumulations too.
-KILLS = sorted(random.Random(5).sample(range(1, 2 * victim.STEPS), 5))
+KILLS = sorted(random.Random(5).sample(range(1, 2 * killed_training.STEPS), 5))
 Start = tuple[int, str]
 """How many processes, and how they share the model."""
 ALONE, DDP, FSDP = (1, "ddp"), (2, "ddp"), (2, "fsdp")
@@ -53,7 +53,7 @@ def member(
     if world > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    victim.main(folder, die_at, parallel, watch=watch)
+    killed_training.main(folder, die_at, parallel, watch=watch)
 
 
 def final(folder: Path) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def test_a_watched_run_goes_on_where_its_weights_do(
     assert set(train(killed, start, watch=True)) == {0}
     assert same(final(killed), final(unharmed[start]))
     ours, theirs = (open_run(folder / "run.eqp") for folder in (killed, whole))
-    assert ours.steps.tolist() == list(range(victim.STEPS))
+    assert ours.steps.tolist() == list(range(killed_training.STEPS))
     assert ours.quantities == theirs.quantities
     for quantity in ("loss", "learning_rate", "gradient.norm", "attention.theta.mean"):
         for site, (steps, values) in theirs.series(quantity).items():
@@ -115,7 +115,7 @@ def test_a_watched_run_goes_on_where_its_weights_do(
 
 def test_torchrun_changes_nothing(unharmed: dict[Start, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "tests.lab.victim"]
+    command += ["--nproc-per-node", "2", "-m", "tests.lab.killed_training"]
     environment = {**os.environ, "PYTHONPATH": "src:.", "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [*command, str(tmp_path), "-1", "ddp"],

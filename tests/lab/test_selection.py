@@ -96,7 +96,7 @@ def test_the_same_targets_are_scored_whatever_the_context(
 
 def test_a_longer_reader_shares_weights_and_leaves_the_model_alone() -> None:
     model = GPT(SHAPE)
-    longer = normalisers.stretched(model, 64)
+    longer = normalisers.with_context(model, 64)
     assert longer.token_embedding is model.token_embedding
     assert (
         model.config.context == 16
@@ -246,9 +246,9 @@ def test_algorithms_3_to_5_answer_within_their_bounds() -> None:
 
 
 def test_figures_are_kept_and_read_again(run: Path, tmp_path: Path) -> None:
-    assert paper.kept_figures(tmp_path) is None
+    assert paper.saved_figures(tmp_path) is None
     found = paper.figures_of(str(run), tmp_path, quick=True)
-    again = paper.kept_figures(tmp_path)
+    again = paper.saved_figures(tmp_path)
     assert again is not None and again.to_json() == found.to_json()
     assert found.about["heads"] == 4 and found.about["lengths"] == [32, 64]
 

@@ -16,7 +16,7 @@ from equipoise.lab.running.runner import lab_directory, preflight, run_experimen
 from equipoise.lab.running.workers import Failure, Where, standing
 from equipoise.lab.studies.catalogue import FRAGILITY, RECIPES, REPORTS, finding, recipe
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
-from equipoise.lab.studies.selection.paper import figures_of, kept_figures
+from equipoise.lab.studies.selection.paper import figures_of, saved_figures
 from equipoise.report.pages import folder_place
 
 ALL, SELECTION = "all", "selection"
@@ -121,7 +121,7 @@ def report(
     data: Path | None,
 ) -> None:
     """Show tables and the finding of what is finished, and write the page."""
-    if name in (ALL, SELECTION) and (figures := kept_figures(out or lab_directory())):
+    if name in (ALL, SELECTION) and (figures := saved_figures(out or lab_directory())):
         _show(figures, publish)
     for one in _named(name):
         _report(recipe(one, quick=quick), out, publish)

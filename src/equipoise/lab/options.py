@@ -49,20 +49,21 @@ def preset(presets: Mapping[str, T], name: str) -> T:
     return presets[name]
 
 
-def later(default: Any) -> Any:
+def added_later(default: Any) -> Any:
     """Return a field added when results exist: at its default it changes no key.
 
     Finished runs stay finished. The default of such an option must never change.
     """
-    return field(default=default, metadata={"later": True})
+    return field(default=default, metadata={"added_later": True})
 
 
 def keyed(options: Any) -> dict[str, Any]:
-    """Return what a run's key is made of: every option but untouched later ones."""
+    """Return what a run's key is made of: every option; one added later, if changed."""
+    given = {f: getattr(options, f.name) for f in fields(options)}
     return {
         f.name: keyed(value) if is_dataclass(value) else value
-        for f in fields(options)
-        if (value := getattr(options, f.name)) != f.default or "later" not in f.metadata
+        for f, value in given.items()
+        if value != f.default or "added_later" not in f.metadata
     }
 
 

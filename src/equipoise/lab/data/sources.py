@@ -174,7 +174,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """Batches to train on, batches to judge by, and what to write into the run."""
+    """Batches to train on, batches to evaluate with, and what to write into the run."""
 
     train: Batches
     validation: Batches | None

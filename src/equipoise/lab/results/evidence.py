@@ -82,7 +82,7 @@ def _group(folder: Path, kind: str, group: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _queries(folder: Path, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean over layers of a judge's answer, by query."""
+    """Return the mean over layers of a measurement, by query."""
     found: dict[int, list[float]] = {}
     for name, value in _record(folder)["measures"].items():
         words = name.split("_")

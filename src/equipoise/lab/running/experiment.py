@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.lab.data import DataOptions
 from equipoise.lab.models import GPTConfig, ViTConfig
-from equipoise.lab.options import from_mapping, keyed, later, require
+from equipoise.lab.options import added_later, from_mapping, keyed, require
 from equipoise.lab.training.options import TrainOptions
 
 SEEDS = (42, 123, 456)  # Emadi's
@@ -35,7 +35,7 @@ class Arm:
     data: DataOptions = field(default_factory=DataOptions)
     normaliser: str = ""
     """Of attention rows, by name; softmax unless given."""
-    judges: tuple[str, ...] = later(())
+    judges: tuple[str, ...] = added_later(())
     """What else is measured of the trained model, by name; see ``studies.catalogue``.
     The field keeps its name because a run's key is made of it."""
 

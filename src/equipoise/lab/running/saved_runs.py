@@ -11,7 +11,7 @@ from equipoise.lab.data import Batch
 from equipoise.lab.models import GPT, ViT
 from equipoise.lab.running.execution import Trained, build, data_of
 from equipoise.lab.running.experiment import RESULT, Task
-from equipoise.lab.training.checkpoint import finished, whole_weights
+from equipoise.lab.training.checkpoint import finished, full_weights
 from equipoise.store import open_run
 
 WEIGHTS = "model.safetensors"
@@ -20,7 +20,7 @@ WEIGHTS = "model.safetensors"
 def keep(trained: Trained) -> dict[str, float]:
     """Write the weights into the run's folder; measure nothing."""
     if trained.folder is not None:
-        save_file(whole_weights(trained.model), trained.folder / WEIGHTS)
+        save_file(full_weights(trained.model), trained.folder / WEIGHTS)
     return {}
 
 

@@ -102,10 +102,10 @@ def vanishing_recipe(quick: bool) -> Experiment:
 def positions(trained: Trained) -> dict[str, float]:
     """Return by layer and query the mean θ, and the share of rows with p_max ≥ ½."""
     found: dict[str, float] = {}
-    heard: list[AttentionCall] = []
-    with torch.no_grad(), Interceptor(anatomy_of(trained.model), heard.append):
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), Interceptor(anatomy_of(trained.model), calls.append):
         trained.model(trained.batch[0])
-    for layer, call in enumerate(heard):
+    for layer, call in enumerate(calls):
         rows = row_statistics(call.scores(slice(0, call.shape[2])))
         theta_Q = rows.theta_lower.double().mean((0, 1)).tolist()
         sharp_Q = (rows.p_max >= 0.5).double().mean((0, 1)).tolist()

@@ -71,7 +71,7 @@ def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> tuple[Arm
 
 VANISHED = 1e-3
 SMALL = 0.01
-"""Nats: a difference below this matters to nobody, however steady it is."""
+"""Nats: a difference below this does not matter, however steady it is."""
 
 
 def finding(evidence: Evidence) -> Finding:

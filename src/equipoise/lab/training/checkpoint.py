@@ -36,7 +36,7 @@ def save(
     mine: Mapping[str, Any],
 ) -> Path:
     """Write a checkpoint; every process calls it, ``mine`` is this process's own."""
-    weights = whole_weights(model)
+    weights = full_weights(model)
     moments: Any = _dcp().get_optimizer_state_dict(model, optimizer, options=_full())
     target, draft = _name(folder, step), folder / f".draft-{step:08d}"
     rank = share().rank
@@ -165,7 +165,7 @@ def is_writer() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+def full_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return every weight under its plain name; on other ranks of a group, nothing."""
     return _plain(_dcp().get_model_state_dict(model, options=_full()))
 

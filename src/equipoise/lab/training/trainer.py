@@ -81,7 +81,7 @@ class Trainer:
         """Train to the last step and return the curves."""
         started = time.perf_counter() - self.seconds
         with self.watching() as watched:
-            while self.step < self.options.steps and not self._hopeless():
+            while self.step < self.options.steps and not self._has_diverged():
                 self._before_step()
                 loss, norm = self.one_step()
                 if watched is not None:
@@ -99,8 +99,8 @@ class Trainer:
             parts=self.parts.state() if self.options.parts_every else {},
         )
 
-    def _hopeless(self) -> bool:
-        """Say whether to give up; losses are read every ten steps, so then."""
+    def _has_diverged(self) -> bool:
+        """Return whether to give up; losses are read every ten steps, so then."""
         limit, read = self.options.give_up, self._read[-10:]
         if limit is None or self._unread or not read:
             return False
@@ -172,7 +172,7 @@ class Trainer:
         # Reading a loss waits for the device, so not at every step.
         if due or self.step % 10 == 0 or self.step == self.options.steps:
             self._flush()
-            self._tell()
+            self._report_progress()
         if due:
             self._save()
 
@@ -182,7 +182,7 @@ class Trainer:
             self._read += [(loss, norm) for loss, norm in pairs]
             self._unread.clear()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.listener is None or not checkpoint.is_writer():
             return
         loss, norm = self._read[-1]
@@ -197,7 +197,7 @@ class Trainer:
         )
 
     def _warning(self, loss: float) -> str:
-        """Return the newest thing worth interrupting somebody for."""
+        """Return the newest finding that is more than information."""
         found = self._watched.findings if self._watched else ()
         grave = [f.message for f in found if f.severity != "info"]
         if not math.isfinite(loss):

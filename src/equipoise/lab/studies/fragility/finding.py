@@ -12,22 +12,22 @@ from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import paired
 from equipoise.lab.studies.fragility.measurement import (
+    COLUMNS,
     PREDICTORS,
-    Look,
+    Reading,
     leading,
     predictions,
     tracking,
 )
 from equipoise.numerics.formats import FORMATS
 
-COLUMNS = ("seed", "step", "format", "loss", "measured", "ours", "v1", "v2")
 HALF = FORMATS["fp16"]
 
 
 def finding(evidence: Evidence) -> Finding:
     """Say who foresees the error, whether κ leads it, and whether ε moves it."""
-    followed = _looks(evidence, "tracking")
-    series = _looks(evidence, "leading")
+    followed = _readings(evidence, "tracking")
+    series = _readings(evidence, "leading")
     control: dict[str, list[dict[str, Any]]] = dict(evidence.curves["control"])
     rows = tracking(followed)
     found = [_tracked(rows), _led(series), _moved(control)]
@@ -42,11 +42,11 @@ def finding(evidence: Evidence) -> Finding:
     )
 
 
-def _looks(evidence: Evidence, name: str) -> list[Look]:
+def _readings(evidence: Evidence, name: str) -> list[Reading]:
     return [
-        Look(
+        Reading(
             subject=subject,
-            **dict(zip((*COLUMNS, "kappa_softmax"), values, strict=True)),
+            **dict(zip(COLUMNS, values, strict=True)),
         )
         for subject, listed in evidence.curves[name].items()
         for values in listed
@@ -78,7 +78,7 @@ def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
     return said, Grid(title=title, head=head, cells=cells)
 
 
-def _led(series: list[Look]) -> tuple[str, Grid]:
+def _led(series: list[Reading]) -> tuple[str, Grid]:
     cells, significant = [], []
     for run in _by_run(series):
         for against, name in (("measured", "fp16 error"), ("loss", "loss")):
@@ -152,12 +152,12 @@ def _paired(runs: Sequence[Any], plain: Sequence[Any], name: str) -> Any:
     return paired([r[name] for r in runs], [r[name] for r in plain])
 
 
-def _by_run(series: list[Look]) -> list[list[Look]]:
+def _by_run(series: list[Reading]) -> list[list[Reading]]:
     seeds = dict.fromkeys((look.subject, look.seed) for look in series)
     return [[k for k in series if (k.subject, k.seed) == key] for key in seeds]
 
 
-def _tracking_figures(found: list[Look]) -> list[Figure]:
+def _tracking_figures(found: list[Reading]) -> list[Figure]:
     figures = []
     for name in dict.fromkeys(look.format for look in found):
         some = [look for look in found if look.format == name]
@@ -187,7 +187,7 @@ def _tracking_figures(found: list[Look]) -> list[Figure]:
     return figures
 
 
-def _series_figures(series: list[Look]) -> list[Figure]:
+def _series_figures(series: list[Reading]) -> list[Figure]:
     run = _by_run(series)[0]
     steps = [float(look.step) for look in run]
     lines = [Line(name="measured", x=steps, y=[look.measured for look in run])]

@@ -8,7 +8,7 @@ emulation, and predicted four ways: ours, v1's sum, v2's risk, and twice by noth
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from equipoise.lab.data import Batches, DataOptions, open_data
 from equipoise.lab.models import GPT, GPTConfig, ViT, vit_preset
 
 PREDICTORS = ("ours", "v1", "v2", "ε_mach alone", "constant")
-LOOKED_AT = 4
+READ_ON = 4
 """Images, or windows of text, on which errors are measured."""
 
 
@@ -38,7 +38,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Reading:
     """One measurement during training."""
 
     subject: str
@@ -52,6 +52,9 @@ class Look:
     v2: float
     kappa_softmax: float
     """v1's, the largest over layers: the paper's early-warning signal."""
+
+
+COLUMNS = tuple(f.name for f in fields(Reading) if f.name != "subject")
 
 
 def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> Subject:
@@ -85,9 +88,9 @@ def byte_gpt(
     )
 
 
-def looks(
+def readings(
     subject: Subject, *, seed: int, steps: int, every: int, formats: tuple[str, ...]
-) -> Iterator[Look]:
+) -> Iterator[Reading]:
     """Train, and yield what is measured and predicted every few steps."""
     torch.manual_seed(seed)
     model, batches = subject.built(), subject.batches(seed)
@@ -100,20 +103,20 @@ def looks(
         optimiser.step()
         if step % every == 0:
             seen = (subject, seed, step, float(loss.detach()))
-            yield from _looked(model, x[:LOOKED_AT], seen, formats)
+            yield from _read(model, x[:READ_ON], seen, formats)
 
 
-def _looked(
+def _read(
     model: nn.Module,
     x: Tensor,
     seen: tuple[Subject, int, int, float],
     formats: tuple[str, ...],
-) -> Iterator[Look]:
+) -> Iterator[Reading]:
     subject, seed, step, loss = seen
     bench, paper = Bench(model, x), published_blocks(model, x)
     for name in formats:
         storage = Storage.named(name)
-        yield Look(
+        yield Reading(
             subject=subject.name,
             seed=seed,
             step=step,
@@ -127,7 +130,7 @@ def _looked(
         )
 
 
-def predictions(found: list[Look], predictor: str) -> list[float]:
+def predictions(found: list[Reading], predictor: str) -> list[float]:
     """Return what a predictor says at each look; the constant is their mean size."""
     if predictor == "ε_mach alone":
         return [Storage.named(look.format).format.spacing for look in found]
@@ -137,7 +140,7 @@ def predictions(found: list[Look], predictor: str) -> list[float]:
     return [float(getattr(look, predictor)) for look in found]
 
 
-def tracking(found: list[Look]) -> list[dict[str, float | str]]:
+def tracking(found: list[Reading]) -> list[dict[str, float | str]]:
     """Return log-correlation and ratios of each predictor, within each format.
 
     The last rows mix formats, where a constant times ε_mach correlates as well as any.
@@ -152,7 +155,7 @@ def tracking(found: list[Look]) -> list[dict[str, float | str]]:
     return rows
 
 
-def _fit(some: list[Look], values: list[float]) -> dict[str, float]:
+def _fit(some: list[Reading], values: list[float]) -> dict[str, float]:
     measured, foreseen = np.log([k.measured for k in some]), np.log(values)
     constant = float(np.ptp(foreseen)) < 1e-12
     r = math.nan if constant else float(np.corrcoef(measured, foreseen)[0, 1])
@@ -166,7 +169,7 @@ def _fit(some: list[Look], values: list[float]) -> dict[str, float]:
     }
 
 
-def leading(found: list[Look], *, against: str = "measured") -> dict[str, float]:
+def leading(found: list[Reading], *, against: str = "measured") -> dict[str, float]:
     """Return what both procedures make of κ_softmax against the error or the loss."""
     x = [look.kappa_softmax for look in found]
     y = [float(getattr(look, against)) for look in found]

@@ -26,9 +26,10 @@ from equipoise.lab.running.experiment import Arm, Experiment, short_hash
 from equipoise.lab.running.workers import Failure, Watcher, Where, run_jobs, standing
 from equipoise.lab.studies.fragility.epsilon_control import controlled, policies
 from equipoise.lab.studies.fragility.measurement import (
+    COLUMNS,
     Subject,
     byte_gpt,
-    looks,
+    readings,
     tiny_vit,
 )
 from equipoise.lab.training.options import Precision, TrainOptions
@@ -36,17 +37,6 @@ from equipoise.lab.training.trainer import Listener
 
 QUESTION = "Where does low-precision error come from, who foresees it, and does ε help?"
 FORMATS = ("fp16", "bf16", "e4m3", "e5m2")
-LOOK = (
-    "seed",
-    "step",
-    "format",
-    "loss",
-    "measured",
-    "ours",
-    "v1",
-    "v2",
-    "kappa_softmax",
-)
 Curves = dict[str, dict[str, Any]]
 
 
@@ -205,15 +195,15 @@ class Study:
 def make(piece: Piece, root: Path, listener: Listener | None = None) -> None:
     """Make one piece and write its file; pieces are short and report no progress."""
     start = time.process_time()
-    rows = list(_control(piece) if piece.experiment == "control" else _looks(piece))
+    rows = list(_control(piece) if piece.experiment == "control" else _readings(piece))
     spent = time.process_time() - start
     record = {"piece": asdict(piece), "cpu_seconds": spent, "rows": rows}
     write_record(root / piece.result, record)
 
 
-def _looks(piece: Piece) -> Iterator[dict[str, Any]]:
+def _readings(piece: Piece) -> Iterator[dict[str, Any]]:
     formats = FORMATS if piece.experiment == "tracking" else ("fp16",)
-    found = looks(
+    found = readings(
         piece.subject,
         seed=piece.seed,
         steps=piece.steps,
@@ -249,7 +239,7 @@ def _file_away(
         for row in rows:
             curves["control"].setdefault(row["policy"], []).append(row)
         return
-    listed = [[row[name] for name in LOOK] for row in rows]
+    listed = [[row[name] for name in COLUMNS] for row in rows]
     subject = rows[0]["subject"]
     curves[piece.experiment].setdefault(subject, []).extend(listed)
     if piece.experiment == "tracking":

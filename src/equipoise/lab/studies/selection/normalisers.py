@@ -49,7 +49,7 @@ def measure(trained: Trained) -> dict[str, float]:
     x_BT, y_BT = held_out(L * max(MULTIPLES))
     found: dict[str, float] = {}
     for times in MULTIPLES:
-        longer = stretched(model, L * times)
+        longer = with_context(model, L * times)
         read = at_length(longer, x_BT[:, -L * times :], y_BT[:, -(L // 2) :])
         found |= {f"{name}_{times}x": value for name, value in read.items()}
     return found
@@ -63,7 +63,7 @@ def held_out(length: int) -> tuple[Tensor, Tensor]:
     return x_BT, y_BT
 
 
-def stretched(model: GPT, length: int) -> GPT:
+def with_context(model: GPT, length: int) -> GPT:
     """Return the model with room for longer sequences, sharing its weights."""
     longer = copy.copy(model)
     longer.config = replace(model.config, context=length)
@@ -327,7 +327,7 @@ def _change(evidence: Evidence, arm: str, name: str) -> str:
 
 
 def _figures(evidence: Evidence) -> list[Figure]:
-    told = (
+    panels = (
         ("loss", "Held-out loss, same targets", "nats per token", False),
         ("keys", "Effective keys", "exp(entropy)", True),
         ("theta", "Sensitivity θ", "‖J‖, ∞→1", True),
@@ -349,5 +349,5 @@ def _figures(evidence: Evidence) -> list[Figure]:
             y=y,
             log="xy" if log else "x",
         )
-        for name, title, y, log in told
+        for name, title, y, log in panels
     ]

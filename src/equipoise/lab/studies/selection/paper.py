@@ -84,7 +84,7 @@ def figures_of(model: str, root: Path, *, quick: bool = False) -> Evidence:
     return found
 
 
-def kept_figures(root: Path) -> Evidence | None:
+def saved_figures(root: Path) -> Evidence | None:
     """Return what was kept the last time, if anything."""
     place = root / NAME / RAW
     if not place.is_file():

@@ -224,7 +224,7 @@ def _recalls(one: dict[str, Any]) -> Grid:
 def figures(evidence: Evidence) -> list[Figure]:
     """Return the paper's four figures, the second in its three parts."""
     curves = evidence.curves
-    told: Sequence[tuple[str, str]] = (
+    named: Sequence[tuple[str, str]] = (
         ("true", "d̃"),
         ("bound", "our upper bound"),
         ("published", "Theorem 1"),
@@ -235,7 +235,7 @@ def figures(evidence: Evidence) -> list[Figure]:
         chart(
             name,
             title,
-            [Line(name=said, x=one["x"], y=one[key]) for key, said in told],
+            [Line(name=said, x=one["x"], y=one[key]) for key, said in named],
             x=x,
             y="d̃, mean over heads and queries",
             log="xy",

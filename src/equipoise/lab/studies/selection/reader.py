@@ -1,4 +1,4 @@
-"""Queries, keys and values of every head of somebody's model, on a text of any length.
+"""Queries, keys and values of every head of a model, read on a text of any length.
 
 Axes, in this file:  B batch · H head · G key-value head · Q query · K key · D width.
 """
@@ -20,7 +20,7 @@ from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT, SelfAttention
 from equipoise.lab.running.execution import normaliser_of
 from equipoise.lab.running.saved_runs import is_lab_run, opened
-from equipoise.lab.studies.selection.normalisers import stretched
+from equipoise.lab.studies.selection.normalisers import with_context
 from equipoise.numerics.normalisers import Normaliser
 from equipoise.numerics.normalisers.exponential import Softmax
 
@@ -58,7 +58,7 @@ class Reader:
         rows = torch.linspace(0, length - 1, min(queries, length)).long()
         ids_BT = self.ids[None, :length]
         if isinstance(self.model, GPT):
-            yield from _lab_heads(stretched(self.model, length), ids_BT, rows)
+            yield from _lab_heads(with_context(self.model, length), ids_BT, rows)
         else:
             yield from _called_heads(self.model, ids_BT, rows)
 
@@ -149,7 +149,7 @@ def _lab_heads(model: GPT, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
 def _called_heads(model: nn.Module, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
     found: list[Heads] = []
 
-    def heard(call: AttentionCall) -> None:
+    def note(call: AttentionCall) -> None:
         if call.q_BHQD is None or call.k_BGKD is None or call.v_BGKD is None:
             raise InputError("attention without queries, keys and values: load as sdpa")
         K = call.k_BGKD.shape[2]
@@ -172,7 +172,7 @@ def _called_heads(model: nn.Module, ids_BT: Tensor, rows: Tensor) -> Iterator[He
             )
         )
 
-    with Interceptor(anatomy_of(model), heard):
+    with Interceptor(anatomy_of(model), note):
         model(ids_BT)
     yield from found
 

@@ -1,6 +1,6 @@
 """A training process that may kill itself: run by ``test_resume``, alone or torchrun.
 
-usage: python -m tests.lab.victim FOLDER DIE_AT PARALLEL
+usage: python -m tests.lab.killed_training FOLDER DIE_AT PARALLEL
 """
 
 import os
@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from equipoise.lab.data import Batch, Share, Windows, from_bytes
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.lab.training import distributed as launch
-from equipoise.lab.training.checkpoint import whole_weights
+from equipoise.lab.training.checkpoint import full_weights
+from equipoise.lab.training.distributed import process_group
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer
 
@@ -40,17 +40,17 @@ class Fatal(Windows):
 
 def main(folder: Path, die_at: int, parallel: str, *, watch: bool = False) -> None:
     torch.set_num_threads(1)
-    with launch.process_group() as share:
+    with process_group() as share:
         trainer = Trainer(
             seeded_model(),
-            victim_data(share, die_at),
+            dying_data(share, die_at),
             TrainOptions(
                 **{**vars(OPTIONS), "parallel": parallel, **(WATCH if watch else {})}
             ),
             folder=folder,
         )
         trainer.run()
-        weights = whole_weights(trainer.model)
+        weights = full_weights(trainer.model)
         if share.rank == 0:
             save_file(weights, folder / "final.safetensors")
 
@@ -60,7 +60,7 @@ def seeded_model() -> GPT:
     return GPT(CONFIG)
 
 
-def victim_data(share: Share, die_at: int) -> Fatal:
+def dying_data(share: Share, die_at: int) -> Fatal:
     corpus = from_bytes(bytes(range(256)) * 20)
     data = Fatal(corpus, context=16, batch=2, seed=1, share=share)
     data.die_at = die_at
