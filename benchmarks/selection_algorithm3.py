@@ -6,22 +6,21 @@ once with a loop over tokens. The paper reports 17 h 4 min, in parallel jobs.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 from transformers import GPT2Config, GPT2Model
 
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.selection import Wanted, critical_top, selection_of_blocks
-from equipoise.probes.capture import Boundary, Emit, Guarded, attached
+from equipoise.probes.capture import Boundary, Collector, attached
+from equipoise.probes.protocols import Emit
 
 L, SAMPLE = 1024, 4
 SIZES = (1, 2, 5, 10, 20, 40, 60, 80, 100)
@@ -36,11 +35,6 @@ class Algorithm3:
     seconds: float = 0.0
     tables: list[dict[str, Tensor]] = field(default_factory=list)
     calls: list[AttentionCall] = field(default_factory=list)
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         assert call.v_BGKD is not None
@@ -58,11 +52,8 @@ def measured() -> Algorithm3:
     tokens = torch.randint(0, 50257, (1, L))
     probe = Algorithm3()
 
-    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
-        raise AssertionError(quantity)
-
     boundary = Boundary(strict=True)
-    with attached([probe], anatomy_of(model), emit, boundary=boundary):
+    with attached([probe], anatomy_of(model), Collector(), boundary=boundary):
         with torch.no_grad():
             model(tokens)
     return probe

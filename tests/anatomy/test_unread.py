@@ -40,9 +40,9 @@ def reasons(model: nn.Module, x: Tensor) -> dict[str, str]:
     def listen(call: Any) -> None:
         heard.add(anatomy.names[id(call.module)])
 
-    with Interceptor(anatomy, listen):
+    with Interceptor(anatomy, listen) as interceptor:
         model(x)
-    return unread(anatomy, heard)
+    return unread(anatomy, heard, interceptor.gaps)
 
 
 def test_a_softmax_written_out_by_hand() -> None:

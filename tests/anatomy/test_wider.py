@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.sites import Gaps
 from equipoise.numerics.rows.statistics import row_statistics
 from tests.zoo.reading import deviation, expected, hear
 from tests.zoo.specimens import SIZES, Specimen, hugging, tokens
@@ -18,11 +19,18 @@ from tests.zoo.wider import translated
 
 
 def heard(model: nn.Module, **batch: Any) -> tuple[list[AttentionCall], Any]:
+    calls, anatomy, _ = intercepted(model, **batch)
+    return calls, anatomy
+
+
+def intercepted(
+    model: nn.Module, **batch: Any
+) -> tuple[list[AttentionCall], Any, Gaps]:
     calls: list[AttentionCall] = []
     anatomy = anatomy_of(model)
-    with torch.no_grad(), Interceptor(anatomy, calls.append):
+    with torch.no_grad(), Interceptor(anatomy, calls.append) as interceptor:
         model(**batch)
-    return calls, anatomy
+    return calls, anatomy, interceptor.gaps
 
 
 def test_cross_attention_of_gpt2_has_a_map_for_queries_and_one_for_the_rest() -> None:
@@ -76,9 +84,9 @@ def test_sentences_without_padding_are_read_as_each_alone(layout: Any) -> None:
 
 def test_bands_that_cannot_be_followed_are_named() -> None:
     model = hugging("LongformerModel", attention_window=4)("eager")
-    calls, anatomy = heard(model, **tokens())
-    assert not calls and len(anatomy.noticed) == 2
-    assert all("laid out anew" in why for why in anatomy.noticed.values())
+    calls, anatomy, gaps = intercepted(model, **tokens())
+    assert not calls and len(gaps.unread) == 2
+    assert all("laid out anew" in why for why in gaps.unread.values())
     assert not any(site.declared for site in anatomy.attention), "or training would end"
 
 
@@ -86,13 +94,13 @@ def test_a_dynamic_convolution_is_named_and_attention_beside_it_read() -> None:
     model = hugging(
         "ConvBertModel", embedding_size=32, head_ratio=2, conv_kernel_size=3
     )("eager")
-    calls, anatomy = heard(model, **tokens())
+    calls, anatomy, gaps = intercepted(model, **tokens())
     sites = [site.name for site in anatomy.attention]
     assert [anatomy.names[id(call.module)] for call in calls] == sites
     length = tokens()["input_ids"].shape[1]
     assert all(call.shape[2:] == (length, length) for call in calls)
-    assert list(anatomy.partly) == sites
-    assert all("convolution" in why for (why,) in anatomy.partly.values())
+    assert list(gaps.partial) == sites
+    assert all("convolution" in why for (why,) in gaps.partial.values())
 
 
 class Windows(nn.Module):
@@ -106,8 +114,8 @@ class Windows(nn.Module):
 
 
 def test_attention_over_windows_is_no_convolution() -> None:
-    calls, anatomy = heard(Windows(), x_BTD=torch.randn(2, 6, 8))
-    assert len(calls) == 1 and not anatomy.partly
+    calls, _, gaps = intercepted(Windows(), x_BTD=torch.randn(2, 6, 8))
+    assert len(calls) == 1 and not gaps.partial
 
 
 def test_scores_that_grow_are_read_to_their_own_rounding() -> None:

@@ -15,7 +15,7 @@ from transformers import (
 
 import equipoise
 from equipoise.integrations.hf import EquipoiseCallback
-from tests.watching.patients import Digest
+from tests.watching.models import Digest
 
 
 class Tokens(torch.utils.data.Dataset):

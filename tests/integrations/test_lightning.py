@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise
 from equipoise.integrations.lightning import EquipoiseCallback
-from tests.probes.measuring import gpt
-from tests.watching.patients import Digest
+from tests.probes.reading import gpt
+from tests.watching.models import Digest
 
 
 class Module(lightning.LightningModule):

@@ -8,7 +8,7 @@ import pytest
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions
 from equipoise.lab.running.runner import preflight, run_experiment
-from equipoise.watching.options import chosen
+from equipoise.watching.options import read_options
 from tests.lab.test_commands import typed
 from tests.lab.test_runner import ARMS, SWEEP
 
@@ -32,7 +32,7 @@ def test_settings_of_the_lab_are_no_settings_of_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUIPOISE_LAB", str(tmp_path))
-    assert chosen({"every": 3}).every == 3
+    assert read_options({"every": 3}).every == 3
 
 
 def test_data_that_no_arm_can_open(tmp_path: Path) -> None:

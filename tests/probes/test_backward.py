@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.gradients import GradientNorms
-from tests.probes.measuring import gpt, measured, tokens
+from tests.probes.reading import gpt, measured, tokens
 
 
 def test_gradient_norms_are_those_of_the_blocks() -> None:

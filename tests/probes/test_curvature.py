@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import equipoise
 from equipoise.auditing.curvature import edge_of_stability, hessian
 from equipoise.probes.curvature import Sharpness
-from equipoise.probes.stored_batch import held, recovered
-from tests.watching.patients import (
+from equipoise.probes.stored_batch import recover_cross_entropy, store_batch
+from tests.watching.models import (
     TOKENS,
-    Patient,
+    TinyModel,
     batches,
     identical,
     objective,
@@ -39,10 +39,10 @@ def entropy(z: Tensor, **options: Any) -> Tensor:
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 )
-def test_cross_entropy_gives_itself_away(dtype: torch.dtype) -> None:
+def test_cross_entropy_is_recovered_from_its_gradient(dtype: torch.dtype) -> None:
     z = logits(dtype)
     (g,) = torch.autograd.grad(entropy(z), z)
-    found = recovered(z, g)
+    found = recover_cross_entropy(z, g)
     assert found is not None and torch.equal(found.target_R, TARGETS.flatten())
     assert torch.allclose(found.weight_R, torch.full((12,), 1 / 12), rtol=0.02)
 
@@ -51,13 +51,15 @@ def test_weights_masks_sums_and_factors() -> None:
     z, ignored = logits(), TARGETS.clone()
     ignored[1] = -100
     loss = F.cross_entropy(z.flatten(0, 1), ignored.flatten()) * 1024 / 3
-    found = recovered(z, torch.autograd.grad(loss, z)[0])
+    found = recover_cross_entropy(z, torch.autograd.grad(loss, z)[0])
     assert found is not None and found.weight_R[3:6].eq(0).all()
-    kept = held((torch.zeros(4, 2),), {}, found, at_most=2)
+    kept = store_batch((torch.zeros(4, 2),), {}, found, at_most=2)
     assert kept.entropy is not None
     assert kept.entropy.weight_R.tolist() == pytest.approx([1 / 3] * 3 + [0] * 3)
-    whole = recovered(z, torch.autograd.grad(entropy(z, reduction="sum"), z)[0])
-    summed = held((torch.zeros(4, 2),), {}, whole, at_most=4)
+    whole = recover_cross_entropy(
+        z, torch.autograd.grad(entropy(z, reduction="sum"), z)[0]
+    )
+    summed = store_batch((torch.zeros(4, 2),), {}, whole, at_most=4)
     assert summed.entropy is not None
     assert torch.allclose(summed.entropy.weight_R, torch.ones(12), atol=1e-4)
 
@@ -72,15 +74,15 @@ def test_other_losses_are_not_mistaken_for_it(name: str) -> None:
         "flat": z.sum() * 0,
         "focal": (torch.logsumexp(z, -1) ** 2).mean() + p.mean() * 0,
     }
-    assert recovered(z, torch.autograd.grad(losses[name], z)[0]) is None
+    assert recover_cross_entropy(z, torch.autograd.grad(losses[name], z)[0]) is None
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_the_reading_is_the_sharpness_of_the_held_batch(
+def test_the_reading_is_the_sharpness_of_the_stored_batch(
     kind: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    model = Patient(dropout=0.1)
+    model = TinyModel(dropout=0.1)
     optimizer = (
         torch.optim.AdamW(model.parameters(), lr=1e-2)
         if kind == "adam"
@@ -116,7 +118,7 @@ def equipoise_search() -> Any:
 
 def test_a_warm_start_finds_it_sooner(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     probe = Sharpness(every=1)
     with equipoise.watch(
@@ -131,15 +133,15 @@ def test_a_warm_start_finds_it_sooner(tmp_path: Path) -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "dropout": {"make": partial(Patient, dropout=0.2)},
-    "bf16": {"make": partial(Patient, dropout=0.1), "autocast": True},
-    "accumulation": {"make": partial(Patient, dropout=0.1), "micro": 3},
-    "scaled": {"make": Patient, "autocast": True, "scale": 2.0**10},
+    "dropout": {"make": partial(TinyModel, dropout=0.2)},
+    "bf16": {"make": partial(TinyModel, dropout=0.1), "autocast": True},
+    "accumulation": {"make": partial(TinyModel, dropout=0.1), "micro": 3},
+    "scaled": {"make": TinyModel, "autocast": True, "scale": 2.0**10},
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_patient_cannot_tell(case: dict[str, Any], tmp_path: Path) -> None:
+def test_training_is_bit_identical(case: dict[str, Any], tmp_path: Path) -> None:
     alone, _ = trained(**case, steps=6)
     probes = [Sharpness(every=1)]
     watched, handle = trained(
@@ -156,7 +158,7 @@ class OwnLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Patient()
+        self.inner = TinyModel()
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Any:
         from types import SimpleNamespace
@@ -193,7 +195,7 @@ def test_unknown_losses_and_large_models_are_not_read(tmp_path: Path) -> None:
         (Sharpness(largest=10), lambda z: z.flatten(0, 1).log_softmax(-1)[:, 0].mean()),
     ):
         torch.manual_seed(0)
-        model = Patient()
+        model = TinyModel()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = tmp_path / f"{probe.largest}.eqp"
         with equipoise.watch(

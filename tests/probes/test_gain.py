@@ -6,7 +6,7 @@ from torch import Tensor
 
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.lipschitz import LocalLipschitz
-from tests.probes.measuring import gpt, measured, tokens
+from tests.probes.reading import gpt, measured, tokens
 
 
 def largest(matrix: Tensor) -> float:

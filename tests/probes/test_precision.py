@@ -8,7 +8,7 @@ from equipoise.numerics.formats import FORMATS
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.precision import NumericalFragility
 from tests.oracles import fragility as oracle
-from tests.probes.measuring import gpt, measured, tokens
+from tests.probes.reading import gpt, measured, tokens
 
 SITE = "blocks.1.attention"
 
@@ -70,7 +70,7 @@ def test_norm_readings(norm: str) -> None:
     assert found[site, "baek_v1.rho_ln"] > 0
 
 
-def test_the_papers_names_are_kept() -> None:
+def test_published_names_are_kept() -> None:
     found = measured(gpt(), [NumericalFragility()])
     names = {quantity for site, quantity in found if site == SITE}
     assert {f"baek_v1.kappa_{n}" for n in ("softmax", "score", "value")} <= names

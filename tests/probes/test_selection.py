@@ -13,20 +13,18 @@ from equipoise.numerics.selection import (
     weighted_tokens,
 )
 from equipoise.probes.selection import HeadSelection
-from tests.probes.measuring import gpt, measured, tokens
+from tests.probes.reading import Emitter, gpt, measured, tokens
 
 NAMES = ("rho", "evenness", "lift", "recall", "recall.cosine", "recall.random")
 
 
 def emitted(call: AttentionCall, **options: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-
-    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
-        assert how == "mean"
-        found[quantity.removeprefix("selection.")] = values
-
-    HeadSelection(**options).on_attention("here", call, emit)  # type: ignore[arg-type]
-    return found
+    emit = Emitter()
+    HeadSelection(**options).on_attention("here", call, emit)
+    return {
+        quantity.removeprefix("selection."): values
+        for (_, quantity), values in emit.found.items()
+    }
 
 
 def call(

@@ -1,4 +1,4 @@
-"""Norms that nobody had a start for: followed until they can be told."""
+"""Norms without a start: followed until they are near."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.numerics.spectra.sharded_norm import share_of_image
 from equipoise.probes.sharded_norms import FAR, LETTERS, ShardedNorms
 from equipoise.probes.sharding import Part
-from tests.probes.measuring import gpt
+from tests.probes.reading import Emitter, gpt
 
 WIDTH = 100
 
@@ -19,7 +19,9 @@ def drawn(seed: int) -> Tensor:
     return torch.randn(WIDTH, WIDTH, generator=rng) / WIDTH**0.5
 
 
-def sample(norms: ShardedNorms, maps: dict[str, Tensor]) -> dict[str, float]:
+def sample(
+    norms: ShardedNorms, maps: dict[str, Tensor]
+) -> tuple[dict[str, float], dict[str, list[str]]]:
     """One exchange of two ranks; the output map is whole on both."""
     ranks: list[dict[str, Part]] = [{}, {}]
     for letter, matrix in maps.items():
@@ -31,13 +33,10 @@ def sample(norms: ShardedNorms, maps: dict[str, Tensor]) -> dict[str, float]:
                 basis = norms._directions(name, WIDTH)
                 part = Part(share_of_image(shard, basis), Split(i, 2))
             ranks[i][name] = part
-    found: dict[str, float] = {}
-
-    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
-        found[quantity] = float(values)
-
-    norms.joined(ranks, emit)
-    return found
+    emit = Emitter()
+    norms.read(ranks, emit)
+    found = {quantity: float(values) for (_, quantity), values in emit.found.items()}
+    return found, emit.reasons
 
 
 def test_a_norm_without_a_start_waits_until_it_is_near() -> None:
@@ -46,11 +45,11 @@ def test_a_norm_without_a_start_waits_until_it_is_near() -> None:
     assert norms.begin(anatomy) == 0, "nothing here is sharded"
     maps = {letter: drawn(i) for i, letter in enumerate(LETTERS)}
     maps["q"][:, 0] *= 20  # far from any direction drawn at random
-    first = sample(norms, maps)
+    first, reasons = sample(norms, maps)
     assert first.keys() == {"projection.norm.error"} and first.popitem()[1] > 0.1
-    assert anatomy.partly == {"s": [FAR]}
+    assert reasons == {"s": [FAR]}
     for _ in range(10):
-        last = sample(norms, maps)
+        last, _ = sample(norms, maps)
     product = 1.0
     for letter, matrix in maps.items():
         truth = float(torch.linalg.svdvals(matrix)[0])
@@ -63,6 +62,6 @@ def test_a_rank_that_is_missing_leaves_nothing_to_read() -> None:
     norms = ShardedNorms()
     norms.begin(anatomy_of(gpt()))
     part = Part(share_of_image(drawn(0), norms._directions("s|q", WIDTH)), Split(0, 2))
-    found: list[str] = []
-    norms.joined([{"s|q": part}, {}], lambda *a, **k: found.append(a[1]))
-    assert not found
+    emit = Emitter()
+    norms.read([{"s|q": part}, {}], emit)
+    assert not emit.found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.probes.updates import AdamUpdates
-from tests.probes.measuring import gpt, tokens
+from tests.probes.reading import gpt, tokens
 
 
 def moved(optimizer_class: Any, **options: Any) -> tuple[dict[Any, Tensor], Any, Any]:

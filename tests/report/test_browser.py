@@ -17,7 +17,7 @@ from equipoise.auditing.selection import page as selection
 from equipoise.auditing.selection import study as selection_study
 from equipoise.report.html import write_report
 from tests.conftest import PATIENCE
-from tests.probes.measuring import gpt, tokens
+from tests.probes.reading import gpt, tokens
 from tests.report.runs import pre_and_post
 
 pytestmark = pytest.mark.needs("chromium")

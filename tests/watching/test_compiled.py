@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 
 import equipoise
 from equipoise.errors import SilentSiteError
-from tests.watching.patients import (
-    Memory,
-    Patient,
+from tests.watching.models import (
+    TinyModel,
+    Trained,
     batches,
     declared,
     hooks_on,
@@ -56,10 +56,10 @@ def compilations() -> dict[str, int]:
 
 def compiled(
     wrap: Callable[..., nn.Module], backend: str, run: Path | None, steps: int
-) -> tuple[Memory, dict[str, int]]:
+) -> tuple[Trained, dict[str, int]]:
     torch._dynamo.reset()
     counters.clear()
-    make = partial(Patient, dropout=0.2, depth=1)
+    make = partial(TinyModel, dropout=0.2, depth=1)
     memory, _ = trained(make, wrap=partial(wrap, backend=backend), run=run, steps=steps)
     return memory, compilations()
 
@@ -88,7 +88,7 @@ def test_inductor_with_dropout_is_untouched(tmp_path: Path) -> None:
 def test_the_probe_pass_sees_what_an_eager_model_shows(tmp_path: Path) -> None:
     """Dropout included: the micro-batch is run again with its own random numbers."""
     torch._dynamo.reset()
-    make = partial(Patient, dropout=0.2, depth=1)
+    make = partial(TinyModel, dropout=0.2, depth=1)
     trained(make, run=tmp_path / "eager.eqp", steps=4)
     compile_it = partial(wrapper, backend="aot_eager")
     trained(make, wrap=compile_it, run=tmp_path / "compiled.eqp", steps=4)
@@ -109,9 +109,9 @@ REFUSED = ["forward function", "optimiser", "wrapper beside the model"]
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(what: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
-    model = Patient(depth=1)
+    model = TinyModel(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     with declared():
         handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
@@ -138,7 +138,7 @@ def test_what_cannot_be_seen_is_refused_by_name(what: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", [partial, wrapper])
-def test_who_passes_by_is_named_at_once_and_compiled_once(
+def test_a_compiled_caller_is_named_at_once_and_compiled_once(
     way: Any, tmp_path: Path
 ) -> None:
     """A model that only a guess knows: no error, and not one graph more."""
@@ -146,12 +146,12 @@ def test_who_passes_by_is_named_at_once_and_compiled_once(
     for run in (None, tmp_path / "a.eqp"):
         torch._dynamo.reset()
         counters.clear()
-        model = Patient(depth=1)
+        model = TinyModel(depth=1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        heard: list[equipoise.Finding] = []
+        received: list[equipoise.Finding] = []
         if run is not None:
             handle = equipoise.watch(
-                model, optimizer, run=run, every=2, on_finding=heard.append
+                model, optimizer, run=run, every=2, on_finding=received.append
             )
         called = torch.compile(partial(objective, model), backend="aot_eager")
         if way is wrapper:
@@ -160,11 +160,11 @@ def test_who_passes_by_is_named_at_once_and_compiled_once(
             called(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-            assert run is None or len(heard) == 1
+            assert run is None or len(received) == 1
         seen[run is None] = compilations()
     # A wrapper's frame looks at the doors too, and makes nothing of them.
     assert all(seen[True][kind] == seen[False][kind] for kind in ("graphs", "breaks"))
-    assert (heard[0].step, heard[0].rule) == (0, "watch.silent")
+    assert (received[0].step, received[0].rule) == (0, "watch.silent")
     handle.close()
     assert hooks_on(model) == 0
     assert list(equipoise.open_run(handle.path).series("loss")[""][0]) == [*range(5)]
@@ -172,7 +172,7 @@ def test_who_passes_by_is_named_at_once_and_compiled_once(
 
 def test_a_compiled_evaluation_is_not_the_training(tmp_path: Path) -> None:
     torch._dynamo.reset()
-    model = Patient(depth=1)
+    model = TinyModel(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
     called = torch.compile(partial(objective, model), backend="aot_eager")
@@ -193,7 +193,7 @@ def test_a_compiled_evaluation_is_not_the_training(tmp_path: Path) -> None:
 def test_a_whole_compiled_step_is_named_while_it_is_compiled(tmp_path: Path) -> None:
     """Forward, backward and update all inside the graph: nothing ever passes by."""
     torch._dynamo.reset()
-    model = Patient(depth=1)
+    model = TinyModel(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
 
@@ -203,11 +203,11 @@ def test_a_whole_compiled_step_is_named_while_it_is_compiled(tmp_path: Path) -> 
         optimizer.step()
         optimizer.zero_grad()
 
-    heard: list[int] = []
+    received: list[int] = []
     for batch in batches(2):
         whole_step(batch)
-        heard.append(len(handle.findings))
-    assert heard == [1, 1], "at the first step, and once"
+        received.append(len(handle.findings))
+    assert received == [1, 1], "at the first step, and once"
     handle.close()
     assert equipoise.open_run(handle.path).findings == list(handle.findings)
     (found,) = handle.findings

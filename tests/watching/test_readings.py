@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
-from tests.watching.patients import Patient, PatientBlock, batches, objective, trained
+from tests.watching.models import TinyBlock, TinyModel, batches, objective, trained
 
 
 def norm_of(parameters: list[nn.Parameter]) -> float:
@@ -19,7 +19,7 @@ def norm_of(parameters: list[nn.Parameter]) -> float:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_losses_and_gradients_are_the_loops_own(tmp_path: Path, scaled: bool) -> None:
     """With accumulation and a GradScaler: everything is recorded unscaled."""
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
     losses, norms, heads = [], [], []
@@ -53,7 +53,7 @@ def test_losses_and_gradients_are_the_loops_own(tmp_path: Path, scaled: bool) ->
 
 
 def test_a_step_the_scaler_skips_is_still_a_step(tmp_path: Path) -> None:
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
@@ -67,28 +67,28 @@ def test_a_step_the_scaler_skips_is_still_a_step(tmp_path: Path) -> None:
 
 
 def test_two_models_keep_their_losses_apart(tmp_path: Path) -> None:
-    models = [Patient(), Patient()]
+    models = [TinyModel(), TinyModel()]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
     handles = [
         equipoise.watch(m, o, run=tmp_path / f"{i}.eqp", every=2)
         for i, (m, o) in enumerate(zip(models, optimizers, strict=True))
     ]
-    said: list[list[float]] = [[], []]
+    printed: list[list[float]] = [[], []]
     for batch in batches(4):
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             loss = objective(model, batch) * (i + 1)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            said[i].append(loss.item())
+            printed[i].append(loss.item())
     for i, handle in enumerate(handles):
         handle.close()
         _, values = equipoise.open_run(handle.path).series("loss")[""]
-        assert list(values) == said[i]
+        assert list(values) == printed[i]
 
 
 def test_frozen_and_shared_parameters(tmp_path: Path) -> None:
-    class Tied(Patient):
+    class Tied(TinyModel):
         def __init__(self) -> None:
             super().__init__()
             self.head.weight = self.embedding.weight
@@ -103,8 +103,8 @@ def test_frozen_and_shared_parameters(tmp_path: Path) -> None:
     assert "gradient.norm" in run.quantities and not run.findings
 
 
-def test_without_an_optimiser_the_loop_says_when_a_step_ends(tmp_path: Path) -> None:
-    model = Patient()
+def test_without_an_optimiser_step_ends_the_step(tmp_path: Path) -> None:
+    model = TinyModel()
     with equipoise.watch(model, run=tmp_path / "a.eqp", every=2) as handle:
         for i, batch in enumerate(batches(4)):
             with torch.no_grad():
@@ -117,7 +117,7 @@ def test_without_an_optimiser_the_loop_says_when_a_step_ends(tmp_path: Path) -> 
 
 
 def test_scalars_join_the_step_that_has_just_ended(tmp_path: Path) -> None:
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     ended: list[tuple[int, bool]] = []
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=2) as handle:
@@ -133,15 +133,15 @@ def test_scalars_join_the_step_that_has_just_ended(tmp_path: Path) -> None:
     assert ended == [(0, True), (1, False), (2, True)]
 
 
-def test_findings_and_readings_reach_whoever_asked(tmp_path: Path) -> None:
-    heard: list[tuple[dict[str, float], int]] = []
+def test_findings_and_readings_reach_callback_and_sinks(tmp_path: Path) -> None:
+    received: list[tuple[dict[str, float], int]] = []
     found: list[equipoise.Finding] = []
 
     class Ear:
         def log(self, values: dict[str, float], step: int) -> None:
-            heard.append((values, step))
+            received.append((values, step))
 
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with equipoise.watch(
         model,
@@ -155,8 +155,8 @@ def test_findings_and_readings_reach_whoever_asked(tmp_path: Path) -> None:
             loss = objective(model, batch)
             (loss * float("inf") if i else loss).backward()
             optimizer.step()
-    assert [step for _, step in heard] == [0, 1]
-    assert "loss" in heard[0][0] and "gradient.norm/head" in heard[0][0]
+    assert [step for _, step in received] == [0, 1]
+    assert "loss" in received[0][0] and "gradient.norm/head" in received[0][0]
     assert tuple(found) == handle.findings and found[0].step == 1
 
 
@@ -180,7 +180,7 @@ def test_a_padded_batch_through_a_torch_layer(tmp_path: Path) -> None:
 
 
 def test_a_block_alone_is_a_model_too(tmp_path: Path) -> None:
-    model = PatientBlock()
+    model = TinyBlock()
     with equipoise.watch(model, run=tmp_path / "a.eqp", every=1) as handle:
         model(torch.randn(2, 5, 16)).sum().backward()
         handle.step()

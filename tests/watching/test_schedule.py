@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.watching.schedule import Schedule
-from tests.watching.patients import Patient, batches, objective, trained
+from tests.watching.models import TinyModel, batches, objective, trained
 
 
 def sampled(schedule: Schedule, steps: int) -> list[int]:
@@ -49,9 +49,9 @@ def test_no_budget_changes_nothing() -> None:
     assert schedule.adapt(cost=100.0, plain=1.0) is None and schedule.interval == 3
 
 
-def test_what_was_dropped_is_said(tmp_path: Path) -> None:
+def test_a_longer_interval_is_reported(tmp_path: Path) -> None:
     _, handle = trained(
-        Patient, run=tmp_path / "a.eqp", steps=30, every=1, budget=0.001
+        TinyModel, run=tmp_path / "a.eqp", steps=30, every=1, budget=0.001
     )
     assert handle is not None
     run = equipoise.open_run(handle.path)
@@ -64,7 +64,7 @@ def test_what_was_dropped_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, checkpointed: bool) -> None:
     run = tmp_path / "a.eqp"
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = None
     for _ in range(2):

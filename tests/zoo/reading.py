@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.numerics.rows.statistics import row_statistics
 from tests.oracles import attention as oracle
 from tests.zoo.specimens import Specimen, padding
@@ -32,6 +32,7 @@ class Hearing:
     anatomy: Anatomy
     calls: list[Read] = field(default_factory=list)
     output: Any = None
+    gaps: Gaps = field(default_factory=Gaps)
 
     def __call__(self, call: AttentionCall) -> None:
         name = self.anatomy.names[id(call.module)] if call.module else ""
@@ -54,7 +55,7 @@ def _rows(call: AttentionCall) -> oracle.Rows:
 def hear(model: nn.Module, batch: dict[str, Any]) -> Hearing:
     """Run the model once with the interceptor on."""
     hearing = Hearing(anatomy_of(model))
-    with Interceptor(hearing.anatomy, hearing):
+    with Interceptor(hearing.anatomy, hearing, gaps=hearing.gaps):
         hearing.output = model(**batch)
     return hearing
 

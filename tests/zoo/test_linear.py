@@ -40,7 +40,7 @@ class Seen(Oddly):
 def test_linear_attention_is_named_and_not_read(kind: type[Oddly]) -> None:
     heard = hear(kind(), {"x": X})
     assert not heard.calls
-    assert "linear attention" in heard.anatomy.noticed[""]
+    assert "linear attention" in heard.gaps.unread[""]
 
 
 class BothWays(Oddly):
@@ -66,7 +66,7 @@ def test_two_softmaxes_that_are_not_multiplied_are_read(
     kind: type[Oddly], calls: int
 ) -> None:
     heard = hear(kind(), {"x": X})
-    assert len(heard.calls) == calls and not heard.anatomy.noticed
+    assert len(heard.calls) == calls and not heard.gaps.unread
 
 
 class Fused(Oddly):
@@ -120,4 +120,4 @@ class SampledAttention(nn.Module):
 def test_what_is_called_attention_and_mixes_nothing_we_see_is_named() -> None:
     heard = hear(nn.Sequential(SampledAttention()), {"input": X})
     assert not heard.calls
-    assert "sampled" in heard.anatomy.noticed["0"]
+    assert "sampled" in heard.gaps.unread["0"]

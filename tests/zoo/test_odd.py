@@ -88,7 +88,7 @@ def test_slots_that_compete_are_named_as_unread() -> None:
 
     heard = hear(Slots(), {"x": X})
     assert not heard.calls
-    assert "another axis" in heard.anatomy.noticed[""]
+    assert "another axis" in heard.gaps.unread[""]
 
 
 def test_overwritten_scores_are_named_as_unread() -> None:
@@ -102,4 +102,4 @@ def test_overwritten_scores_are_named_as_unread() -> None:
     with torch.no_grad():
         heard = hear(Careless(), {"x": X})
     assert not heard.calls
-    assert "overwritten" in heard.anatomy.noticed[""]
+    assert "overwritten" in heard.gaps.unread[""]

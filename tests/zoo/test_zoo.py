@@ -36,7 +36,7 @@ def test_reads_what_the_reference_reads(
             specimen, specimen.build(plainest(specimen, implementation)), batch
         )
     assert len(heard.calls) == len(truth) == specimen.calls
-    assert not heard.anatomy.noticed
+    assert not heard.gaps.unread
     worst = [deviation(r.rows, t) for r, t in zip(heard.calls, truth, strict=True)]
     assert max(max(w.values()) for w in worst) < TOLERANCE, worst
 

@@ -18,7 +18,7 @@ from equipoise.anatomy.multihead import FastPaths
 from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
 from equipoise.anatomy.sdpa import is_nested, padded, sdpa_call
 from equipoise.anatomy.sharding import local_part, sharded_axes
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, SoftmaxFlow
 
 Listener = Callable[[AttentionCall], None]
@@ -46,14 +46,20 @@ class Interceptor(TorchFunctionMode):
     """While active, hands every attention call to a listener after it has run.
 
     ``guarded`` wraps what we do between the model's calls, so that a mistake of ours
-    stays ours. What is seen but cannot be read goes to ``anatomy.noticed``, by name.
+    stays ours. What is seen but cannot be read goes to ``gaps``, by name.
     """
 
     def __init__(
-        self, anatomy: Anatomy, listener: Listener, *, guarded: Any = _as_it_is
+        self,
+        anatomy: Anatomy,
+        listener: Listener,
+        *,
+        guarded: Any = _as_it_is,
+        gaps: Gaps | None = None,
     ) -> None:
         super().__init__()
         self._anatomy = anatomy
+        self.gaps = Gaps() if gaps is None else gaps
         self._sites = {id(site.module) for site in anatomy.attention}
         self._listener = listener
         self._flow = SoftmaxFlow(listener, self._miss)
@@ -129,9 +135,9 @@ class Interceptor(TorchFunctionMode):
 
     def _miss(self, who: Caller, reason: str) -> None:
         if reason == CONVOLUTION:  # a module that convolves may attend as well
-            self._anatomy.lacks(who.name, reason)
+            self.gaps.add_partial(who.name, reason)
         else:
-            self._anatomy.noticed.setdefault(who.name, reason)
+            self.gaps.unread.setdefault(who.name, reason)
 
 
 def _here(x: Any) -> Any:

@@ -122,6 +122,22 @@ class AttentionSite:
     """From a family's table; otherwise guessed, or found only by its calls."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What was met in one forward pass and could not be read, by site."""
+
+    unread: dict[str, str] = field(default_factory=dict)
+    """Sites whose calls were seen and could not be read: name → reason."""
+    partial: dict[str, list[str]] = field(default_factory=dict)
+    """Sites that are read except for something: name → what, and why."""
+
+    def add_partial(self, site: str, why: str) -> None:
+        """Name once what cannot be read of a site that is read otherwise."""
+        known = self.partial.setdefault(site, [])
+        if why not in known:
+            known.append(why)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
     """Everything the probes need to know about one model instance."""
@@ -142,16 +158,6 @@ class Anatomy:
     family: str = ""
     guessed: tuple[str, ...] = field(default=())
     """What was guessed rather than declared, in words for the user."""
-    noticed: dict[str, str] = field(default_factory=dict)
-    """Calls that were seen but could not be read, as they are met: name → reason."""
-    partly: dict[str, list[str]] = field(default_factory=dict)
-    """Sites that are read but for something, as they are met: name → what, and why."""
-
-    def lacks(self, site: str, why: str) -> None:
-        """Note once what cannot be read of a site that is read otherwise."""
-        known = self.partly.setdefault(site, [])
-        if why not in known:
-            known.append(why)
 
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the site of a module, if it is one we expected."""

@@ -7,7 +7,7 @@ from types import CodeType
 
 from torch import nn
 
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Gaps
 
 # Attention implementations of Hugging Face whose kernels return no scores.
 FLASH = ("flash", "sage", "paged", "kernels-community")
@@ -24,35 +24,36 @@ NONE_AT_ALL = (
 )
 
 
-def unread(anatomy: Anatomy, read: Container[str]) -> dict[str, str]:
+def unread(
+    anatomy: Anatomy, read: Container[str], gaps: Gaps | None = None
+) -> dict[str, str]:
     """Return every attention site that was not read: name → why.
 
     ``read`` are the names of sites whose calls were read in a step. Calls that were
-    seen outside any known site, and could not be read, are listed as well.
+    seen outside any known site and could not be read, the step's ``gaps``, are listed
+    as well.
     """
     missing = [site for site in anatomy.attention if site.name not in read]
     reasons = {site.name: _reason(site.module) for site in missing}
-    noticed = {n: why for n, why in anatomy.noticed.items() if n not in read}
-    return {**reasons, **noticed}
+    seen = gaps.unread if gaps is not None else {}
+    return {**reasons, **{n: why for n, why in seen.items() if n not in read}}
 
 
 def unread_in_step(
-    anatomy: Anatomy, ran: Collection[str], read: Collection[str]
+    anatomy: Anatomy, ran: Collection[str], read: Collection[str], gaps: Gaps
 ) -> dict[str, str]:
-    """Return what ran in a step, and was neither read nor reported: name → why.
+    """Return the guessed sites that ran in a step and were not read: name → why.
 
-    Declared sites are not among them: for them that is an error. Nor is a guess whose
+    Declared sites are not among them: those must be read. Nor is a guess whose
     attention was read in a module inside it, or around it.
     """
-    if not read and not anatomy.attention and not anatomy.noticed:
+    if not read and not anatomy.attention and not gaps.unread:
         return {"": NONE_AT_ALL}
     guessed = [s for s in anatomy.attention if not s.declared and s.name in ran]
-    return {
-        s.name: _reason(s.module) for s in guessed if not _read_nearby(s.name, read)
-    }
+    return {s.name: _reason(s.module) for s in guessed if not _covered(s.name, read)}
 
 
-def _read_nearby(site: str, read: Collection[str]) -> bool:
+def _covered(site: str, read: Collection[str]) -> bool:
     around = [name for name in read if name and f"{site}.".startswith(f"{name}.")]
     return site in read or bool(around) or any(n.startswith(f"{site}.") for n in read)
 

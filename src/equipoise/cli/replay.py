@@ -28,20 +28,22 @@ def command(
     batch, the random state and the weights; and your function that builds the model.
     """
     # Here, not above: --help must not load torch.
-    from equipoise.watching import options, replay
+    from equipoise.watching.nonfinite import first_bad_module
+    from equipoise.watching.options import preset_probes
+    from equipoise.watching.replay import NEEDED, bundles, load_step, measure
 
-    saved = replay.bundles(run)
+    saved = bundles(run)
     if not saved:
-        raise RunFileError(f"{run}: no step of it was saved; {replay.NEEDED}")
+        raise RunFileError(f"{run}: no step of it was saved; {NEEDED}")
     if step is not None and step not in saved:
         raise RunFileError(f"{run}: step {step} was not saved; there are {list(saved)}")
     chosen = max(saved) if step is None else step
     network = built(model)
-    batch = replay.loaded(saved[chosen], network)
-    origin = replay.first_bad_module(network, batch)
+    batch = load_step(saved[chosen], network)
+    origin = first_bad_module(network, batch)
     summary = "every output is finite" if origin is None else origin.sentence
     typer.echo(f"step {chosen} of {run}: {summary}")
-    table = replay.measured(network, batch, options.probes("minimal"))
+    table = measure(network, batch, preset_probes("minimal"))
     for quantity, sites in table.items():
         for site, cell in sites.items():
             numbers = " ".join(f"{value:.4g}" for value in cell.values)

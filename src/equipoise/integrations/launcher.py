@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
 from equipoise.watching import Watch, watch
-from equipoise.watching.options import chosen
+from equipoise.watching.options import read_options
 
 
 def launched(
@@ -42,14 +42,14 @@ def launched(
     """
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
-    chosen(options)  # now, and not in the middle of the training
+    read_options(options)  # now, and not in the middle of the training
     handles: list[Watch] = []
     try:
         with _arguments(script, arguments), _watching(handles, run, options):
             with _as_alone():
                 runpy.run_path(str(script), run_name="__main__")
     finally:
-        mine = [Path(handle.path) for handle in handles if handle.speaks]
+        mine = [Path(handle.path) for handle in handles if handle.first_rank]
         if mine or not handles:  # of many ranks, the one that writes also reports
             report(mine)
     return [Path(handle.path) for handle in handles]

@@ -1,32 +1,28 @@
-"""What each head's attention looks like: sensitivity, logits, entropy, sinks.
+"""Attention rows: per head the sensitivity θ, logits, entropy and sinks.
+
+Quantiles of several ranks' rows come from counts of θ in fixed bins, which add up where
+quantiles do not. Bins are even in the angle a of θ = sin²(πa/2): the widest, at θ = ½,
+is π/2/BINS; at both ends, where heads that saturate or stay undecided differ, they are
+narrow.
 
 Axes, in this file:  B batch · H head · Q query · N row, of all sequences · C column ·
-b, h, q, k the part of one piece.
-
-θ in fixed bins: counts of several ranks add up where their quantiles do not.
-
-Axes, in this file:  H head · N row · Z bin.
-
-Bins are even in the angle a of θ = sin²(πa/2): the widest, at θ = ½, is π/2/BINS; at
-both ends, where heads that saturate or stay undecided are told apart, they are narrow.
+Z bin · b, h, q, k the part of one piece.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.quantiles import nan_quantiles
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
-from equipoise.probes.capture import Emit, Guarded, How
+from equipoise.probes.protocols import Emit, How
 
 BINS = 512
 HISTOGRAM = "attention.theta.histogram"
@@ -107,7 +103,7 @@ MEANS = {
 class AttentionRows:
     """Emit per head θ quantiles, max logit, entropy and sink mass of one call.
 
-    Rows with fewer than two visible keys say nothing about selection (their θ is 0 by
+    Rows with fewer than two visible keys carry no selection (their θ is 0 by
     construction) and are left out, as are the rows of padding; how many is a reading of
     its own.
     """
@@ -115,11 +111,6 @@ class AttentionRows:
     name: str = "attention"
     ranks: int = 1
     """Over how many ranks the rows are spread."""
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         rows = _rows(call)
@@ -143,9 +134,7 @@ class AttentionRows:
             emit(site, f"attention.theta.{name}", theta_H, how=ENDS.get(name, "last"))
         if self.ranks > 1:
             emit(site, HISTOGRAM, theta_histogram(theta_HN), how="sum")
-        mean_H = theta_HN.nanmean(-1)
-        emit(site, "attention.theta.mean", mean_H, how="mean")
-        emit(site, "attention.theta.lower", mean_H, how="mean")
+        emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
 
 
 def _rows(call: AttentionCall) -> RowStatistics:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.protocols import Emit, Guarded
 
 
 @dataclass(slots=True)

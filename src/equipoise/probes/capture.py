@@ -1,26 +1,21 @@
-"""Attach probes to a model for the length of one forward pass, and leave no trace.
+"""Capture one forward pass: attach probes to a model, and collect what they emit.
 
-A probe listens in one or more ways: to modules, through hooks it registers; to
-attention calls, which the interceptor hands to it while the model runs; to gradients,
-once a backward pass is over; to weights, once the optimiser has moved them.
-
-How a probe hands over what it measured.
-
-The one place where an exception of ours meets the user's loop.
-
-Which sites ran and which were heard, and by which name a call is filed.
+A probe reads in one or more ways: modules, through hooks it registers; attention calls,
+which the interceptor hands to it while the model runs; gradients, once a backward pass
+is over; weights, once the optimiser has moved them. It hands over small tensors, which
+the collector moves off the device once. ``Boundary`` is the one place where an
+exception of ours meets the user's loop.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
@@ -28,51 +23,50 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.sharding import Parts
+from equipoise.anatomy.sites import Anatomy, Gaps
+from equipoise.probes.protocols import (
+    AttentionProbe,
+    Emit,
+    Guarded,
+    Hook,
+    How,
+    ModuleProbe,
+    Probe,
+)
 from equipoise.probes.window import Window
-
-How = Literal["mean", "max", "min", "sum", "norm", "last"]
-"""How values of several ranks, or of several calls in a step, become one.
-
-``norm``: the ranks hold parts of one vector, whose norm is √Σ‖part‖²; of several calls
-the last counts, because it saw the sum.
-"""
-
-
-class Emit(Protocol):
-    """Takes small, detached tensors, still on the device."""
-
-    def __call__(
-        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
-    ) -> None: ...
-
 
 log = logging.getLogger("equipoise")
 
-Hook = Callable[..., None]
+
+@dataclass(kw_only=True)
+class WithAnatomy:
+    """For probes that need the anatomy once a call or an update arrives."""
+
+    _anatomy: Anatomy | None = None
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
+        yield from ()
 
 
 @dataclass(slots=True)
 class Boundary:
-    """Runs what is ours: no_grad, out of autocast, silent after its first failure."""
+    """Runs what is ours: no_grad, out of autocast, never again after it failed."""
 
     strict: bool = False
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered around every call: whoever keeps the account of what we cost."""
+    """Entered around every call: measures what we cost."""
     failed: dict[str, BaseException] = field(default_factory=dict)
-    """Name → what it died of. What failed stays silent from then on."""
+    """Name → its exception. What failed is not called again."""
 
     def guarded(self, name: str, hook: Hook) -> Hook:
-        """Return the hook, safe to call from somebody else's training loop."""
+        """Return the hook, safe to call from the user's training loop."""
 
         def call(*args: Any, **kwargs: Any) -> None:
-            # Traced into somebody's compiled code, a hook must add nothing to it.
-            if (
-                torch.compiler.is_compiling()
-                or inside_torch_func()
-                or name in self.failed
-            ):
+            # Traced into the user's compiled code, a hook must add nothing to it.
+            if torch.compiler.is_compiling() or inside_torch_func() or name in self.failed:
                 return
             try:
                 with self.around(), torch.no_grad(), _full_precision():
@@ -88,7 +82,7 @@ class Boundary:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Leave the patient's autocast: a measurement is made in the dtype it asks for."""
+    """Leave the model's autocast: a measurement is made in the dtype it asks for."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -96,90 +90,108 @@ def _full_precision() -> Iterator[None]:
         yield
 
 
-class Guarded(Protocol):
-    """Makes a hook safe: no_grad, no autocast, its exceptions kept from the loop."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The values of one quantity at one site, on the host."""
 
-    def __call__(self, hook: Hook) -> Hook: ...
-
-
-@runtime_checkable
-class Probe(Protocol):
-    """Something that listens to a model and emits small tensors.
-
-    ``attach`` is called when the measured forward pass begins and yields one handle per
-    hook as soon as the hook exists; all are off again when that pass ends. Every hook
-    goes through ``guarded``. What must be heard in the backward pass is a hook on a
-    tensor of the graph, which dies with the graph.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]: ...
+    values: tuple[float, ...]
+    how: How
+    first: int = 0
+    """Which head the first value is of: tensor parallelism gives a rank some heads."""
 
 
-@runtime_checkable
-class AttentionProbe(Probe, Protocol):
-    """A probe that is also handed every attention call."""
-
-    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None: ...
-
-
-@runtime_checkable
-class GradientProbe(Probe, Protocol):
-    """A probe that also looks after each backward pass, before anybody clips.
-
-    By then DDP and FSDP have reduced; ``scale`` is the factor of a GradScaler, which
-    the gradients still carry.
-    """
-
-    def on_gradients(
-        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
-    ) -> None: ...
-
-
-@runtime_checkable
-class UpdateProbe(Probe, Protocol):
-    """A probe that also looks once the optimiser has moved the weights."""
-
-    def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
-
-
-@runtime_checkable
-class SharingProbe(Probe, Protocol):
-    """A probe that also reads what no rank holds whole.
-
-    ``begin`` is called once on every rank, outside any pass, where asking the others is
-    allowed, and returns how many numbers to make room for. ``parts`` are what this rank
-    adds to the one exchange of a sampled step; ``on_parts`` is handed every rank's, the
-    same on all of them.
-    """
-
-    def begin(self, anatomy: Anatomy) -> int: ...
-
-    def parts(self) -> Parts: ...
-
-    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None: ...
+Table = dict[str, dict[str, Cell]]
+"""quantity → site → values."""
 
 
 @dataclass(slots=True)
-class Heard:
+class _Emitted:
+    values: Tensor
+    how: How
+    by_head: bool
+    count: int = 1
+
+
+class Collector:
+    """Collects what probes emit, by (quantity, site), in order of first emission."""
+
+    def __init__(self, gaps: Gaps | None = None) -> None:
+        self._emitted: dict[tuple[str, str], _Emitted] = {}
+        self.gaps = Gaps() if gaps is None else gaps
+
+    def __call__(
+        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
+    ) -> None:
+        new = values.detach().reshape(-1)
+        old = self._emitted.get((quantity, site))
+        if old is None:
+            self._emitted[quantity, site] = _Emitted(new, how, values.ndim > 0)
+            return
+        old.values, old.count = _combine(old, new), old.count + 1
+
+    def not_read(self, site: str, why: str) -> None:
+        self.gaps.add_partial(site, why)
+
+    def pop(self, first_heads: Mapping[str, int] | None = None) -> Table:
+        """Return everything collected, with one transfer, and start afresh.
+
+        ``first_heads`` names the sites of which this rank holds later heads only.
+        """
+        firsts = first_heads or {}
+        emitted, self._emitted = self._emitted, {}
+        numbers = to_host([cell.values for cell in emitted.values()])
+        table: Table = {}
+        pairs = zip(emitted.items(), numbers, strict=True)
+        for ((quantity, site), cell), values in pairs:
+            first = firsts.get(site, 0) if cell.by_head else 0
+            table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
+        return table
+
+
+def _combine(old: _Emitted, new: Tensor) -> Tensor:
+    """Return two samples of one step as one."""
+    if old.how == "max":
+        return torch.maximum(old.values, new)
+    if old.how == "min":
+        return torch.minimum(old.values, new)
+    if old.how == "sum":
+        return old.values + new
+    if old.how == "mean":
+        return old.values + (new - old.values) / (old.count + 1)
+    return new
+
+
+def to_host(tensors: Iterable[Tensor]) -> list[tuple[float, ...]]:
+    """Return the numbers of many small tensors with one transfer per device."""
+    tensors = list(tensors)
+    out: list[tuple[float, ...]] = [()] * len(tensors)
+    for device in {t.device for t in tensors}:
+        here = [i for i, t in enumerate(tensors) if t.device == device]
+        packed = torch.cat([tensors[i].reshape(-1).to(torch.float64) for i in here])
+        parts = torch.split(packed.cpu(), [tensors[i].numel() for i in here])
+        for i, part in zip(here, parts, strict=True):
+            out[i] = tuple(part.tolist())
+    return out
+
+
+@dataclass(slots=True)
+class PassCoverage:
     """What one sampled step showed of each attention site, by name."""
 
-    passed: bool = False
-    """Whether a forward pass began while we listened."""
+    started: bool = False
+    """Whether a forward pass began while probes were attached."""
     ran: set[str] = field(default_factory=set)
-    """Sites whose forward ran to its end: one that raised had no chance to speak."""
-    attention: set[str] = field(default_factory=set)
+    """Sites whose forward ran to its end: one that raised could not be read."""
+    read: set[str] = field(default_factory=set)
     """Sites whose attention was read."""
+    gaps: Gaps = field(default_factory=Gaps)
+    """What was met and could not be read."""
     first_heads: dict[str, int] = field(default_factory=dict)
     """Of the sites whose first heads other ranks hold: which head is the first here."""
 
     def attach(self, anatomy: Anatomy) -> Iterator[RemovableHandle]:
         """Yield one hook per expected site, which notes that it ran."""
-        self.passed = True
+        self.started = True
         for site in anatomy.attention:
             yield hooks.after(site.module, _note(self.ran, site.name))
 
@@ -191,66 +203,69 @@ def _note(names: set[str], name: str) -> Callable[..., None]:
     return note
 
 
-class AttentionTap:
-    """Hands each attention call to the listeners, under its caller's name."""
+class CallDispatcher:
+    """Hands each attention call to the probes, under its caller's name."""
 
     def __init__(
         self,
         anatomy: Anatomy,
-        listeners: Sequence[Callable[..., None]],
+        listeners: Sequence[Hook],
         emit: Emit,
         *,
-        heard: Heard,
+        coverage: PassCoverage,
     ) -> None:
         self._anatomy, self._listeners, self._emit = anatomy, listeners, emit
         self._calls: dict[str, int] = {}
-        self._heard_sites, self._first_heads = heard.attention, heard.first_heads
+        self._coverage = coverage
 
     def interceptor(self, guarded: Callable[..., Any]) -> Interceptor:
-        return Interceptor(self._anatomy, self._heard, guarded=guarded)
+        gaps = self._coverage.gaps
+        return Interceptor(self._anatomy, self._dispatch, guarded=guarded, gaps=gaps)
 
-    def _heard(self, call: AttentionCall) -> None:
+    def _dispatch(self, call: AttentionCall) -> None:
         site = self._site(call)
         if 0 in call.shape:  # a batch without rows
             return
         if part := head_split(call.module).part:
-            self._first_heads[site] = part * call.shape[1]
+            self._coverage.first_heads[site] = part * call.shape[1]
         for listener in self._listeners:
             listener(site, call, self._emit)
 
     def _site(self, call: AttentionCall) -> str:
-        """Return the caller's name; shared layers are told apart by call number."""
+        """Return the caller's name; the calls of a shared layer are numbered."""
         name = self._anatomy.names.get(id(call.module), "") if call.module else ""
-        self._heard_sites.add(name)
+        self._coverage.read.add(name)
         number = self._calls[name] = self._calls.get(name, -1) + 1
         return f"{name}#{number}" if number else name
 
 
 @contextmanager
-def listening(
+def capturing(
     probes: Iterable[Probe],
     anatomy: Anatomy,
     emit: Emit,
     *,
     boundary: Boundary,
-    heard: Heard | None = None,
+    coverage: PassCoverage | None = None,
 ) -> Iterator[None]:
     """Attach every probe now; detach every hook, whatever happens inside the block.
 
-    Handles are taken one by one, so a probe that fails half-way through ``attach``
+    Handles are registered one by one, so a probe that fails half-way through ``attach``
     leaves nothing behind either.
     """
-    heard = heard or Heard()
-    living = [probe for probe in probes if probe.name not in boundary.failed]
-    tap = AttentionTap(anatomy, _listeners(living, boundary), emit, heard=heard)
+    coverage = coverage or PassCoverage()
+    working = [probe for probe in probes if probe.name not in boundary.failed]
+    listeners = _listeners(working, boundary)
+    dispatcher = CallDispatcher(anatomy, listeners, emit, coverage=coverage)
     with ExitStack() as stack:
-        for probe in living:
-            attach = boundary.guarded(probe.name, _attach)
-            attach(probe, anatomy, emit, boundary, stack)
-        for handle in heard.attach(anatomy):
+        for probe in working:
+            if isinstance(probe, ModuleProbe):
+                attach = boundary.guarded(probe.name, _attach)
+                attach(probe, anatomy, emit, boundary, stack)
+        for handle in coverage.attach(anatomy):
             stack.callback(handle.remove)
         guarded = partial(boundary.guarded, "interception")
-        stack.enter_context(tap.interceptor(guarded))
+        stack.enter_context(dispatcher.interceptor(guarded))
         yield
 
 
@@ -262,7 +277,7 @@ def attached(
     *,
     boundary: Boundary,
     only_training: bool = False,
-    heard: Heard | None = None,
+    coverage: PassCoverage | None = None,
     traced: Callable[[], object] | None = None,
 ) -> Iterator[Window]:
     """Measure the next forward pass within the block, and nothing else.
@@ -270,7 +285,7 @@ def attached(
     ``traced`` is called, while it is compiled, by a function that calls the model.
     """
     opening = partial(
-        listening, list(probes), anatomy, emit, boundary=boundary, heard=heard
+        capturing, list(probes), anatomy, emit, boundary=boundary, coverage=coverage
     )
     window = Window(anatomy.model, opening, only_training=only_training, traced=traced)
     with window.installed():
@@ -278,7 +293,11 @@ def attached(
 
 
 def _attach(
-    probe: Probe, anatomy: Anatomy, emit: Emit, boundary: Boundary, stack: ExitStack
+    probe: ModuleProbe,
+    anatomy: Anatomy,
+    emit: Emit,
+    boundary: Boundary,
+    stack: ExitStack,
 ) -> None:
     for handle in probe.attach(anatomy, emit, partial(boundary.guarded, probe.name)):
         stack.callback(handle.remove)

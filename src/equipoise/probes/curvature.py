@@ -1,8 +1,6 @@
-"""How sharp the loss is where training stands, against what its step size allows.
+"""Curvature of the loss at the present weights, against what the step size allows.
 
 Axes, in this file:  N every trainable parameter, flat.
-
-What an optimiser multiplies each gradient by, from its own state.
 """
 
 import math
@@ -29,15 +27,15 @@ from equipoise.numerics.edge_of_stability import (
 from equipoise.numerics.hessian_products import HessianProduct
 from equipoise.numerics.spectra.estimate import Estimate, Search
 from equipoise.numerics.spectra.extremes import top_eigenvalues
-from equipoise.probes.capture import Emit, Guarded
 from equipoise.probes.logits import output_logits
+from equipoise.probes.protocols import Emit, Guarded
 from equipoise.probes.stored_batch import (
     CrossEntropy,
-    HeldBatch,
+    StoredBatch,
     batch_length,
     cut,
-    held,
-    recovered,
+    recover_cross_entropy,
+    store_batch,
 )
 
 ADAMS = ("Adam", "AdamW")
@@ -67,16 +65,16 @@ def step_scale(
         id(p): a for group, a in _allowed(optimizer, kind) for p in group["params"]
     }
     groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
-    held = [name for name, p in parameters.items() if id(p) in allowed]
-    if not held:
+    known = [name for name, p in parameters.items() if id(p) in allowed]
+    if not known:
         raise InputError("the optimiser holds none of this model's parameters")
-    least = min(allowed[id(parameters[name])] for name in held)
+    least = min(allowed[id(parameters[name])] for name in known)
     if math.isinf(least):
         raise InputError("every step size of the optimiser is 0: nothing can overshoot")
     scales = {
         name: (least / allowed[id(parameters[name])])
         * _inverse(optimizer, kind, parameters[name], groups[id(parameters[name])])
-        for name in held
+        for name in known
     }
     idle = {
         name: torch.zeros((), dtype=p.dtype, device=p.device)
@@ -129,10 +127,10 @@ def _inverse(
         if not parameter.requires_grad or parameter.grad is None:
             return torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         raise InputError("Adam has not taken a step: it has no second moment yet")
-    whole: Tensor = getattr(second, "full_tensor", lambda: second)()
+    full: Tensor = getattr(second, "full_tensor", lambda: second)()
     betas = tuple(float(beta) for beta in group["betas"])
     scale = adam_scale(
-        whole.detach(),
+        full.detach(),
         step=float(state["step"]),
         betas=(betas[0], betas[1]),
         eps=float(group["eps"]),
@@ -149,10 +147,10 @@ SHARDED = (
 
 @dataclass(slots=True)
 class Sharpness:
-    """Emit λ_max of the held batch's Hessian in the optimiser's own coordinates.
+    """Emit λ_max of the stored batch's Hessian in the optimiser's own coordinates.
 
-    The first sampled batch is held for the whole run, so that readings compare. The
-    model is differentiated as a twin, in evaluation mode: its random state, gradients
+    The first sampled batch is stored for the run, so that readings compare. The
+    model is differentiated as a copy, in evaluation mode: its random state, gradients
     and buffers are not touched. With several ranks each reads its own batch.
     """
 
@@ -160,7 +158,7 @@ class Sharpness:
     every: int = 10
     """Read at one in so many sampled steps."""
     samples: int = 8
-    """Of the held batch."""
+    """Of the stored batch."""
     search: Search = Search(tolerance=0.05, at_most=16)
     memory: int = 8
     """Vectors of the size of the model."""
@@ -168,8 +166,8 @@ class Sharpness:
     """Models with more parameters are not read."""
     _count: int = -1
     _due: bool = False
-    _batch: HeldBatch | None = None
-    _heard: tuple[Any, Any, Tensor, Tensor] | None = None
+    _batch: StoredBatch | None = None
+    _captured: tuple[Any, Any, Tensor, Tensor] | None = None
     _start: Tensor | None = None
     _anatomy: Anatomy | None = None
     _call: tuple[Any, Any] = field(default=((), {}))
@@ -179,15 +177,15 @@ class Sharpness:
     ) -> Iterator[RemovableHandle]:
         self._anatomy, self._count = anatomy, self._count + 1
         self._due = self._count % self.every == 0
-        if self._batch is None and self._readable(anatomy):
+        if self._batch is None and self._readable(anatomy, emit):
             listen = guarded(partial(self._forward, guarded))
             yield hooks.after(anatomy.model, listen, with_kwargs=True)
 
-    def _readable(self, anatomy: Anatomy) -> bool:
+    def _readable(self, anatomy: Anatomy, emit: Emit) -> bool:
         weights = list(anatomy.model.parameters())
         small = sum(p.numel() for p in weights) <= self.largest
         if any(is_sharded(p) for p in weights):
-            anatomy.lacks("", SHARDED)
+            emit.not_read("", SHARDED)
             return False
         return small
 
@@ -195,7 +193,7 @@ class Sharpness:
         self, guarded: Guarded, module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> None:
         if isinstance(getattr(output, "loss", None), Tensor):
-            self._hold(args, kwargs, None)
+            self._store(args, kwargs, None)
             return
         z = output_logits(output)
         if z is not None and z.requires_grad and z.ndim >= 2:
@@ -206,26 +204,26 @@ class Sharpness:
 
         What the loss was is asked later: a look at a number here stops the device.
         """
-        if self._batch is None and self._heard is None:
+        if self._batch is None and self._captured is None:
             call = (args, dict(kwargs))
-            kept = cut(call, slice(None), length=batch_length(call))
-            self._heard = (*kept, z, g.clone())
+            copied = cut(call, slice(None), length=batch_length(call))
+            self._captured = (*copied, z, g.clone())
 
-    def _settle(self) -> None:
-        """Hold what was heard, if its loss is one that we know."""
-        if self._heard is None:
+    def _store_captured(self) -> None:
+        """Store what was captured, if its loss is one that we know."""
+        if self._captured is None:
             return
-        (args, kwargs, z, g), self._heard = self._heard, None
-        entropy = recovered(z, g)
+        (args, kwargs, z, g), self._captured = self._captured, None
+        entropy = recover_cross_entropy(z, g)
         if entropy is not None:
-            self._hold(args, kwargs, entropy)
+            self._store(args, kwargs, entropy)
 
-    def _hold(self, args: Any, kwargs: Any, entropy: CrossEntropy | None) -> None:
-        self._batch = held(args, kwargs, entropy, at_most=self.samples)
+    def _store(self, args: Any, kwargs: Any, entropy: CrossEntropy | None) -> None:
+        self._batch = store_batch(args, kwargs, entropy, at_most=self.samples)
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Read the curvature at the weights that the step has just made."""
-        self._settle()
+        self._store_captured()
         if self._batch is None or self._anatomy is None or not self._due:
             return
         self._due = False

@@ -1,23 +1,23 @@
-"""How strongly a layer's projections act, read while the weights are whole.
+"""Gain of a layer's projections: their norms and products, per site and per head.
 
 Axes, in this file:  H head · G key-value head · R head width · D model width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.projections import held_here, is_whole
 from equipoise.anatomy.sites import Anatomy, Projections
 from equipoise.numerics.spectra.head_products import head_product_norms
 from equipoise.numerics.spectra.tracking import tracked_norm
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import WithAnatomy
+from equipoise.probes.protocols import Emit
 from equipoise.probes.sharded_norms import ALONE, LETTERS, ShardedNorms
 from equipoise.probes.sharding import Parts
 
@@ -26,7 +26,7 @@ Letter = Literal["q", "k", "v", "o"]
 
 
 @dataclass(slots=True)
-class ProjectionGain:
+class ProjectionGain(WithAnatomy):
     """Emit G = ‖W_O‖₂‖W_Q‖₂‖W_K‖₂‖W_V‖₂ of each attention site (Emadi 2026, §6).
 
     The vectors of the last sample start the next: weights move little between samples.
@@ -36,22 +36,15 @@ class ProjectionGain:
     name: str = "gain"
     ranks: int = 1
     """How many watch together."""
-    _anatomy: Anatomy | None = None
     _start: Start = field(default_factory=dict)
     _sharded: ShardedNorms = field(default_factory=ShardedNorms)
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_of(self._anatomy, call)
         if projections is None:
             return
         if not is_whole(projections):
-            self._share(site, projections)
+            self._share(site, projections, emit)
             return
         norms = []
         for letter in LETTERS:
@@ -64,28 +57,27 @@ class ProjectionGain:
         return self._sharded.begin(anatomy)
 
     def parts(self) -> Parts:
-        return self._sharded.taken()
+        return self._sharded.pop()
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
-        self._sharded.joined(ranks, emit)
+        self._sharded.read(ranks, emit)
 
     def _norm(self, site: str, letter: str, matrix: Tensor) -> Tensor:
         start = self._start.get((site, letter))
         norm, self._start[site, letter] = tracked_norm(matrix, start=start)
         return norm
 
-    def _share(self, site: str, projections: Projections) -> None:
-        assert self._anatomy is not None
+    def _share(self, site: str, projections: Projections, emit: Emit) -> None:
         if self.ranks == 1:
-            self._anatomy.lacks(site, ALONE)
+            emit.not_read(site, ALONE)
             return
         why = self._sharded.add(site, projections, partial(self._norm, site))
         if why is not None:
-            self._anatomy.lacks(site, why)
+            emit.not_read(site, why)
 
 
 @dataclass(slots=True)
-class HeadProducts:
+class HeadProducts(WithAnatomy):
     """Emit per head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂: what the scores and the values see.
 
     The product of the factors' norms, which G uses, can exceed these by far; a head
@@ -93,14 +85,7 @@ class HeadProducts:
     """
 
     name: str = "heads"
-    _anatomy: Anatomy | None = None
     _start: Start = field(default_factory=dict)
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_here(self._anatomy, call)
@@ -124,6 +109,6 @@ def projections_of(anatomy: Anatomy | None, call: AttentionCall) -> Projections 
 def projections_here(
     anatomy: Anatomy | None, call: AttentionCall
 ) -> Projections | None:
-    """Return the maps of the heads that are on this rank, if they are whole."""
+    """Return the maps of the heads that are on this rank, if they are complete."""
     found = projections_of(anatomy, call)
     return None if found is None else held_here(found, call.shape[1])

@@ -1,18 +1,18 @@
-"""Gradient norms per layer, read when backward is over and nobody has clipped."""
+"""Gradient norms per layer, read after backward and before clipping."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sharding import local_part, piece, summand
-from equipoise.anatomy.sites import Anatomy, named
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import named
+from equipoise.probes.protocols import Emit
 from equipoise.probes.sharding import (
     Parts,
-    Sharer,
+    PartsProbe,
     is_partial,
     names,
     parts_by_rank,
@@ -30,12 +30,12 @@ NORM = "gradient.norm"
 
 
 @dataclass(slots=True)
-class GradientNorms(Sharer):
+class GradientNorms(PartsProbe):
     """Emit ‖∂loss/∂w‖₂ over the parameters of each block, and over the rest apart.
 
     Post-accumulate hooks would see a rank's own gradient before DDP averages it and
     FSDP shards it, and an optimiser's hook sees it clipped. Between the two, when
-    ``backward()`` returns, it is whole, reduced and untouched. The last micro-batch's
+    ``backward()`` returns, it is complete and reduced. The last micro-batch's
     reading stays, because ``grad`` holds the sum by then. Under sequence parallelism a
     norm's gradient is the sum of what the ranks hold: it travels, being small.
     """
@@ -44,15 +44,11 @@ class GradientNorms(Sharer):
     ranks: int = 1
     """Over how many ranks the parts will be put together."""
 
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
-
     def on_gradients(
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
     ) -> None:
         parts: dict[str, list[Tensor]] = {}
+        incomplete: set[str] = set()
         for number, (site, parameter) in enumerate(owned_parameters(anatomy)):
             if parameter.grad is None:
                 continue
@@ -60,9 +56,10 @@ class GradientNorms(Sharer):
             if not is_partial(parameter.grad):
                 norms.append(share(parameter.grad, self.ranks))
             elif not self._summed(f"{site}|{number}", parameter.grad, scale):
-                anatomy.lacks(site, SUMMED)
+                emit.not_read(site, SUMMED)
+                incomplete.add(site)
         for site, norms in parts.items():
-            if norms and SUMMED not in anatomy.partly.get(site, ()):
+            if norms and site not in incomplete:
                 norm = torch.linalg.vector_norm(torch.stack(norms))
                 emit(site, NORM, norm if scale is None else norm / scale, how="norm")
 
@@ -72,7 +69,7 @@ class GradientNorms(Sharer):
         if self.ranks == 1 or part.numel() > LARGEST_SUMMAND:
             return False
         part = part.float().clone() if scale is None else part.float() / scale
-        self._held.add(f"{name}|{place.part}", part, summand(gradient))
+        self._parts.add(f"{name}|{place.part}", part, summand(gradient))
         return True
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:

@@ -4,19 +4,19 @@ Axes, in this file:  B batch · H head · G key-value head · Q query · K key �
 width · E head width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Anatomy, Projections
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.anatomy.sites import Projections
+from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.gain import projections_here
-from equipoise.probes.sharding import Parts, Sharer, names, parts_by_rank
+from equipoise.probes.protocols import Emit
+from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 from equipoise.theory.lipschitz.forward import attend_captured
 from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.lipschitz.local import local_paths
@@ -32,7 +32,7 @@ QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
 
 
 @dataclass(slots=True)
-class LocalLipschitz(Sharer):
+class LocalLipschitz(PartsProbe, WithAnatomy):
     """Emit our local bound in block-∞ norm, the worst of some sampled queries.
 
     An estimate of the bound, because it looks at evenly spaced queries of the first
@@ -45,13 +45,6 @@ class LocalLipschitz(Sharer):
     """Queries to look at per call."""
     ranks: int = 1
     """How many watch together."""
-    _anatomy: Anatomy | None = None
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_here(self._anatomy, call)
@@ -73,7 +66,7 @@ class LocalLipschitz(Sharer):
         if not projections.q.local:
             emit(site, LIPSCHITZ, total_HQ.sum(0).amax(), how="max")
         elif self.ranks > 1:  # the sum over heads needs all of them
-            self._held.add(site, total_HQ.sum(0), head_split(call.module))
+            self._parts.add(site, total_HQ.sum(0), head_split(call.module))
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):

@@ -1,4 +1,10 @@
-"""The size of what the model says: output logits drift before the loss shows it."""
+"""Logits: the size of the model's output, and how mixture-of-experts routers choose.
+
+Output logits drift before the loss shows it; a router that sends all tokens to one
+expert has collapsed.
+
+Axes, in this file:  N token · E expert.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.sharding import is_sharded, local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.protocols import Emit, Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +30,12 @@ class OutputLogits:
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        listen = guarded(partial(_listen, emit))
-        # First: the window shuts with the model's own last hook.
+        listen = guarded(partial(_read_output, emit))
+        # First: the window closes with the model's own last hook.
         yield hooks.after(anatomy.model, listen)
 
 
-def _listen(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
+def _read_output(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
     logits = output_logits(output)
     if logits is None or not logits.numel():
         return
@@ -49,3 +55,43 @@ def output_logits(output: Any) -> Tensor | None:
     several = output if isinstance(output, tuple | list) else (output,)
     tensors = (v for v in several if isinstance(v, Tensor) and v.is_floating_point())
     return next((v for v in tensors if v.ndim >= 2), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """Emit the mean entropy of the router's choice and each expert's share."""
+
+    name: str = "router"
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        for site, (module, top_k) in anatomy.routers.items():
+            listen = guarded(partial(_read_router, emit, site, top_k))
+            yield hooks.after(module, listen)
+
+
+def _read_router(
+    emit: Emit, site: str, top_k: int, module: nn.Module, args: Any, output: Any
+) -> None:
+    logits = output[0] if isinstance(output, tuple) else output
+    logits_NE = logits.flatten(0, -2).to(torch.float32)
+    emit(site, "router.entropy", router_entropy(logits_NE), how="mean")
+    emit(site, "router.load", router_load(logits_NE, top_k=top_k), how="mean")
+
+
+def router_entropy(logits_NE: Tensor) -> Tensor:
+    """Return the mean over tokens of the entropy of softmax(logits), in nats."""
+    log_p_NE = logits_NE.log_softmax(-1)
+    return -(log_p_NE.exp() * log_p_NE).sum(-1).mean()
+
+
+def router_load(logits_NE: Tensor, *, top_k: int) -> Tensor:
+    """Return each expert's share of the N·k assignments; 1/E each when balanced."""
+    chosen_Nk = logits_NE.topk(top_k, dim=-1).indices
+    count_E = torch.zeros_like(logits_NE[0]).index_add_(
+        0,
+        chosen_Nk.flatten(),
+        torch.ones_like(chosen_Nk.flatten(), dtype=torch.float32),
+    )
+    return count_E / chosen_Nk.numel()

@@ -17,10 +17,9 @@ from equipoise.anatomy.sharding import WHOLE, Split, head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import head_error, norm_condition
-from equipoise.probes.capture import Emit, Guarded
-from equipoise.probes.inputs import at_inputs
-from equipoise.probes.norm_scales import EPSILONS
-from equipoise.probes.sharding import Parts, Sharer, names, parts_by_rank
+from equipoise.probes.hidden_states import EPSILONS, read_inputs
+from equipoise.probes.protocols import Emit, Guarded
+from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 from equipoise.theory import baek_v1 as v1
 from equipoise.theory import baek_v2 as v2
 
@@ -39,7 +38,7 @@ DRAWN = (
 
 
 @dataclass(slots=True)
-class NumericalFragility(Sharer):
+class NumericalFragility(PartsProbe):
     """Emit the published indicators and ours, for attention and for norms.
 
     ``precision.rms_error.bf16`` is the relative error of PV per head, on the first
@@ -49,19 +48,17 @@ class NumericalFragility(Sharer):
     name: str = "fragility"
     ranks: int = 1
     """How many watch together."""
-    _anatomy: Anatomy | None = None
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from at_inputs(anatomy.norms, partial(_norm, emit), guarded)
+        yield from read_inputs(anatomy.norms, partial(_norm, emit), guarded)
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        taken = _first_sequence(call)
-        if taken is None:
+        first = _first_sequence(call)
+        if first is None:
             return
-        q, k, v, visible = taken
+        q, k, v, visible = first
         eye = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device).expand(
             v.shape[0], -1, -1
         )
@@ -72,7 +69,7 @@ class NumericalFragility(Sharer):
         later = v2.attention_v2((q, k, v), visible_NK=visible)
         split = head_split(call.module)
         if split != WHOLE:  # the papers' are of all heads together
-            self._share(site, later, split)
+            self._share(site, later, split, emit)
             return
         _published_later(emit, site, later)
         rng = torch.Generator().manual_seed(0)
@@ -81,13 +78,12 @@ class NumericalFragility(Sharer):
         emit(site, "baek_v1.kappa_score", v1.kappa_score(q, k, generator=rng))
         emit(site, "baek_v1.kappa_value", v1.kappa_value(v, generator=rng))
 
-    def _share(self, site: str, here: v2.AttentionV2, split: Split) -> None:
-        assert self._anatomy is not None
-        self._anatomy.lacks(site, DRAWN if self.ranks > 1 else APART)
+    def _share(self, site: str, here: v2.AttentionV2, split: Split, emit: Emit) -> None:
+        emit.not_read(site, DRAWN if self.ranks > 1 else APART)
         if self.ranks > 1:
             numbers = [getattr(here, name) for name in (*LARGEST, *SUMMED)]
             width = torch.full_like(here.p, here.head_width)
-            self._held.add(site, torch.stack([*numbers, width]), split)
+            self._parts.add(site, torch.stack([*numbers, width]), split)
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
         for site in names(ranks):

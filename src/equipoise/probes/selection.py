@@ -10,17 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.selection import (
     AtSizes,
     Wanted,
     concentration,
     selection_of_weights,
 )
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.protocols import Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +36,6 @@ class HeadSelection:
     """Sequences to look at per call: widening their tokens is most of the cost."""
     most: int = 16
     """Tokens chosen: this many, or an eighth of the context where that is less."""
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         at = spread(call.shape[2], self.at_most)

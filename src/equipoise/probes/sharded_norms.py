@@ -20,8 +20,8 @@ from equipoise.numerics.spectra.sharded_norm import (
     share_of_image,
     shared_norm,
 )
-from equipoise.probes.capture import Emit
-from equipoise.probes.sharding import Held, Part, Parts, names, parts_by_rank
+from equipoise.probes.protocols import Emit
+from equipoise.probes.sharding import Part, Parts, PendingParts, names, parts_by_rank
 
 LETTERS = "qkvo"
 MOST_NUMBERS = 1 << 20
@@ -52,10 +52,9 @@ class ShardedNorms:
 
     _basis: dict[str, Tensor] = field(default_factory=dict)
     """site|letter → V."""
-    _held: Held = field(default_factory=Held)
+    _parts: PendingParts = field(default_factory=PendingParts)
     _sites: dict[str, int] = field(default_factory=dict)
     """In the order in which they were met, so that they can take turns."""
-    _anatomy: Anatomy | None = None
     _turns: int = 1
     _samples: int = 0
 
@@ -65,7 +64,7 @@ class ShardedNorms:
         Returns how many numbers the shares of a sample will be.
         """
         split = {id(parameter) for parameter in stays_sharded(anatomy.model)}
-        self._anatomy, numbers = anatomy, 0
+        numbers = 0
         for name, weight in _maps(anatomy):
             if id(getattr(weight.module, weight.attribute, None)) in split:
                 rows_MD = gathered_rows(weight)
@@ -80,7 +79,7 @@ class ShardedNorms:
     ) -> str | None:
         """Keep this rank's share of a site's norms; return why not, if so.
 
-        ``norm`` reads a map that every rank holds whole.
+        ``norm`` reads a map that every rank has in full.
         """
         number = self._sites.setdefault(site, len(self._sites))
         if (number + self._samples) % self._turns:
@@ -93,7 +92,7 @@ class ShardedNorms:
             return CUT
         for name, part in found.items():
             assert part is not None
-            self._held.add(name, *part)
+            self._parts.add(name, *part)
         return None
 
     def _part(
@@ -116,12 +115,12 @@ class ShardedNorms:
             self._basis[name] = self._basis.get(first, first_basis(width))
         return self._basis[name]
 
-    def taken(self) -> Parts:
+    def pop(self) -> Parts:
         """Return the shares since the last call, on the host."""
         self._samples += 1
-        return self._held.taken()
+        return self._parts.pop()
 
-    def joined(self, ranks: Sequence[Parts], emit: Emit) -> None:
+    def read(self, ranks: Sequence[Parts], emit: Emit) -> None:
         """Emit the norms and G of every site of which all shares are here."""
         for site in dict.fromkeys(name[:-2] for name in names(ranks)):
             found = {
@@ -133,7 +132,7 @@ class ShardedNorms:
             error = max(norm.error for norm in norms)
             emit(site, "projection.norm.error", _number(error))
             if error > LARGEST_ERROR:
-                self._note(site)
+                emit.not_read(site, FAR)
                 continue
             for letter, norm in zip(LETTERS, norms, strict=True):
                 emit(site, f"projection.norm.{letter}", _number(norm.value))
@@ -141,18 +140,14 @@ class ShardedNorms:
             emit(site, "projection.G", _number(G))
 
     def _norm(self, ranks: Sequence[Parts], name: str) -> SharedNorm | None:
-        whole = parts_by_rank(ranks, name)
-        if not whole:
+        copies = parts_by_rank(ranks, name)
+        if not copies:
             return None
-        if whole[0][0].ndim == 0:
-            return SharedNorm(float(whole[0][0]), 0.0, whole[0][0])
-        found = shared_norm(self._basis[name], whole[0])
+        if copies[0][0].ndim == 0:
+            return SharedNorm(float(copies[0][0]), 0.0, copies[0][0])
+        found = shared_norm(self._basis[name], copies[0])
         self._basis[name] = found.basis_DK
         return found
-
-    def _note(self, site: str) -> None:
-        if self._anatomy is not None:
-            self._anatomy.lacks(site, FAR)
 
 
 def _maps(anatomy: Anatomy) -> list[tuple[str, Weight]]:

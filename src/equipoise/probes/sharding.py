@@ -1,7 +1,4 @@
-"""What a rank holds of a reading that takes several ranks to make.
-
-This rank's share of a norm that several ranks hold parts of.
-"""
+"""Readings that take several ranks: parts a rank holds, and its share of a norm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from equipoise.anatomy.sites import Anatomy
 
 
 class Part(NamedTuple):
-    """Numbers of one rank, and which part of the whole they are."""
+    """Numbers of one rank, and which part of the total they are."""
 
     values: Tensor
     """Float32, on the host once it has been exchanged."""
@@ -29,47 +26,47 @@ Parts = Mapping[str, Part]
 
 
 @dataclass(slots=True)
-class Held:
-    """This rank's parts until the ranks next exchange."""
+class PendingParts:
+    """This rank's parts until the ranks' next exchange."""
 
     _parts: dict[str, Part] = field(default_factory=dict)
 
     def add(self, name: str, values: Tensor, split: Split) -> None:
         self._parts[name] = Part(values, split)
 
-    def taken(self) -> Parts:
+    def pop(self) -> Parts:
         """Return the parts since the last call, on the host."""
-        held, self._parts = self._parts, {}
-        return {n: Part(p.values.float().cpu(), p.split) for n, p in held.items()}
+        parts, self._parts = self._parts, {}
+        return {n: Part(p.values.float().cpu(), p.split) for n, p in parts.items()}
 
 
 @dataclass(slots=True, kw_only=True)
-class Sharer:
-    """A probe whose parts are what it met in the pass: the others are not asked."""
+class PartsProbe:
+    """For probes whose parts are what they met in the pass: no rank is asked."""
 
-    _held: Held = field(default_factory=Held)
+    _parts: PendingParts = field(default_factory=PendingParts)
 
     def begin(self, anatomy: Anatomy) -> int:
         return 0
 
     def parts(self) -> Parts:
-        return self._held.taken()
+        return self._parts.pop()
 
 
 def parts_by_rank(ranks: Sequence[Parts], name: str) -> list[list[Tensor]]:
     """Return each copy of one thing as its parts in order; none that is incomplete.
 
-    Ranks that hold the same part (data parallel) stand in the order of their number, so
+    Ranks that hold the same part (data parallel) are in the order of their number, so
     the first of every part belong together: the ranks of a mesh are sorted alike.
     """
-    held = [parts[name] for parts in ranks if name in parts]
-    counts = {part.split.parts for part in held}
+    known = [parts[name] for parts in ranks if name in parts]
+    counts = {part.split.parts for part in known}
     if len(counts) != 1:
         return []
     by_part: list[list[Tensor]] = [[] for _ in range(counts.pop())]
-    for part in held:
+    for part in known:
         by_part[part.split.part].append(part.values)
-    return [list(whole) for whole in zip(*by_part, strict=False)]
+    return [list(copy) for copy in zip(*by_part, strict=False)]
 
 
 def names(ranks: Sequence[Parts]) -> list[str]:
@@ -77,7 +74,7 @@ def names(ranks: Sequence[Parts]) -> list[str]:
     return list(dict.fromkeys(name for parts in ranks for name in parts))
 
 
-def copies(x: Tensor, ranks: int) -> int:
+def copy_count(x: Tensor, ranks: int) -> int:
     """Return how many of the ranks hold this very part, or this very summand."""
     if not isinstance(x, DTensor):
         return ranks
@@ -91,10 +88,10 @@ def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
     part = local_part(x.detach())
     wide = torch.promote_types(part.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(part, dtype=wide)
-    held = copies(x if like is None else like, ranks)
-    return norm if held == 1 else norm * held**-0.5
+    copies = copy_count(x if like is None else like, ranks)
+    return norm if copies == 1 else norm * copies**-0.5
 
 
 def is_partial(x: Tensor) -> bool:
-    """Say whether the ranks hold summands, and none the sum: FSDP's total norm."""
+    """Return whether the ranks hold summands, and none the sum: FSDP's total norm."""
     return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)

@@ -1,11 +1,11 @@
-"""A batch of the training, held, with the loss it was trained by.
+"""A stored batch of the training, with the loss it was trained by.
 
 Axes, in this file:  R row of logits · V class.
 
-A loop computes its loss out of our sight. For cross-entropy the gradient at the logits
-gives everything away: g_R = c_R·(softmax(z)_R − e_y), so y is where g is negative and
+A loop computes its loss where we cannot see it. For cross-entropy the gradient at the
+logits says enough: g_R = c_R·(softmax(z)_R − e_y), so y is where g is negative and
 c_R is the weight of the row; label smoothing or any other loss does not fit, and is not
-taken for one that does.
+mistaken for one that does.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ class CrossEntropy(NamedTuple):
     weight_R: Tensor
 
 
-def recovered(z: Tensor, g: Tensor) -> CrossEntropy | None:
+def recover_cross_entropy(z: Tensor, g: Tensor) -> CrossEntropy | None:
     """Return the cross-entropy whose gradient at z is g, if there is one.
 
     Example:
         >>> z = torch.tensor([[0.0, 1.0], [2.0, 0.0]], requires_grad=True)
         >>> F.cross_entropy(z, torch.tensor([1, 0])).backward()
-        >>> recovered(z.detach(), z.grad)
+        >>> recover_cross_entropy(z.detach(), z.grad)
         CrossEntropy(target_R=tensor([1, 0]), weight_R=tensor([0.5000, 0.5000]))
     """
     z_RV, g_RV = (t.detach().float().reshape(-1, t.shape[-1]) for t in (z, g))
@@ -54,7 +54,7 @@ def recovered(z: Tensor, g: Tensor) -> CrossEntropy | None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBatch:
+class StoredBatch:
     """Arguments of one call, and the mean loss they were trained with."""
 
     args: tuple[Any, ...]
@@ -63,7 +63,7 @@ class HeldBatch:
     """None where the model returns a loss of its own."""
 
     def loss(self, output: Any) -> Tensor:
-        """Return the loss of what a model says to this batch."""
+        """Return the loss of a model's output for this batch."""
         if self.entropy is None:
             own: Tensor = output.loss
             return own
@@ -75,13 +75,13 @@ class HeldBatch:
         return (self.entropy.weight_R.to(each_R) * each_R).sum()
 
 
-def held(
+def store_batch(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     entropy: CrossEntropy | None,
     *,
     at_most: int,
-) -> HeldBatch:
+) -> StoredBatch:
     """Return a copy of a call's first samples, with the weights of a mean loss.
 
     Weights that are all 1 belong to a sum and stay; others are scaled to sum to 1, so
@@ -92,16 +92,18 @@ def held(
     copied = cut((args, dict(kwargs)), piece, length=length)
     if entropy is not None:
         rows = len(entropy.target_R) // length * (piece.stop or 1)
-        kept = CrossEntropy(entropy.target_R[:rows], entropy.weight_R[:rows])
-        entropy = kept._replace(weight_R=_normalised(entropy.weight_R, kept.weight_R))
-    return HeldBatch(copied[0], copied[1], entropy)
+        chosen = CrossEntropy(entropy.target_R[:rows], entropy.weight_R[:rows])
+        entropy = chosen._replace(
+            weight_R=_normalised(entropy.weight_R, chosen.weight_R)
+        )
+    return StoredBatch(copied[0], copied[1], entropy)
 
 
-def _normalised(all_R: Tensor, kept_R: Tensor) -> Tensor:
+def _normalised(all_R: Tensor, chosen_R: Tensor) -> Tensor:
     used_R = all_R[all_R > 0]
     if len(used_R) > 1 and bool((used_R - 1).abs().max() < 1e-2):
-        return kept_R * (all_R.sum() / kept_R.sum())
-    return kept_R / kept_R.sum()
+        return chosen_R * (all_R.sum() / chosen_R.sum())
+    return chosen_R / chosen_R.sum()
 
 
 def batch_length(x: Any) -> int:

@@ -1,24 +1,22 @@
 """How far the optimiser moves each layer, and how far that is for its weights."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.sharding import local_part
-from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.token_statistics import adam_norm
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.gradients import owned_parameters
-from equipoise.probes.sharding import copies, share
+from equipoise.probes.protocols import Emit
+from equipoise.probes.sharding import copy_count, share
 
 
 @dataclass(slots=True)
-class AdamUpdates:
+class AdamUpdates(WithAnatomy):
     """Emit ‖Δw‖₂ and ‖w‖₂ per block, Δw = lr·m̂/(√v̂ + ε), from Adam's own state.
 
     Read after the step, when the state holds just what was applied: no copy of the
@@ -29,13 +27,6 @@ class AdamUpdates:
     name: str = "updates"
     ranks: int = 1
     """Over how many ranks the parts will be put together."""
-    _anatomy: Anatomy | None = None
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from ()
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Emit the update that ``optimizer.step()`` has just applied."""
@@ -47,8 +38,8 @@ class AdamUpdates:
             state = optimizer.state.get(parameter, {})
             if "exp_avg" in state and "exp_avg_sq" in state:
                 moved = update_norm(state, groups[id(parameter)])
-                if (held := copies(parameter, self.ranks)) > 1:
-                    moved = moved * held**-0.5
+                if (copies := copy_count(parameter, self.ranks)) > 1:
+                    moved = moved * copies**-0.5
                 pair = moved, share(parameter, self.ranks)
                 parts.setdefault(site, []).append(pair)
         for site, pairs in parts.items():
@@ -63,7 +54,7 @@ def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
     if isinstance(step, Tensor) and not step.is_cpu or isinstance(beta1, Tensor):
         norm: Tensor = torch.linalg.vector_norm(adam_update(state, group).float())
         return norm
-    # Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    # Through NumPy: a monitor may not read a scalar out of the model's graph.
     count = float(step.detach().numpy() if isinstance(step, Tensor) else step)
     root = (1 - beta2**count) ** 0.5
     m = local_part(state["exp_avg"])

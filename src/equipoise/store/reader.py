@@ -22,6 +22,8 @@ from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
 
 Steps = NDArray[np.int64]
+SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
+"""Quantity → the one it equals by definition, which is stored in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Run:
         with reading(self.path) as db:
             query = "SELECT id, layout FROM series WHERE quantity = ? ORDER BY id"
             found = db.execute(query, (quantity,)).fetchall()
+            if not found and quantity in SAME_AS:
+                found = db.execute(query, (SAME_AS[quantity],)).fetchall()
         if not found:
             known = ", ".join(self.quantities) or "none yet"
             raise InputError(f"no quantity {quantity!r} in {self.path} (has: {known})")

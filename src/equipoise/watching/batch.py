@@ -1,10 +1,9 @@
-"""One micro-batch, held by reference, and how to run it again.
+"""One micro-batch, stored by reference, and how to run it again without a trace.
 
-Run a forward pass again, in the circumstances it had, and leave no trace of it.
-
-Restored afterwards: random state (torch on every device in use, ``random``, NumPy) and
-autocast; buffers (BatchNorm's statistics, spectral norm's vectors) are never touched.
-Python attributes that a module changes in its forward are not ours to find.
+Restored after a repeated forward pass: random state (torch on every device in use,
+``random``, NumPy) and autocast; buffers (BatchNorm's statistics, spectral norm's
+vectors) are never touched. Python attributes that a module changes in its forward are
+not restored.
 """
 
 import random
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equipoise.anatomy.sites import unwrapped
-from equipoise.probes.window import Door
+from equipoise.probes.window import CopySafeHook
 
 DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
-class Randomness:
+class RandomState:
     """Every generator a forward pass may draw from."""
 
     host: Tensor
@@ -35,7 +34,7 @@ class Randomness:
     numpy: Any
 
     @classmethod
-    def now(cls, model: nn.Module) -> "Randomness":
+    def now(cls, model: nn.Module) -> "RandomState":
         devices = {
             p.device.index for p in model.parameters() if p.device.type == "cuda"
         }
@@ -74,7 +73,7 @@ class Autocast:
                 wanted = device in self.dtypes
                 if wanted or torch.is_autocast_enabled(device):
                     # No cache: a copy cast without gradients must not be found there
-                    # by the patient's next pass.
+                    # by the model's next pass.
                     cast = torch.autocast(
                         device,
                         self.dtypes.get(device),
@@ -86,31 +85,31 @@ class Autocast:
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class CallState:
     """What a call depends on besides its arguments and the weights."""
 
-    randomness: Randomness
+    random_state: RandomState
     autocast: Autocast
 
     @classmethod
-    def now(cls, model: nn.Module) -> "Circumstances":
-        return cls(Randomness.now(model), Autocast.now())
+    def now(cls, model: nn.Module) -> "CallState":
+        return cls(RandomState.now(model), Autocast.now())
 
 
 @contextmanager
-def isolated(model: nn.Module, circumstances: Circumstances) -> Iterator[None]:
-    """Be back in those circumstances for the block; undo everything afterwards."""
-    before = Randomness.now(model)
-    circumstances.randomness.restore()
+def isolated(model: nn.Module, call_state: CallState) -> Iterator[None]:
+    """Restore that state for the block; undo everything afterwards."""
+    before = RandomState.now(model)
+    call_state.random_state.restore()
     try:
-        with torch.no_grad(), circumstances.autocast.entered():
+        with torch.no_grad(), call_state.autocast.entered():
             yield
     finally:
         before.restore()
 
 
 def called_on_copies(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return what a model says while its buffers are copies.
+    """Return a model's output while its buffers are copies.
 
     Restoring them in place would not do: a backward pass that has yet to come would
     find that what it saved was written to.
@@ -125,25 +124,25 @@ TRANSPARENT = {"OptimizedModule", "DistributedDataParallel", "DataParallel"}
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The arguments of one call of the model, and its circumstances."""
+    """The arguments of one call of the model, and the state it ran in."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    circumstances: Circumstances
+    call_state: CallState
 
     def replay(self, model: nn.Module) -> Any:
-        """Return what the model says to it now, eagerly, without gradients.
+        """Return the model's output for it now, eagerly, without gradients.
 
         Compiled code stays compiled: the stance only makes this one call run the
         Python that was compiled.
         """
         inner = _called(model)
         with (
-            isolated(inner, self.circumstances),
+            isolated(inner, self.call_state),
             torch.compiler.set_stance("force_eager"),
             warnings.catch_warnings(),
         ):
-            # A compiled block's wrapper warns of the global hooks we listen with.
+            # A compiled block's wrapper warns of the global hooks we read with.
             warnings.filterwarnings("ignore", message="Using `torch.compile")
             return called_on_copies(inner, self.args, self.kwargs)
 
@@ -155,8 +154,8 @@ def _called(model: nn.Module) -> nn.Module:
     return model
 
 
-class Holder:
-    """Holds the first micro-batch that counts, without touching compiled code."""
+class BatchCapture:
+    """Stores the first micro-batch that counts, without touching compiled code."""
 
     def __init__(self, model: nn.Module, *, only_training: bool) -> None:
         self._model, self._only_training = model, only_training
@@ -164,13 +163,13 @@ class Holder:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen to calls of the model for the length of the block."""
+        """Store a call of the model during the block."""
         if self._model._compiled_call_impl is not None:
             with _swapped(self._model, self._note):
                 yield
             return
         # On torch.compile's wrapper a hook runs outside the compiled frame.
-        door = Door(self._hook)
+        door = CopySafeHook(self._hook)
         handle = self._model.register_forward_pre_hook(door, with_kwargs=True)
         try:
             yield
@@ -184,13 +183,13 @@ class Holder:
         if torch.compiler.is_compiling() or self.batch is not None:
             return
         if torch.is_grad_enabled() or not self._only_training:
-            now = Circumstances.now(unwrapped(self._model))
+            now = CallState.now(unwrapped(self._model))
             self.batch = Batch(args, dict(kwargs), now)
 
 
 @contextmanager
 def _swapped(model: nn.Module, note: Callable[..., None]) -> Iterator[None]:
-    """After ``model.compile()`` a hook would be traced: stand before the call."""
+    """After ``model.compile()`` a hook would be traced: wrap the call."""
     compiled = model._compiled_call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +205,7 @@ def _swapped(model: nn.Module, note: Callable[..., None]) -> Iterator[None]:
 
 
 def compiled_parts(model: nn.Module) -> list[str]:
-    """Return the names of the modules that torch.compile has taken over.
+    """Return the names of the modules that torch.compile has compiled.
 
     Example:
         >>> compiled_parts(nn.Linear(2, 2)), compiled_parts(torch.compile(nn.ReLU()))

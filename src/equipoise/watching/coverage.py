@@ -1,77 +1,80 @@
-"""A site that ran and said nothing: an error at first, a finding later."""
+"""Coverage: compares the attention sites that ran with those that were read.
+
+What was not read becomes a finding, named with its reason.
+"""
 
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.unread import unread, unread_in_step
+from equipoise.anatomy.unread import unread_in_step, unread
 from equipoise.errors import SilentSiteError
-from equipoise.probes.capture import Heard
+from equipoise.probes.capture import PassCoverage
 from equipoise.records import Finding
 
 
 @dataclass(slots=True)
-class Silence:
-    """Compares what ran with what was heard, one sampled step after another.
+class CoverageCheck:
+    """Compares what ran with what was read, one sampled step after another.
 
-    Only declared sites are held to it: a guess may be wrong, and a module that did not
-    run (LayerDrop, routing) has nothing to say.
+    Only declared sites must be read: a guess may be wrong, and a module that did not
+    run (LayerDrop, routing) has nothing to read.
     """
 
     anatomy: Anatomy
     first: bool = True
-    certain: bool = False
+    compiled: bool = False
     """Whether compiled code was seen to call the model."""
-    _strikes: int = 0
-    _known: set[str] = field(default_factory=set)
-    _named: set[tuple[str, str]] = field(default_factory=set)
+    _steps_without_pass: int = 0
+    _reported: set[str] = field(default_factory=set)
+    _reasons_reported: set[tuple[str, str]] = field(default_factory=set)
 
-    def checked(self, step: int, heard: Heard, *, unseen: bool) -> list[Finding]:
-        """Return findings of sites that fell silent.
+    def check(self, step: int, seen: PassCoverage, *, no_pass: bool) -> list[Finding]:
+        """Return findings of sites that were not read.
 
         Raises:
             SilentSiteError: At the first sampled step, naming sites and cause.
         """
-        if unseen:
-            return self._unseen(step)
-        expected = [s.name for s in self.anatomy.attention if s.declared]
-        silent = [s for s in expected if s in heard.ran and s not in heard.attention]
-        if heard.ran or heard.attention:
+        if no_pass:
+            return self._no_pass(step)
+        declared = [s.name for s in self.anatomy.attention if s.declared]
+        missing = [s for s in declared if s in seen.ran and s not in seen.read]
+        if seen.ran or seen.read:
             first, self.first = self.first, False
-            if silent and first:
-                raise SilentSiteError(_complaint(self.anatomy, heard, silent))
-        later = [f for site in silent if (f := self._once(step, site, LATER))]
-        return [*later, *self._unread(step, heard)]
+            if missing and first:
+                raise SilentSiteError(_first_message(self.anatomy, seen, missing))
+        found = [f for site in missing if (f := self._once(step, site, LATER))]
+        return [*found, *self._not_read(step, seen)]
 
-    def _unread(self, step: int, heard: Heard) -> list[Finding]:
+    def _not_read(self, step: int, seen: PassCoverage) -> list[Finding]:
         """Name, once, what was met and could not be read: one finding per reason."""
-        silent = unread_in_step(self.anatomy, heard.ran, heard.attention)
-        noticed = {**(silent if heard.passed else {}), **self.anatomy.noticed}
-        met = [
-            (site, why) for site, why in noticed.items() if site not in heard.attention
+        guesses = unread_in_step(self.anatomy, seen.ran, seen.read, seen.gaps)
+        sites = {**(guesses if seen.started else {}), **seen.gaps.unread}
+        met = [(site, why) for site, why in sites.items() if site not in seen.read]
+        partial = [
+            (site, why) for site, all in seen.gaps.partial.items() for why in all
         ]
-        partly = self.anatomy.partly.items()
         reasons: dict[str, list[str]] = {}
-        for site, why in [*met, *((site, why) for site, all in partly for why in all)]:
-            if (site, why) not in self._named:
-                self._named.add((site, why))
+        for site, why in [*met, *partial]:
+            if (site, why) not in self._reasons_reported:
+                self._reasons_reported.add((site, why))
                 reasons.setdefault(why, []).append(site)
         return [_not_read(step, sites, why) for why, sites in reasons.items()]
 
-    def _unseen(self, step: int) -> list[Finding]:
-        """Complain at the second whole step unseen: the first may have begun early."""
-        self._strikes += 1
-        if self._strikes == 1 and not self.certain:
+    def _no_pass(self, step: int) -> list[Finding]:
+        """Report at the second step without a pass: the first may have begun early."""
+        self._steps_without_pass += 1
+        if self._steps_without_pass == 1 and not self.compiled:
             return []
         first, self.first = self.first, False
         if first and any(site.declared for site in self.anatomy.attention):
-            raise SilentSiteError(UNSEEN)
-        found = self._once(step, "", UNSEEN)
+            raise SilentSiteError(NO_PASS_SEEN)
+        found = self._once(step, "", NO_PASS_SEEN)
         return [found] if found else []
 
     def _once(self, step: int, site: str, message: str) -> Finding | None:
-        if site in self._known:
+        if site in self._reported:
             return None
-        self._known.add(site)
+        self._reported.add(site)
         return Finding(
             step=step,
             severity="warn",
@@ -97,7 +100,7 @@ def _not_read(step: int, sites: list[str], why: str) -> Finding:
 
 LATER = "{site} ran, but its attention was not seen"
 
-UNSEEN = (
+NO_PASS_SEEN = (
     "gradients arrived, but no forward pass of the watched model was seen: it runs "
     "inside compiled code (a compiled step function, or a torch.compile wrapper made "
     "beside the watched model), or is not called as model(...). "
@@ -106,7 +109,7 @@ UNSEEN = (
 )
 
 
-DEAF = (
+NO_STEP_SEEN = (
     "gradients come and are cleared, but no step was ever seen to end: the optimiser's "
     "step is compiled (torch.compile(optimizer.step), or a compiled step function), or "
     "another optimiser trains this model. Leave the step eager, or watch without an "
@@ -114,15 +117,17 @@ DEAF = (
 )
 
 
-def deafness(step: int) -> Finding:
+def no_step_seen(step: int) -> Finding:
     """Return the finding that no step's end can be seen."""
-    return Finding(step=step, severity="error", rule="watch.silent", message=DEAF)
+    return Finding(
+        step=step, severity="error", rule="watch.silent", message=NO_STEP_SEEN
+    )
 
 
-def _complaint(anatomy: Anatomy, heard: Heard, silent: list[str]) -> str:
-    why = unread(anatomy, heard.attention)
-    expected = sum(site.declared for site in anatomy.attention)
+def _first_message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
+    why = unread(anatomy, seen.read, seen.gaps)
+    declared = sum(site.declared for site in anatomy.attention)
     return (
-        f"no attention call was seen at {', '.join(silent[:3])} in the first sampled "
-        f"step ({len(silent)} of {expected} sites ran unheard): {why[silent[0]]}"
+        f"no attention call was seen at {', '.join(missing[:3])} in the first sampled "
+        f"step ({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
     )

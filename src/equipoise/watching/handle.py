@@ -1,4 +1,4 @@
-"""The handle a watched model is held by: counts steps, samples some, writes all."""
+"""The handle of a watched model: counts steps, samples some, records all."""
 
 import atexit
 import logging
@@ -17,26 +17,29 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import SilentSiteError
-from equipoise.probes.capture import Boundary, Heard, Probe
-from equipoise.probes.sharding import copies, is_partial
+from equipoise.probes.capture import Boundary, PassCoverage
+from equipoise.probes.protocols import Probe
+from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
-from equipoise.watching import loop_hooks as tracing
-from equipoise.watching import reporting as announce
-from equipoise.watching.batch import Holder
-from equipoise.watching.coverage import DEAF, Silence, deafness
-from equipoise.watching.loop_hooks import Losses, tapped
-from equipoise.watching.nonfinite import Alarm
+from equipoise.watching.batch import BatchCapture
+from equipoise.watching.coverage import NO_STEP_SEEN, CoverageCheck, no_step_seen
+from equipoise.watching.loop_hooks import (
+    StepLosses,
+    listening_to_loop,
+    notify_tracing,
+    on_tracing,
+)
+from equipoise.watching.nonfinite import NonfiniteMonitor
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
-from equipoise.watching.recorder import Account, Ledger
-from equipoise.watching.reporting import Voice
+from equipoise.watching.recorder import Recorder, Reporter, StepWriter
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
 from equipoise.watching.step_readings import NORM, NORM_PART
 
 log = logging.getLogger("equipoise")
 
-DEAF_AFTER = 4
+MOST_FRESH_STARTS = 4
 
 
 class Watch:
@@ -44,14 +47,14 @@ class Watch:
 
     A step ends at ``optimizer.step()`` when an optimiser was given, and at ``.step()``
     otherwise. Hooks exist only while a sampled step waits for its forward pass and
-    during it; off-sample the model runs exactly as if nobody watched.
+    during it; off-sample the model runs exactly as if it were not watched.
     """
 
     def __init__(
         self,
         anatomy: Anatomy,
         probes: Sequence[Probe],
-        ledger: Ledger,
+        writer: StepWriter,
         *,
         path: Path,
         optimizer: Optimizer | None,
@@ -61,7 +64,7 @@ class Watch:
     ) -> None:
         self.anatomy, self.options, self.path = anatomy, options, path
         self.closed = False
-        self.optimizer, self.speaks = optimizer, ranks.rank == 0
+        self.optimizer, self.first_rank = optimizer, ranks.rank == 0
         self._schedule = Schedule(
             every=options.every, at=options.at, budget=options.budget, step=step
         )
@@ -73,18 +76,20 @@ class Watch:
             boundary=self._boundary,
             only_training=optimizer is not None,
         )
-        self._losses = Losses(anatomy.model)
-        self._alarm = Alarm(anatomy.model, rank=ranks.rank, keep=path)
-        self._silence = Silence(anatomy)
-        self.voice = Voice(options.on_finding, speaks=ranks.rank == 0)
-        self._account = Account(ledger, ranks, self._schedule, self._sampler)
+        self._losses = StepLosses(anatomy.model)
+        self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
+        self._coverage = CoverageCheck(anatomy)
+        self.reporter = Reporter(
+            options.on_finding, first_rank=self.first_rank, quiet=options.quiet
+        )
+        self._recorder = Recorder(writer, ranks, self._schedule, self._sampler)
         self._step_ended: list[Callable[[int, bool], Any]] = []
-        self._scaled = self._ever_stepped = self._refused = False
+        self._scaled = self._step_seen = self._tracing_reported = False
         self._number = id(self)
-        tracing.listens(self, self._number)
+        on_tracing(self, self._number)
         self._off = ExitStack()
         """Takes off what may be taken off at any moment."""
-        self._holding, self._stack = ExitStack(), ExitStack()
+        self._batch_stack, self._stack = ExitStack(), ExitStack()
         self._attach()
         self._guarded(self._sampler.begin)(ranks)
         self._arm()
@@ -102,7 +107,7 @@ class Watch:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything found so far."""
-        return tuple(self.voice.said)
+        return tuple(self.reporter.findings)
 
     def on_step_end(self, callback: Callable[[int, bool], Any]) -> None:
         """Have ``callback(step, sampled)`` called whenever a step has ended."""
@@ -114,7 +119,7 @@ class Watch:
         # With an optimiser, its hook has already ended the step these belong to.
         late = self.optimizer is not None and self._schedule.step > 0
         for name, value in named.items():
-            self._account.light.add(self._schedule.step - late, name, value)
+            self._recorder.scalars.add(self._schedule.step - late, name, value)
         if self.optimizer is None:
             self._end_step(loss_given=loss is not None)
 
@@ -123,13 +128,13 @@ class Watch:
 
         Scalars not yet in the run file are part of it: each rank keeps its own state.
         """
-        return {**self._schedule.state_dict(), "pending": self._account.pending()}
+        return {**self._schedule.state_dict(), "pending": self._recorder.pending()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
         self._sampler.close()
         self._schedule.load_state_dict(state)
-        self._account.restore(state.get("pending", ()))
+        self._recorder.restore(state.get("pending", ()))
         self._arm()
 
     def close(self, *, orderly: bool = True) -> None:
@@ -138,9 +143,10 @@ class Watch:
             return
         self.closed = True
         self._stack.close()
-        self._account.note([*self._alarm.taken(), *self._deafness()])
+        self._recorder.add_findings([*self._nonfinite.pop(), *self._no_step_seen()])
         self._guarded(self._finish)(orderly)
-        announce.closing(self)
+        line = self.reporter.summary(self.current_step)
+        self.reporter.print_line(f"{line}; equipoise report {self.path}")
 
     def __enter__(self) -> Self:
         return self
@@ -151,63 +157,67 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Whoever raises may be the only rank that does: wait for nobody.
+        # The rank that raises may be the only one: wait for no other.
         self.close(orderly=error is None)
 
-    # What the taps tell, in the order of a training step.
+    # Called by the loop hooks, in the order of a training step.
 
     def before_backward(self, loss: Tensor, root: Tensor) -> None:
         with self._meter.running():
             self._losses.before_backward()
-            self._guarded(self._alarm.loss)(self._schedule.step, loss, root)
-        if self._sampler.passed_by():
-            self._silence.certain = True
-            self._check_silence(self._schedule.step, self._sampler.heard, True)
-        if self._losses.fresh_starts >= DEAF_AFTER and not self._ever_stepped:
+            self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
+        if self._sampler.missed_compiled_call():
+            self._coverage.compiled = True
+            self._check_coverage(self._schedule.step, self._sampler.coverage, True)
+        if self._losses.fresh_starts >= MOST_FRESH_STARTS and not self._step_seen:
             self.close(orderly=False)
-            raise SilentSiteError(DEAF)
+            raise SilentSiteError(NO_STEP_SEEN)
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
         self._scaled = scale is not None
-        if self._losses.after_backward(loss) or not self._losses.ever_ours:
+        if self._losses.after_backward(loss) or not self._losses.ever_reached_model:
             self._guarded(self._sampler.after_backward)(scale)
 
     def before_clipping(self, norm: Tensor) -> None:
         with self._meter.running():
             step = self._schedule.step
             name = NORM_PART if is_partial(norm) else NORM
-            held = copies(norm, self._account.ranks.count) if name == NORM_PART else 1
+            copies = 1
+            if name == NORM_PART:
+                copies = copy_count(norm, self._recorder.ranks.count)
             norm = local_part(norm)
-            self._account.light.add(step, name, norm * held**-0.5)
-            self._guarded(self._alarm.norm)(step, norm, scaled=self._scaled)
+            self._recorder.scalars.add(step, name, norm * copies**-0.5)
+            self._guarded(self._nonfinite.check_norm)(step, norm, scaled=self._scaled)
 
     def after_scaler_update(self) -> None:
         """After an overflow a scaler leaves the optimiser out: the step is over."""
-        if self.optimizer is not None and self._losses.ours:
+        if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            tracing.tell(self._number)
+            notify_tracing(self._number)
             return
         if self.closed:
             return
         rate = optimizer.param_groups[0]["lr"]
         rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
-        self._account.light.add(self._schedule.step, "learning_rate", rate)
+        self._recorder.scalars.add(self._schedule.step, "learning_rate", rate)
         self._guarded(self._sampler.after_update)(optimizer)
         self._end_step()
 
     def traced(self) -> None:
-        """Say at once that the step which is being compiled will not be seen."""
-        if not self._refused and not self.closed:
-            self._refused = True
-            self._account.note(self.voice.say([deafness(self._schedule.step)]))
+        """Report at once that the step which is being compiled will not be seen."""
+        if not self._tracing_reported and not self.closed:
+            self._tracing_reported = True
+            self._recorder.add_findings(
+                self.reporter.report([no_step_seen(self._schedule.step)])
+            )
 
     def _attach(self) -> None:
-        self._off.enter_context(tapped(self))
+        self._off.enter_context(listening_to_loop(self))
         self._off.callback(self._sampler.close)
-        self._off.callback(self._holding.close)
+        self._off.callback(self._batch_stack.close)
         self._stack.callback(self._off.close)
         if self.optimizer is not None:
             hook = self.optimizer.register_step_post_hook(self._after_optimizer)
@@ -220,71 +230,75 @@ class Watch:
         if self._schedule.due and not self.closed:
             self._guarded(self._sampler.arm)()
         if self.options.hold_batch and not self.closed:
-            self._guarded(self._hold)()
+            self._guarded(self._store_batch)()
 
-    def _hold(self) -> None:
-        """Hold this step's batch by reference, and let go of the last one."""
-        self._holding.close()
-        holder = Holder(self.anatomy.model, only_training=self.optimizer is not None)
-        self._holding.enter_context(holder.installed())
-        self._alarm.held = lambda: holder.batch
+    def _store_batch(self) -> None:
+        """Store this step's batch by reference, and drop the last one."""
+        self._batch_stack.close()
+        training = self.optimizer is not None
+        capture = BatchCapture(self.anatomy.model, only_training=training)
+        self._batch_stack.enter_context(capture.installed())
+        self._nonfinite.stored = lambda: capture.batch
 
     def _end_step(self, *, loss_given: bool = False) -> None:
-        step, sampled, self._ever_stepped = self.current_step, self.sampling, True
-        ours, loss = self._losses.ours, self._losses.taken()
+        step, sampled, self._step_seen = self.current_step, self.sampling, True
+        reached_model, loss = self._losses.reached_model, self._losses.pop()
         if loss is not None and not loss_given:
-            self._account.light.add(step, "loss", loss)
-        heard, unseen = self._sampler.heard, ours and not self._sampler.opened
-        self._account.note(self._alarm.taken())
+            self._recorder.scalars.add(step, "loss", loss)
+        seen = self._sampler.coverage
+        no_pass = reached_model and not self._sampler.opened
+        self._recorder.add_findings(self._nonfinite.pop())
         findings: list[Finding] = []
         self._guarded(self._record)(step, sampled, findings)
         self._meter.end_step(sampled=sampled)
         self._schedule.advance()
         if "watch" in self._boundary.failed:
-            self._stand_down()
+            self._detach_after_failure()
         self._arm()
-        self._tell(step, sampled, findings)
+        self._call_user(step, sampled, findings)
         if sampled:
-            self._check_silence(step, heard, unseen)
+            self._check_coverage(step, seen, no_pass)
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Write the step; what all ranks found in it goes into ``findings``."""
         if sampled:
             table = self._sampler.disarm()
-            self._account.failures(step, self._boundary)
-            findings += self._account.sampled(step, table, self._meter)
-            self._alarm.heed(findings)
+            self._recorder.add_failures(step, self._boundary)
+            findings += self._recorder.write_sample(step, table, self._meter)
+            self._nonfinite.note_other_ranks(findings)
         else:
-            findings += self._account.flushed()
+            findings += self._recorder.flush_if_due()
 
     def _finish(self, orderly: bool) -> None:
-        self.voice.say(self._account.closed(orderly=orderly))
+        self.reporter.report(self._recorder.close(orderly=orderly))
 
-    def _deafness(self) -> list[Finding]:
-        """Return a finding if an optimiser was given and never heard of."""
+    def _no_step_seen(self) -> list[Finding]:
+        """Return a finding if an optimiser was given and no step of it was seen."""
         moved = self.optimizer is not None and self.optimizer.state
-        deaf = moved and not (self._ever_stepped or self._refused)
-        return [deafness(0)] if deaf else []
+        unseen = moved and not (self._step_seen or self._tracing_reported)
+        return [no_step_seen(0)] if unseen else []
 
-    def _tell(self, step: int, sampled: bool, findings: list[Finding]) -> None:
+    def _call_user(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Call what the user gave us; what that raises reaches the user."""
-        self.voice.say(findings)
+        self.reporter.report(findings)
         for callback in self._step_ended:
             callback(step, sampled)
 
-    def _check_silence(self, step: int, heard: Heard, unseen: bool) -> None:
+    def _check_coverage(self, step: int, seen: PassCoverage, no_pass: bool) -> None:
         try:
-            self._account.note(self._silence.checked(step, heard, unseen=unseen))
+            self._recorder.add_findings(
+                self._coverage.check(step, seen, no_pass=no_pass)
+            )
         except SilentSiteError:
             self.close(orderly=False)
             raise
 
-    def _stand_down(self) -> None:
-        """Something of ours is broken: be off, and let the training go on."""
+    def _detach_after_failure(self) -> None:
+        """Something of ours failed: detach, and let the training go on."""
         self.closed = True
         self._off.close()
-        self._account.failures(self._schedule.step - 1, self._boundary)
-        self._boundary.guarded("farewell", self._finish)(False)
+        self._recorder.add_failures(self._schedule.step - 1, self._boundary)
+        self._boundary.guarded("shutdown", self._finish)(False)
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         return self._boundary.guarded("watch", call)

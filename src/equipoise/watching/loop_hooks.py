@@ -1,15 +1,9 @@
-"""What passes by on every step: the loss that is differentiated, the norm that clips.
+"""Hooks into the training loop: losses, clipping norms, gradient scalers, tracing.
 
-Both are read where torch itself handles them, so a training loop needs no edit. The
-patches exist only while somebody listens; nothing here synchronises the device.
-
-Which of the losses that pass by belong to the watched model.
-
-Notices that torch.compile traces a call of ours into somebody's compiled code.
-
-What is traced never runs again as Python: whatever it was to tell, it will not tell.
-While tracing, a function marked constant is really called, and nothing of it ends up in
-the graph: the one moment at which to say so.
+Losses and norms are read where torch itself handles them, so a loop needs no edit. The
+patches exist only while a model is watched; nothing here synchronises the device. What
+torch.compile traces never runs again as Python: a function marked constant is really
+called while tracing, and leaves nothing in the graph, so it can report the tracing.
 """
 
 import weakref
@@ -25,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
-class Listener(Protocol):
-    """Somebody who follows a training loop from the outside."""
+class LoopListener(Protocol):
+    """Something that follows a training loop from the outside."""
 
     def before_backward(self, loss: Tensor, root: Tensor) -> None: ...
 
@@ -37,8 +31,8 @@ class Listener(Protocol):
     def after_scaler_update(self) -> None: ...
 
 
-# Weak: a handle nobody holds any more must not keep its model alive.
-_listening: "list[weakref.ref[Listener]]" = []
+# Weak: a handle that was dropped must not keep its model alive.
+_active_listeners: "list[weakref.ref[LoopListener]]" = []
 _originals: dict[str, Callable[..., Any]] = {}
 # What GradScaler returned → the loss it was given, and the factor. Weak: a scaled loss
 # dies with its step.
@@ -46,23 +40,25 @@ _unscaled: Any = WeakTensorKeyDictionary()
 
 
 @contextmanager
-def tapped(listener: Listener) -> Iterator[None]:
-    """Tell the listener of losses and clipping norms for the length of the block."""
+def listening_to_loop(listener: LoopListener) -> Iterator[None]:
+    """Call the listener with losses and clipping norms for the length of the block."""
     mine = weakref.ref(listener)
     del listener
-    if not _listening:
+    if not _active_listeners:
         _patch()
-    _listening.append(mine)
+    _active_listeners.append(mine)
     try:
         yield
     finally:
-        _listening[:] = [other for other in _listening if other is not mine]
-        if not _listening:
+        _active_listeners[:] = [
+            other for other in _active_listeners if other is not mine
+        ]
+        if not _active_listeners:
             _restore()
 
 
-def _listeners() -> list[Listener]:
-    return [listener for reference in _listening if (listener := reference())]
+def _listeners() -> list[LoopListener]:
+    return [listener for reference in _active_listeners if (listener := reference())]
 
 
 def _patch() -> None:
@@ -125,30 +121,31 @@ def _update(scaler: Any, *args: Any, **kwargs: Any) -> None:
         listener.after_scaler_update()
 
 
-MARKS = 16
+MARKED = 16
 """Parameters looked at to tell whether a backward pass reached the model."""
 
 
-class Losses:
-    """Collects a step's losses; another model's (a teacher's, a rival's) do not count.
+class StepLosses:
+    """Collects a step's losses, not those of another model (a teacher's, a critic's).
 
-    A backward pass that changed the gradient of no parameter we look at is not ours.
-    Where none seems ours (all the marked parameters unused), all count.
+    A backward pass that changed the gradient of no parameter we look at is
+    another model's. Where none seems to be this one's (all the marked parameters are
+    unused), all count.
     """
 
     def __init__(self, model: nn.Module) -> None:
         trainable = [p for p in model.parameters() if p.requires_grad]
-        stride = max(1, len(trainable) // MARKS)
+        stride = max(1, len(trainable) // MARKED)
         self._marked = trainable[::stride]
         self._before: list[object] = []
-        self.ever_ours = False
+        self.ever_reached_model = False
         self.fresh_starts = 0
         """How often gradients were cleared since the step began."""
         self._own: list[Tensor] = []
-        self._others: deque[Tensor] = deque(maxlen=MARKS)
+        self._others: deque[Tensor] = deque(maxlen=MARKED)
 
     @property
-    def ours(self) -> bool:
+    def reached_model(self) -> bool:
         """Whether a backward pass of this step reached the model."""
         return bool(self._own)
 
@@ -158,21 +155,21 @@ class Losses:
             self.fresh_starts += 1
 
     def after_backward(self, loss: Tensor) -> bool:
-        """Keep a loss, and return whether it is the model's own."""
-        mine = self._state() != self._before
-        self.ever_ours = self.ever_ours or mine
-        (self._own if mine else self._others).append(loss)
-        return mine
+        """Keep a loss, and return whether its backward pass reached the model."""
+        reached = self._state() != self._before
+        self.ever_reached_model = self.ever_reached_model or reached
+        (self._own if reached else self._others).append(loss)
+        return reached
 
-    def taken(self) -> Tensor | None:
+    def pop(self) -> Tensor | None:
         """Return the step's objective, the sum over its micro-batches."""
-        heard = self._own or list(self._others)
+        losses = self._own or list(self._others)
         self._own, self.fresh_starts = [], 0
         self._others.clear()
-        if not heard:
+        if not losses:
             return None
-        total = heard[0]
-        for loss in heard[1:]:
+        total = losses[0]
+        for loss in losses[1:]:
             total = total + loss.to(total.device)
         return total
 
@@ -185,21 +182,21 @@ def _mark(grad: Tensor | None) -> tuple[int, int] | None:
     return None if grad is None else (id(grad), grad._version)
 
 
-_told: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
+_tracing_listeners: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
 
 
-def listens(handle: Any, number: int) -> None:
-    """Have ``handle.traced()`` called when ``tell(number)`` is traced."""
-    _told[number] = handle
+def on_tracing(handle: Any, number: int) -> None:
+    """Have ``handle.traced()`` called when ``notify_tracing(number)`` is traced."""
+    _tracing_listeners[number] = handle
 
 
-def _tell(number: int) -> bool:
-    handle = _told.get(number)
+def _notify_tracing(number: int) -> bool:
+    handle = _tracing_listeners.get(number)
     if handle is not None:
         handle.traced()
     return True
 
 
 # As torch.compiler.assume_constant_result does, which would import all of dynamo here.
-_tell._dynamo_marked_constant = True  # type: ignore[attr-defined]
-tell: Callable[[int], bool] = _tell
+_notify_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+notify_tracing: Callable[[int], bool] = _notify_tracing

@@ -1,11 +1,8 @@
-"""What one rank tells the others at the end of a sampled step, as bytes.
+"""Merge the ranks' shares of a sampled step into one, the same on every rank.
 
-Many ranks' shares of a step become one, the same on every rank.
-
-What several ranks measured at one site becomes one reading.
-
-Ranks that saw the same heads (data parallel) are reduced; ranks that hold different
-heads of one site (tensor parallel) are put side by side, in the order of the heads.
+A share travels as a ``Message``, packed into bytes. Ranks that saw the same heads (data
+parallel) are reduced; ranks that hold different heads of one site (tensor parallel) are
+put side by side, in the order of the heads.
 
 Axes, in this file:  H head · Z bin · R rank.
 """
@@ -23,9 +20,10 @@ import torch
 
 from equipoise.anatomy.sharding import Split
 from equipoise.probes.attention import BINS, HISTOGRAM, QUANTILES, quantile
+from equipoise.probes.capture import Cell, Table
 from equipoise.probes.sharding import Part, Parts
 from equipoise.records import Finding
-from equipoise.watching.step_readings import NORM, NORM_PART, Cell, Entry, Table
+from equipoise.watching.step_readings import NORM, NORM_PART, Entry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +42,7 @@ class Message:
     def to_bytes(self) -> bytes:
         """Return it packed: names as JSON, numbers as they are, NaN included.
 
-        Parts stand behind: whole matrices of float32 do not get smaller by packing.
+        Parts stand behind: matrices of float32 do not get smaller by packing.
         """
         numbers = array("d", [self.cost, self.plain])
         numbers.extend(value for _, _, value in self.scalars)
@@ -105,8 +103,8 @@ def _parts(names: list[Any], raw: bytearray) -> dict[str, Parts]:
         values = torch.frombuffer(
             raw, dtype=torch.float32, count=count, offset=4 * start
         )
-        whole = Part(values.reshape(shape), Split(part, parts))
-        found.setdefault(probe, {})[name] = whole
+        one = Part(values.reshape(shape), Split(part, parts))
+        found.setdefault(probe, {})[name] = one
         start += count
     return dict(found)
 
@@ -127,8 +125,8 @@ Share = tuple[int, Cell]
 INNER = {f"attention.theta.{n}": q for n, q in QUANTILES.items() if 0 < q < 1}
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """Return the table all ranks would have written together."""
+def join_tables(tables: Sequence[Table]) -> Table:
+    """Return the table of all ranks together."""
     shares: dict[str, dict[str, list[Share]]] = {}
     for rank, table in enumerate(tables):
         for quantity, sites in table.items():
@@ -148,19 +146,19 @@ def joined(tables: Sequence[Table]) -> Table:
     }
 
 
-def completed(table: Table, shared: Table) -> Table:
+def add_shared(table: Table, shared: Table) -> Table:
     """Return a table with what only all ranks together could read.
 
-    A norm may have both: parts that add up in squares, and a sum nobody held.
+    A norm may have both: parts that add up in squares, and a sum that no rank held.
     """
-    whole = {quantity: dict(sites) for quantity, sites in table.items()}
+    merged = {quantity: dict(sites) for quantity, sites in table.items()}
     for quantity, sites in shared.items():
         for site, cell in sites.items():
-            known = whole.setdefault(quantity, {}).get(site)
+            known = merged.setdefault(quantity, {}).get(site)
             both = known is not None and cell.how == "norm"
             values = _reduced([known, cell]) if known and both else cell.values
-            whole[quantity][site] = Cell(tuple(values), cell.how)
-    return whole
+            merged[quantity][site] = Cell(tuple(values), cell.how)
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ def _is_mean(shares: Sequence[Share]) -> bool:
 def _weighted(values: Sequence[Row], ranks: Sequence[Counts]) -> list[float]:
     """Return the mean per head over rows, of which the ranks may have different many.
 
-    A rank whose rows are all padding says NaN and counts for nothing.
+    A rank whose rows are all padding has NaN and counts for nothing.
     """
     means = []
     weights_HR = zip(*(rank.rows_H for rank in ranks), strict=True)
@@ -236,9 +234,9 @@ def _reduced(cells: Sequence[Cell]) -> Row:
 
 
 def _mean(column: Row) -> float:
-    """Return the mean over the ranks that had something to say."""
-    said = [x for x in column if not math.isnan(x)]
-    return math.fsum(said) / len(said) if said else math.nan
+    """Return the mean over the ranks that have a number."""
+    numbers = [x for x in column if not math.isnan(x)]
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _worst(pick: Callable[[Row], float]) -> Callable[[Row], float]:
@@ -255,42 +253,42 @@ REDUCTIONS: dict[str, Callable[[Row], float]] = {
 }
 
 
-def combined(messages: Sequence[Message]) -> Message:
+def merge_messages(messages: Sequence[Message]) -> Message:
     """Return the step as all ranks together saw it."""
     return Message(
-        table=joined([message.table for message in messages]),
+        table=join_tables([message.table for message in messages]),
         scalars=_scalars([message.scalars for message in messages]),
         findings=_findings([message.findings for message in messages]),
-        # The slowest rank is the one everybody waits for.
+        # The others wait for the slowest rank.
         cost=max(message.cost for message in messages),
         plain=min(message.plain for message in messages),
     )
 
 
 def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:
-    """Return the mean loss and the whole norm; else what the first rank says.
+    """Return the mean loss and the total norm; else the first rank's.
 
     A loss that is NaN on one rank is NaN: a mean over the others would hide it.
     """
-    whole = {(step, name): value for step, name, value in ranks[0]}
-    said: dict[tuple[int, str], list[float]] = {}
+    merged = {(step, name): value for step, name, value in ranks[0]}
+    by_name: dict[tuple[int, str], list[float]] = {}
     for entries in ranks:
         for step, name, value in entries:
-            said.setdefault((step, name), []).append(value)
-    for (step, name), values in said.items():
+            by_name.setdefault((step, name), []).append(value)
+    for (step, name), values in by_name.items():
         if name == "loss":
-            whole[step, name] = sum(values) / len(values)
+            merged[step, name] = sum(values) / len(values)
         elif name == NORM_PART:
-            whole.pop((step, name), None)
-            whole[step, NORM] = math.hypot(*values)
-    return [(step, name, value) for (step, name), value in sorted(whole.items())]
+            merged.pop((step, name), None)
+            merged[step, NORM] = math.hypot(*values)
+    return [(step, name, value) for (step, name), value in sorted(merged.items())]
 
 
 def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
-    """Return each event once: where several ranks saw it, as the nearest witness did.
+    """Return each event once, as the rank nearest its origin saw it.
 
     A NaN born on one rank reaches the others through the averaged gradient, a step
-    later through the weights; the rank that saw it first stood closest.
+    later through the weights; the rank that saw it first was closest.
     """
     merged: dict[str, Finding] = {}
     for found in (finding for findings in ranks for finding in findings):

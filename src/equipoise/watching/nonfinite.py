@@ -1,18 +1,210 @@
-"""Notices a non-finite loss or norm when it passes by, and says where it began."""
+"""Finds where a non-finite loss or gradient norm began, without a hook in place.
 
-from collections.abc import Callable
+A non-finite loss is seen before its backward pass. The autograd graph then still holds
+what the forward pass saved: walking it in forward order finds the first bad tensor,
+of this very batch, before any weight has moved. A non-finite gradient norm is seen
+before it clips: the bad gradient nearest the loss came first. A weight that is already
+bad when the loss is computed was broken by the update before.
+"""
+
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.sharding import needs_all_ranks
-from equipoise.anatomy.sites import unwrapped
+from equipoise.anatomy.sharding import local_part, needs_all_ranks
+from equipoise.anatomy.sites import named, unwrapped
 from equipoise.records import Finding
-from equipoise.watching import replay as forensics
 from equipoise.watching.batch import Batch
-from equipoise.watching.replay import Culprit, bundle_path, first_bad_module, save
+from equipoise.watching.replay import bundle_path, save_step
+
+Direction = Literal["forward", "backward", "update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The first non-finite tensor, as far as can be seen."""
+
+    direction: Direction
+    site: str
+    what: str
+    """Which tensor, in words."""
+    kind: Literal["NaN", "Inf"]
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.kind} first in {self.what} ({self.direction})"
+
+
+def host_value(scalar: Tensor) -> float | None:
+    """Return a scalar that is on the host already; None if reading it would wait."""
+    if scalar.device.type != "cpu":
+        return None
+    # Through NumPy: the model's operators are not called, in a profile or otherwise.
+    return float(local_part(scalar.detach()).double().numpy().reshape(()))
+
+
+def is_bad(scalar: Tensor) -> bool:
+    """Say whether a scalar on the host is NaN or Inf; False if it is elsewhere."""
+    value = host_value(scalar)
+    return value is not None and not math.isfinite(value)
+
+
+def broken_weight(model: nn.Module) -> Origin | None:
+    """Return the first weight that is non-finite before the pass has begun."""
+    for site, parameter_name, parameter in _parameters(model):
+        if kind := kind_of(parameter):
+            what = f"the weight {site}.{parameter_name}".replace("weight .", "weight ")
+            return Origin(direction="update", site=site, what=what, kind=kind)
+    return None
+
+
+def broken_gradient(model: nn.Module) -> Origin | None:
+    """Return the bad gradient nearest the loss: backward reaches it first."""
+    for site, parameter_name, parameter in reversed(list(_parameters(model))):
+        if parameter.grad is not None and (kind := kind_of(parameter.grad)):
+            what = f"the gradient of {site}.{parameter_name}".replace("of .", "of ")
+            return Origin(direction="backward", site=site, what=what, kind=kind)
+    return None
+
+
+def broken_activation(model: nn.Module, loss: Tensor) -> Origin | None:
+    """Return the first bad tensor that the forward pass saved for its backward.
+
+    The site is the module whose parameters the operation used; an operation without
+    parameters belongs to the last such module before it, named as what it follows.
+    """
+    owners: dict[int, list[str]] = {}
+    for name, _, parameter in _parameters(model):
+        owners.setdefault(id(parameter), []).append(name)
+    before = ""
+    for node in _in_forward_order(loss.grad_fn):
+        users = _owners(node, owners)
+        # A tied weight is first the embedding's, later the head's.
+        site = users[-1 if before else 0] if users else None
+        for name, saved in _saved(node):
+            if id(saved) not in owners and (kind := kind_of(saved)):
+                return _activation(
+                    node, name, before if site is None else site, before, kind
+                )
+        before = before if site is None else site
+    kind = kind_of(loss)
+    what = f"the loss itself, after {before}"
+    return kind and Origin(direction="forward", site=before, what=what, kind=kind)
+
+
+def _activation(
+    node: Any, name: str, site: str, before: str, kind: Literal["NaN", "Inf"]
+) -> Origin:
+    operation = node.name().removesuffix("0").removesuffix("Backward")
+    result = "result" in name or "output" in name
+    role = "the result of" if result else "the input of"
+    follows = f", after {before}" if before and before != site and not result else ""
+    what = f"{role} {operation} at {site or 'the model'}{follows}"
+    return Origin(direction="forward", site=site, what=what, kind=kind)
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """Yield (module, name, parameter) in the order of the modules."""
+    for site, module in named(model):
+        for name, parameter in module.named_parameters(recurse=False):
+            yield site, name, parameter
+
+
+def kind_of(x: Any) -> Literal["NaN", "Inf"] | None:
+    """Return what is wrong with a tensor's values, if anything."""
+    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+        return None
+    x = local_part(x.detach())
+    if x.untyped_storage().nbytes() == 0:  # FSDP took its memory back: nothing to see
+        return None
+    if bool(torch.isfinite(x).all()):
+        return None
+    return "NaN" if bool(torch.isnan(x).any()) else "Inf"
+
+
+def _in_forward_order(root: Any) -> list[Any]:
+    """Return the nodes of a graph as they were made; leaves come with their users."""
+    seen: dict[Any, None] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node.name().endswith("AccumulateGrad"):
+            continue
+        seen[node] = None
+        waiting.extend(following for following, _ in node.next_functions)
+    return sorted(seen, key=lambda node: node._sequence_nr())
+
+
+def _owners(node: Any, owners: dict[int, list[str]]) -> list[str]:
+    """Return the modules whose parameter an operation uses, directly or transposed."""
+    for following, _ in node.next_functions:
+        hops = 0
+        while following is not None and hops < 3:
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                return owners.get(id(leaf), [])
+            edges = following.next_functions
+            following, hops = (edges[0][0], hops + 1) if len(edges) == 1 else (None, 3)
+    return []
+
+
+def _saved(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors a node saved, where looking does not recompute them."""
+    for name in dir(node):
+        if not name.startswith("_raw_saved_"):
+            continue
+        raw = getattr(node, name)
+        parts = raw if isinstance(raw, list | tuple) else [raw]
+        # Activation checkpointing would run the forward again to answer.
+        if any(part is None or part.unpack_hook is not None for part in parts):
+            continue
+        # A function written in Python names them without the underscore.
+        known = "saved_tensors" if name == "_raw_saved_tensors" else name[4:]
+        saved = getattr(node, known)
+        for tensor in saved if isinstance(saved, list | tuple) else [saved]:
+            yield name, tensor
+
+
+def first_bad_module(model: nn.Module, batch: Batch) -> Origin | None:
+    """Return the first module, in the order they finish, whose output is non-finite."""
+    found: list[Origin] = []
+
+    def look(site: str, output: Any) -> None:
+        for tensor in _tensors(output) if not found else ():
+            if kind := kind_of(tensor):
+                what = f"the output of {site or 'the model'}"
+                found.append(
+                    Origin(direction="forward", site=site, what=what, kind=kind)
+                )
+                return
+
+    # After the module's own hooks: one of them may have made it.
+    handles = [
+        module.register_forward_hook(lambda m, args, out, site=site: look(site, out))
+        for site, module in named(model)
+    ]
+    try:
+        batch.replay(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for part in output for tensor in _tensors(part)]
+    return []
+
 
 ADVICE = {
     "forward": "look at the scale of what enters that site, or run it in float32",
@@ -22,92 +214,93 @@ ADVICE = {
 
 
 @dataclass(slots=True)
-class Alarm:
-    """Rings once when numbers go bad, and is ready again when they are good."""
+class NonfiniteMonitor:
+    """Reports once when numbers turn non-finite, and again after a recovery."""
 
     model: nn.Module
     rank: int = 0
-    ringing: bool = False
-    _quiet_step: bool = True
-    held: Callable[[], Batch | None] = lambda: None
-    """The step's batch, where it is held."""
+    active: bool = False
+    _clean_step: bool = True
+    stored: Callable[[], Batch | None] = lambda: None
+    """The step's batch, where it is stored."""
     keep: Path | None = None
     """The run beside which a broken step is saved."""
     _found: list[Finding] = field(default_factory=list)
 
     @torch.no_grad()
-    def loss(self, step: int, loss: Tensor, root: Tensor) -> None:
+    def check_loss(self, step: int, loss: Tensor, root: Tensor) -> None:
         """Look at a loss before its backward pass."""
-        if not forensics.is_bad(loss):
+        if not is_bad(loss):
             return
-        if not self.ringing:
-            culprit = (
-                forensics.broken_weight(self.model)
-                or self._replayed(step)
-                or forensics.broken_activation(self.model, root)
+        if not self.active:
+            origin = (
+                broken_weight(self.model)
+                or self._replay(step)
+                or broken_activation(self.model, root)
             )
-            self._ring(step, culprit)
-        self._quiet_step = False
+            self._report(step, origin)
+        self._clean_step = False
 
     @torch.no_grad()
-    def norm(self, step: int, norm: Tensor, *, scaled: bool) -> None:
+    def check_norm(self, step: int, norm: Tensor, *, scaled: bool) -> None:
         """Look at a gradient norm before it clips."""
-        if not forensics.is_bad(norm):
+        if not is_bad(norm):
             return
-        if not self.ringing:
+        if not self.active:
             # A GradScaler finds its scale by overflowing now and then.
             if not scaled:
-                self._replayed(step)
-            self._ring(step, forensics.broken_gradient(self.model), expected=scaled)
-        self._quiet_step = False
+                self._replay(step)
+            self._report(step, broken_gradient(self.model), expected=scaled)
+        self._clean_step = False
 
     @torch.no_grad()
-    def late(self, step: int, quantity: str) -> None:
+    def check_late(self, step: int, quantity: str) -> None:
         """Take note of a value that was read only after its step: on an accelerator."""
-        if not self.ringing:
+        if not self.active:
             model = self.model
-            culprit = forensics.broken_weight(model) or forensics.broken_gradient(model)
-            self._ring(step, culprit, quantity=quantity)
-        self._quiet_step = False
+            origin = broken_weight(model) or broken_gradient(model)
+            self._report(step, origin, quantity=quantity)
+        self._clean_step = False
 
-    def taken(self) -> list[Finding]:
-        """End a step: return what was found; be ready again if it was a good one."""
+    def pop(self) -> list[Finding]:
+        """End a step: return what was found; report again after a good step."""
         found, self._found = self._found, []
-        self.ringing = self.ringing and not self._quiet_step
-        self._quiet_step = True
+        self.active = self.active and not self._clean_step
+        self._clean_step = True
         return found
 
-    def heed(self, findings: list[Finding]) -> None:
-        """Ring also for what another rank has found."""
+    def note_other_ranks(self, findings: list[Finding]) -> None:
+        """Treat what another rank found as reported."""
         if any(finding.rule.startswith("nonfinite.") for finding in findings):
-            self.ringing, self._quiet_step = True, False
+            self.active, self._clean_step = True, False
 
-    def _replayed(self, step: int) -> Culprit | None:
-        """Save the held batch, run it once more, and see where it goes wrong."""
-        batch = self.held()
-        # Only this rank may be ill: a pass that gathers weights would wait for ever.
+    def _replay(self, step: int) -> Origin | None:
+        """Save the stored batch, run it once more, and see where it goes wrong."""
+        batch = self.stored()
+        # This rank may be the only one with a NaN: a pass that gathers weights would
+        # wait for the others for ever.
         if batch is None or needs_all_ranks(self.model):
             return None
         if self.keep is not None:
-            save(bundle_path(self.keep, step), batch, unwrapped(self.model))
+            save_step(bundle_path(self.keep, step), batch, unwrapped(self.model))
         return first_bad_module(self.model, batch)
 
-    def _ring(
+    def _report(
         self,
         step: int,
-        culprit: Culprit | None,
+        origin: Origin | None,
         *,
         expected: bool = False,
         quantity: str = "loss",
     ) -> None:
-        self.ringing = True
-        self._found.append(_finding(step, culprit, self.rank, quantity, expected))
+        self.active = True
+        self._found.append(_finding(step, origin, self.rank, quantity, expected))
 
 
 def _finding(
-    step: int, culprit: Culprit | None, rank: int, quantity: str, expected: bool
+    step: int, origin: Origin | None, rank: int, quantity: str, expected: bool
 ) -> Finding:
-    if culprit is None:
+    if origin is None:
         return Finding(
             step=step,
             severity="error",
@@ -119,9 +312,9 @@ def _finding(
     return Finding(
         step=step,
         severity="info" if expected else "error",
-        rule=f"nonfinite.{culprit.direction}",
-        site=culprit.site,
-        message=culprit.sentence[:-1] + f", rank {rank})",
-        advice=ADVICE[culprit.direction],
-        evidence={"kind": culprit.kind, "direction": culprit.direction, "rank": rank},
+        rule=f"nonfinite.{origin.direction}",
+        site=origin.site,
+        message=origin.sentence[:-1] + f", rank {rank})",
+        advice=ADVICE[origin.direction],
+        evidence={"kind": origin.kind, "direction": origin.direction, "rank": rank},
     )

@@ -1,11 +1,8 @@
-"""What a user may choose when watching, validated when it is said.
+"""Options of ``watch``: what a user may choose, from where, and what each preset reads.
 
-One configuration from four places: arguments, environment, file, defaults.
-
-Which probes each preset puts on: one line per probe, cheapest preset first.
-
-Each entry makes a new probe, because a probe keeps the state of one watched model. The
-argument is over how many ranks its values will be put together.
+Arguments come first, then ``EQUIPOISE_*`` variables, then ``equipoise.toml``, then
+defaults; all are validated at once. A preset is a list of probes, the cheapest preset
+first; each is made anew, because a probe keeps the state of one watched model.
 """
 
 import difflib
@@ -20,17 +17,11 @@ from typing import Any, Literal, Protocol, get_args
 from equipoise.errors import InputError
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.backward import BackwardFactors
-from equipoise.probes.capture import Probe
-from equipoise.probes.curvature import Sharpness
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
-from equipoise.probes.lipschitz import LocalLipschitz
-from equipoise.probes.logits import OutputLogits
-from equipoise.probes.norm_scales import NormScales
-from equipoise.probes.precision import NumericalFragility
-from equipoise.probes.residual import Magnitudes, StreamShape
-from equipoise.probes.router import RouterLoad
-from equipoise.probes.selection import HeadSelection
+from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
+from equipoise.probes.logits import OutputLogits, RouterLoad
+from equipoise.probes.protocols import Probe
 from equipoise.probes.updates import AdamUpdates
 from equipoise.records import Finding
 
@@ -45,7 +36,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """How often to look, how hard, and whom to tell."""
+    """How often to measure, what, and where the results go."""
 
     every: int = 10
     """Sample one step in this many, counted from the first."""
@@ -53,7 +44,7 @@ class WatchOptions:
     """Steps to sample besides, whatever ``every`` and ``budget`` say."""
     budget: float | None = None
     """Largest share of the training's time that sampling may take, such as 0.02.
-    ``every`` is then the least interval, and grows until the budget is kept."""
+    ``every`` is then the least interval, and grows until sampling fits the budget."""
     preset: Preset = "default"
     """What is measured: ``minimal``, ``default`` or ``deep``."""
     strict: bool = False
@@ -81,8 +72,8 @@ class WatchOptions:
 
 
 def _steps(value: object, *, least: int = 0) -> bool:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    return whole and int(value) >= least  # type: ignore[call-overload]
+    integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return integer and int(value) >= least  # type: ignore[call-overload]
 
 
 def _share(value: object) -> bool:
@@ -91,8 +82,8 @@ def _share(value: object) -> bool:
 
 FILE = "equipoise.toml"
 PREFIX = "EQUIPOISE_"
-# Read by others: where runs live, how the command line reports its defects.
-NOT_OURS = {
+# Read elsewhere: where runs are kept, how the command line reports its defects.
+OTHER_VARIABLES = {
     *("EQUIPOISE_LAB", "EQUIPOISE_RUNS"),
     *("EQUIPOISE_TRACEBACK", "EQUIPOISE_TEST_PROCESSES"),
 }
@@ -100,7 +91,7 @@ NOT_OURS = {
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
-def chosen(given: Mapping[str, Any]) -> WatchOptions:
+def read_options(given: Mapping[str, Any]) -> WatchOptions:
     """Return the options: arguments over ``EQUIPOISE_*`` over ``equipoise.toml``.
 
     Raises:
@@ -127,10 +118,10 @@ def from_environment() -> dict[str, Any]:
     named = {
         key.removeprefix(PREFIX).lower(): (key, text)
         for key, text in os.environ.items()
-        if key.startswith(PREFIX) and key not in NOT_OURS
+        if key.startswith(PREFIX) and key not in OTHER_VARIABLES
     }
     _known(named, "the environment", prefix=PREFIX)
-    return {name: _parsed(name, *said) for name, said in named.items()}
+    return {name: _parsed(name, *given) for name, given in named.items()}
 
 
 def _parsed(name: str, key: str, text: str) -> Any:
@@ -142,9 +133,9 @@ def _parsed(name: str, key: str, text: str) -> Any:
         raise InputError(f"{key}={text!r}: {error}") from error
 
 
-def _switch(text: str) -> bool:
+def _boolean(text: str) -> bool:
     if text.lower() not in TRUE | FALSE:
-        raise ValueError("say 1 or 0")
+        raise ValueError("give 1 or 0")
     return text.lower() in TRUE
 
 
@@ -153,9 +144,9 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "at": lambda text: tuple(int(word) for word in text.split(",")),
     "budget": float,
     "preset": str,
-    "strict": _switch,
-    "hold_batch": _switch,
-    "quiet": _switch,
+    "strict": _boolean,
+    "hold_batch": _boolean,
+    "quiet": _boolean,
 }
 
 
@@ -164,10 +155,10 @@ def _known(names: Mapping[str, Any], where: str, *, prefix: str = "") -> None:
     for name in names:
         if name not in options:
             near = difflib.get_close_matches(name, options, n=1, cutoff=0.0)[0]
-            said = f"{prefix}{name.upper()}" if prefix else name
+            given = f"{prefix}{name.upper()}" if prefix else name
             meant = f"{prefix}{near.upper()}" if prefix else near
             raise InputError(
-                f"{said}: no such option in {where}; the nearest is {meant} "
+                f"{given}: no such option in {where}; the nearest is {meant} "
                 f"(all: {', '.join(options)})"
             )
 
@@ -189,22 +180,26 @@ DEFAULT: tuple[Maker, ...] = (
     lambda ranks: RouterLoad(),
     lambda ranks: OutputLogits(),
 )
-DEEP: tuple[Maker, ...] = (
-    *DEFAULT,
-    lambda ranks: HeadProducts(),
-    lambda ranks: LocalLipschitz(ranks=ranks),
-    lambda ranks: HeadSelection(),
-    lambda ranks: NumericalFragility(ranks=ranks),
-    lambda ranks: Sharpness(),
-)
-
-PRESETS: dict[str, tuple[Maker, ...]] = {
-    "minimal": MINIMAL,
-    "default": DEFAULT,
-    "deep": DEEP,
-}
 
 
-def probes(preset: str, *, ranks: int = 1) -> list[Probe]:
+def _deep_probes(ranks: int) -> list[Probe]:
+    # Imported here: they load the papers' mathematics, which nothing else needs.
+    from equipoise.probes.curvature import Sharpness
+    from equipoise.probes.lipschitz import LocalLipschitz
+    from equipoise.probes.precision import NumericalFragility
+    from equipoise.probes.selection import HeadSelection
+
+    return [
+        HeadProducts(),
+        LocalLipschitz(ranks=ranks),
+        HeadSelection(),
+        NumericalFragility(ranks=ranks),
+        Sharpness(),
+    ]
+
+
+def preset_probes(preset: str, *, ranks: int = 1) -> list[Probe]:
     """Return the probes of a preset, new."""
-    return [make(ranks) for make in PRESETS[preset]]
+    makers = MINIMAL if preset == "minimal" else DEFAULT
+    deep = _deep_probes(ranks) if preset == "deep" else []
+    return [*(make(ranks) for make in makers), *deep]

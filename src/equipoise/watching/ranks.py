@@ -1,4 +1,4 @@
-"""The ranks of one training: who writes, and one exchange per sampled step."""
+"""The ranks of one training: which one writes, and one exchange per sampled step."""
 
 import logging
 from collections.abc import Sequence
@@ -14,53 +14,54 @@ from equipoise.watching.merge import Message
 
 log = logging.getLogger("equipoise")
 
-ASSEMBLY_S = 60.0
+ATTACH_TIMEOUT_S = 60.0
 """How long the ranks wait for each other to attach."""
-FAREWELL_S = 5.0
+FINAL_TIMEOUT_S = 5.0
 LEAST_BYTES = 1 << 16
 
 
 class Ranks(Protocol):
-    """Those who watch one training together."""
+    """The ranks that watch one training together."""
 
     rank: int
     count: int
 
-    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
+    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
 
     def reserve(self, size: int) -> None: ...
 
-    def exchanged(self, message: Message) -> Sequence[Message]: ...
+    def exchange(self, message: Message) -> Sequence[Message]: ...
 
-    def farewell(self, message: Message) -> Sequence[Message]: ...
+    def final_exchange(self, message: Message) -> Sequence[Message]: ...
 
 
-class Alone:
+class SingleRank:
     """A training in one process, or one that is watched process by process."""
 
     rank = 0
     count = 1
 
-    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
+    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
         assert start is not None
         return start
 
     def reserve(self, size: int) -> None:
         pass  # nothing travels
 
-    def exchanged(self, message: Message) -> Sequence[Message]:
+    def exchange(self, message: Message) -> Sequence[Message]:
         return [message]
 
-    def farewell(self, message: Message) -> Sequence[Message]:
+    def final_exchange(self, message: Message) -> Sequence[Message]:
         return [message]
 
 
-class Together:
+class GroupRanks:
     """All ranks of the default process group, one file, one exchange per sample.
 
     The exchange is one ``all_gather`` of a buffer whose size all ranks know: a power of
-    two well above the largest message seen so far. Who does not fit says so in its
-    first eight bytes and sends nothing else; everybody then enlarges the buffer.
+    two well above the largest message seen so far. A message that does not
+    fit is announced by its size in the first eight bytes; all ranks then enlarge the
+    buffer.
     """
 
     def __init__(self, store: Any) -> None:
@@ -69,7 +70,7 @@ class Together:
         self._capacity = LEAST_BYTES
         self.collectives = 0
 
-    def agreed(self, start: tuple[str, str] | None) -> tuple[str, str]:
+    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
         """Return the file and the first step that the first rank names."""
         if start is not None:
             self._store.set("start", "\n".join(start))
@@ -82,11 +83,11 @@ class Together:
             self._store.set("room", str(size))
         self._capacity += int(self._store.get("room").decode())
 
-    def exchanged(self, message: Message) -> Sequence[Message]:
+    def exchange(self, message: Message) -> Sequence[Message]:
         """Return every rank's message; none if one did not fit.
 
         Raises:
-            RuntimeError: If a rank is gone; whoever calls stands down.
+            RuntimeError: If a rank is gone; watching then ends.
         """
         received = self._gathered(message.to_bytes())
         sizes = [int.from_bytes(part[:8], "little") for part in received]
@@ -97,12 +98,12 @@ class Together:
         parts = zip(received, sizes, strict=True)
         return [Message.from_bytes(part[8 : 8 + size]) for part, size in parts]
 
-    def farewell(self, message: Message) -> Sequence[Message]:
+    def final_exchange(self, message: Message) -> Sequence[Message]:
         """Return every rank's last message, through the store: some may be gone."""
         names = [f"bye/{rank}" for rank in range(self.count)]
         try:
             self._store.set(names[self.rank], message.to_bytes())
-            self._store.wait(names, timedelta(seconds=FAREWELL_S))
+            self._store.wait(names, timedelta(seconds=FINAL_TIMEOUT_S))
             return [Message.from_bytes(self._store.get(name)) for name in names]
         except RuntimeError:
             return [message]
@@ -126,39 +127,39 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
-_assemblies = 0
+_groups_connected = 0
 
 
-def assembled() -> Ranks:
-    """Return the ranks that watch with us, agreed without a collective.
+def connect_ranks() -> Ranks:
+    """Return the ranks that watch with us, agreed on without a collective.
 
-    Somebody may call ``watch`` on the first rank only; a collective would then wait for
-    ever. The group's key-value store tells who came, and the first to decide whether
-    all did decides for everybody.
+    A user may call ``watch`` on the first rank only; a collective would then wait for
+    ever. The group's key-value store holds which ranks called, and the first rank to
+    decide whether all did decides for all.
     """
-    global _assemblies
+    global _groups_connected
     if (
         not (dist.is_available() and dist.is_initialized())
         or dist.get_world_size() == 1
     ):
-        return Alone()
-    _assemblies += 1
-    store = PrefixStore(f"equipoise/{_assemblies}", _store())
+        return SingleRank()
+    _groups_connected += 1
+    store = PrefixStore(f"equipoise/{_groups_connected}", _store())
     store.set(f"here/{dist.get_rank()}", "1")
     names = [f"here/{rank}" for rank in range(dist.get_world_size())]
     try:
-        store.wait(names, timedelta(seconds=ASSEMBLY_S))
-        said = "together"
+        store.wait(names, timedelta(seconds=ATTACH_TIMEOUT_S))
+        decision = "together"
     except RuntimeError:
-        said = "apart"
-    verdict = store.compare_set("verdict", "", said)
+        decision = "apart"
+    verdict = store.compare_set("verdict", "", decision)
     if verdict in (b"together", "together"):
-        return Together(store)
+        return GroupRanks(store)
     log.warning(
         "equipoise: only some ranks called watch; values are of this rank alone. "
-        "Call it on every rank to see the whole model"
+        "Call it on every rank to read the full model"
     )
-    return Alone()
+    return SingleRank()
 
 
 def _store() -> Any:

@@ -1,51 +1,58 @@
-"""Puts a step together: what was measured, by all ranks, derived, and written.
+"""Records steps: puts together what all ranks measured, writes it, reports findings.
 
-Everything that leaves the training process: to the run file and the sinks.
-
-Readings that follow from other readings, on the host, without the model.
+Everything that leaves the training process passes here: readings to the run file and
+the sinks, findings to the log and to the user's callback, one line to the terminal when
+watching begins and one when it ends.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from equipoise.probes.capture import Boundary
+from rich.console import Console
+
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.capture import Boundary, Table
 from equipoise.records import Finding, Reading
 from equipoise.store import RunWriter
-from equipoise.watching.merge import Message, combined, completed
+from equipoise.watching.merge import Message, add_shared, merge_messages
 from equipoise.watching.options import Sink
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
 from equipoise.watching.step_readings import (
     Entry,
-    Light,
-    Table,
-    as_readings,
+    StepScalars,
+    derived_readings,
     scalar_readings,
+    table_readings,
 )
 
+log = logging.getLogger("equipoise")
+LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
-class Ledger:
-    """Writes what the ranks agreed on; only the first rank has a file and sinks."""
 
-    def __init__(self, writer: RunWriter | None, sinks: Sequence[Sink]) -> None:
-        self._writer = writer
-        self._sinks = sinks if writer is not None else ()
+class StepWriter:
+    """Writes readings and findings; only the first rank has a file and sinks."""
+
+    def __init__(self, run: RunWriter | None, sinks: Sequence[Sink]) -> None:
+        self._run = run
+        self._sinks = sinks if run is not None else ()
 
     def write(self, readings: Sequence[Reading], findings: Sequence[Finding]) -> None:
-        """Commit readings and findings in one transaction, then tell the sinks."""
-        if self._writer is None or not (readings or findings):
+        """Commit readings and findings in one transaction, then log to the sinks."""
+        if self._run is None or not (readings or findings):
             return
-        self._writer.append(readings, findings=findings)
+        self._run.append(readings, findings=findings)
         for sink in self._sinks:
             for step, values in by_step(readings).items():
                 sink.log(values, step)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._run is not None:
+            self._run.close()
+            self._run = None
 
 
 def by_step(readings: Sequence[Reading]) -> dict[int, dict[str, float]]:
@@ -65,208 +72,140 @@ def by_step(readings: Sequence[Reading]) -> dict[int, dict[str, float]]:
     return out
 
 
-Values = dict[str, tuple[float, ...]]
-"""site → values."""
-DerivedTable = dict[str, Values]
-"""quantity → site → values."""
-
-
-def derived(step: int, readings: Iterable[Reading], blocks: list[str]) -> list[Reading]:
-    """Return the step's derived readings; what cannot be derived is absent, never 0."""
-    table = {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in readings}
-    found = [
-        *_gradients(table, blocks),
-        *_updates(table),
-        *_sensitivities(table, blocks),
-    ]
-    return [
-        Reading(step=step, quantity=q, sites=tuple(v), values=tuple(v.values()))
-        for q, v in found
-        if v
-    ]
-
-
-def _gradients(table: DerivedTable, blocks: list[str]) -> Iterator[tuple[str, Values]]:
-    norms = table.get("gradient.norm", {})
-    if norms and "gradient.norm.total" not in table:
-        total = math.sqrt(sum(v[0] ** 2 for v in norms.values()))
-        yield "gradient.norm.total", {"": (total,)}
-    if blocks and {blocks[0], blocks[-1]} <= norms.keys() and norms[blocks[-1]][0]:
-        ratio = norms[blocks[0]][0] / norms[blocks[-1]][0]
-        yield "gradient.first_to_last", {"": (ratio,)}
-
-
-def _updates(table: DerivedTable) -> Iterator[tuple[str, Values]]:
-    moved, size = table.get("update.norm", {}), table.get("weight.norm", {})
-    here = [site for site in moved if site in size and size[site][0]]
-    yield "update.ratio", {s: (moved[s][0] / size[s][0],) for s in here}
-
-
-def _sensitivities(
-    table: DerivedTable, blocks: list[str]
-) -> Iterator[tuple[str, Values]]:
-    """S = θ·B̄²·G per attention site, with B̄ of its input and of its block's stream.
-
-    The factors are kept as logarithms: their differences over time or over layers
-    say which of them moved S.
-    """
-    G, theta = table.get("projection.G", {}), table.get("attention.theta.mean", {})
-    streams = table.get("residual.B", {})
-    mean = {site: sum(v) / len(v) for site, v in theta.items() if site in G}
-    for name, B in (
-        ("S", table.get("attention.B", {})),
-        (
-            "S_residual",
-            {s: streams[b] for s in mean if (b := block_of(s, blocks)) in streams},
-        ),
-    ):
-        here = [site for site in G if site in mean and site in B]
-        S: Values = {s: (mean[s] * B[s][0] ** 2 * G[s][0],) for s in here}
-        yield f"sensitivity.{name}", S
-        yield f"sensitivity.{name}.ln_B2", {s: (2 * _ln(B[s][0]),) for s in here}
-    yield "sensitivity.ln_theta", {s: (_ln(mean[s]),) for s in G if s in mean}
-    yield "sensitivity.ln_G", {s: (_ln(G[s][0]),) for s in G if s in mean}
-
-
-def block_of(site: str, blocks: list[str]) -> str:
-    """Return the block a site lies in, or an empty name."""
-    return next((b for b in blocks if f"{site}.".startswith(f"{b}.")), "")
-
-
-def _ln(x: float) -> float:
-    """Return ln x, with ln 0 = -inf: a dead factor is a reading, not an error."""
-    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)
-
-
 @dataclass(slots=True)
-class Account:
+class Recorder:
     """What a run knows so far and has not written yet."""
 
-    ledger: Ledger
+    writer: StepWriter
     ranks: Ranks
     schedule: Schedule
     sampler: Sampler
-    light: Light = field(default_factory=Light)
-    _waiting: list[Finding] = field(default_factory=list)
-    _reported: set[str] = field(default_factory=set)
-    _said_interval: int = 0
+    scalars: StepScalars = field(default_factory=StepScalars)
+    _findings: list[Finding] = field(default_factory=list)
+    _failures_reported: set[str] = field(default_factory=set)
+    _interval_reported: int = 0
 
-    def note(self, findings: Sequence[Finding]) -> None:
-        """Keep findings of this rank until the ranks next agree."""
-        self._waiting += findings
+    def add_findings(self, findings: Sequence[Finding]) -> None:
+        """Keep findings of this rank until the next write."""
+        self._findings += findings
 
-    def sampled(self, step: int, table: Table, meter: Meter) -> list[Finding]:
+    def write_sample(self, step: int, table: Table, meter: Meter) -> list[Finding]:
         """Write a sampled step; return the findings all ranks agree on."""
         message = Message(
             table=table,
             parts=self.sampler.parts(),
-            scalars=self.light.taken(),
-            findings=self._waiting,
+            scalars=self.scalars.pop(),
+            findings=self._findings,
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
         )
-        self._restore(message.scalars)  # until they are written, they are ours to keep
-        answers = self.ranks.exchanged(message)
-        if not answers:
+        self._restore(message.scalars)  # they stay pending until they are written
+        messages = self.ranks.exchange(message)
+        if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
             return []
-        self.light.taken()
-        whole = combined(answers) if len(answers) > 1 else message
-        self._waiting = []
-        shared = self.sampler.together([answer.parts for answer in answers])
-        whole.table = completed(whole.table, shared)
-        findings = [*whole.findings, *self._adapted(step, whole)]
-        self._write(step, whole, findings)
+        self.scalars.pop()
+        merged = merge_messages(messages) if len(messages) > 1 else message
+        self._findings = []
+        shared = self.sampler.read_parts([message.parts for message in messages])
+        merged.table = add_shared(merged.table, shared)
+        findings = [*merged.findings, *self._adapt(step, merged)]
+        self._write(step, merged, findings)
         return findings
 
-    def flushed(self) -> list[Finding]:
-        """Write what gathered off-sample, if it is time and nobody must be asked."""
-        urgent = bool(self._waiting) or self.light.due
+    def flush_if_due(self) -> list[Finding]:
+        """Write what gathered off-sample, if it is time and no other rank is needed."""
+        urgent = bool(self._findings) or self.scalars.due
         if self.ranks.count > 1 or not urgent:
             return []
-        return self._flush(
-            [Message(scalars=self.light.taken(), findings=self._waiting)]
-        )
+        return self._flush([self._scalars_and_findings()])
 
-    def closed(self, *, orderly: bool) -> list[Finding]:
+    def close(self, *, orderly: bool) -> list[Finding]:
         """Write whatever is left and close the file."""
-        message = Message(scalars=self.light.taken(), findings=self._waiting)
-        last = self.ranks.farewell(message) if orderly else [message]
+        message = self._scalars_and_findings()
+        last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
-            message.findings.append(_lost(self.schedule.step, self.ranks))
+            message.findings.append(_rank_lost(self.schedule.step, self.ranks))
         findings = self._flush(last or [message])
-        self.ledger.close()
+        self.writer.close()
         return findings
 
-    def failures(self, step: int, boundary: Boundary) -> None:
-        """Note a finding for each probe that died since the last step."""
-        new = boundary.failed.keys() - self._reported
-        self._reported |= new
-        self.note([_failure(step, name, boundary.failed[name]) for name in sorted(new)])
-
-    def _flush(self, messages: Sequence[Message]) -> list[Finding]:
-        self._waiting = []
-        whole = combined(messages) if len(messages) > 1 else messages[0]
-        self.ledger.write(scalar_readings(whole.scalars), whole.findings)
-        return whole.findings
+    def add_failures(self, step: int, boundary: Boundary) -> None:
+        """Add a finding for each probe that failed since the last step."""
+        new = boundary.failed.keys() - self._failures_reported
+        self._failures_reported |= new
+        failed = boundary.failed
+        self.add_findings([_probe_failed(step, n, failed[n]) for n in sorted(new)])
 
     def pending(self) -> list[Entry]:
         """Return the scalars that are not in the file yet; they stay to be written."""
-        scalars = self.light.taken()
+        scalars = self.scalars.pop()
         self._restore(scalars)
         return scalars
 
     def restore(self, scalars: Sequence[Entry]) -> None:
-        """Take up a checkpoint's scalars in place of those gathered since."""
-        self.light.taken()
+        """Continue with a checkpoint's scalars in place of those gathered since."""
+        self.scalars.pop()
         self._restore(scalars)
 
     def _restore(self, scalars: Sequence[Entry]) -> None:
         for step, name, value in scalars:
-            self.light.add(step, name, value)
+            self.scalars.add(step, name, value)
 
-    def _write(self, step: int, whole: Message, findings: Sequence[Finding]) -> None:
-        readings: list[Reading] = scalar_readings(whole.scalars)
-        now = [reading for reading in readings if reading.step == step]
-        heavy = as_readings(step, whole.table)
-        more = derived(step, [*now, *heavy], list(self.sampler.anatomy.blocks))
-        self.ledger.write([*readings, *heavy, *more], findings)
+    def _scalars_and_findings(self) -> Message:
+        return Message(scalars=self.scalars.pop(), findings=self._findings)
 
-    def _adapted(self, step: int, whole: Message) -> list[Finding]:
-        interval = self.schedule.adapt(cost=whole.cost, plain=whole.plain)
-        old = self._said_interval or self.schedule.every
+    def _flush(self, messages: Sequence[Message]) -> list[Finding]:
+        self._findings = []
+        merged = merge_messages(messages) if len(messages) > 1 else messages[0]
+        self.writer.write(scalar_readings(merged.scalars), merged.findings)
+        return merged.findings
+
+    def _write(self, step: int, merged: Message, findings: Sequence[Finding]) -> None:
+        scalars = scalar_readings(merged.scalars)
+        now = [reading for reading in scalars if reading.step == step]
+        sampled = table_readings(step, merged.table)
+        blocks = list(self.sampler.anatomy.blocks)
+        derived = derived_readings(step, [*now, *sampled], blocks)
+        self.writer.write([*scalars, *sampled, *derived], findings)
+
+    def _adapt(self, step: int, merged: Message) -> list[Finding]:
+        interval = self.schedule.adapt(cost=merged.cost, plain=merged.plain)
+        old = self._interval_reported or self.schedule.every
         if interval is None or 1 / 2 < interval / old < 2:
             return []
-        self._said_interval = interval
-        return [_thinned(step, interval, self.schedule, whole)]
+        self._interval_reported = interval
+        return [_interval_changed(step, interval, self.schedule, merged)]
 
 
-def _thinned(step: int, interval: int, schedule: Schedule, whole: Message) -> Finding:
+def _interval_changed(
+    step: int, interval: int, schedule: Schedule, merged: Message
+) -> Finding:
     return Finding(
         step=step,
         severity="info",
         rule="watch.budget",
         message=f"sampling every {interval} steps from here on (asked: every "
-        f"{schedule.every}): a sample takes {whole.cost / whole.plain:.2f} steps, and "
-        f"the budget is {schedule.budget:.1%}",
+        f"{schedule.every}): a sample takes {merged.cost / merged.plain:.2f} steps, "
+        f"and the budget is {schedule.budget:.1%}",
         advice="raise the budget, choose preset='minimal', or accept fewer samples",
-        evidence={"interval": interval, "cost": whole.cost, "plain": whole.plain},
+        evidence={"interval": interval, "cost": merged.cost, "plain": merged.plain},
     )
 
 
-def _lost(step: int, ranks: Ranks) -> Finding:
+def _rank_lost(step: int, ranks: Ranks) -> Finding:
     return Finding(
         step=step,
         severity="warn",
         rule="watch.rank_lost",
-        message=f"only rank {ranks.rank} of {ranks.count} came to the end: the others "
-        "died, or left without closing; scalars since the last sample are this rank's",
+        message=f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
+        "ended without closing; scalars since the last sample are this rank's",
         advice="look at the other ranks' logs; every sample before this is complete",
         evidence={"rank": ranks.rank},
     )
 
 
-def _failure(step: int, name: str, error: BaseException) -> Finding:
+def _probe_failed(step: int, name: str, error: BaseException) -> Finding:
     return Finding(
         step=step,
         severity="warn",
@@ -274,3 +213,69 @@ def _failure(step: int, name: str, error: BaseException) -> Finding:
         message=f"the {name} probe failed and was detached: {error!r}",
         advice="training is unaffected; please report the logged traceback",
     )
+
+
+class Reporter:
+    """Reports each finding once: to the log on the first rank, to the user on all."""
+
+    def __init__(
+        self,
+        on_finding: Callable[[Finding], Any] | None,
+        *,
+        first_rank: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        self._on_finding, self._first_rank, self._quiet = on_finding, first_rank, quiet
+        self.findings: list[Finding] = []
+
+    def report(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return what is new among them, after reporting it."""
+        new = [finding for finding in findings if finding not in self.findings]
+        for finding in new:
+            self.findings.append(finding)
+            if self._first_rank:
+                where = f" at {finding.site}" if finding.site else ""
+                text = f"equipoise: step {finding.step}{where}: {finding.message}"
+                log.log(LEVELS[finding.severity], "%s", text)
+            if self._on_finding is not None:
+                self._on_finding(finding)
+        return new
+
+    @property
+    def worst(self) -> Finding | None:
+        """The most severe finding, the earliest of those."""
+        order = {"error": 0, "warn": 1, "info": 2}
+        severity = lambda f: (order[f.severity], f.step)  # noqa: E731
+        return min(self.findings, key=severity, default=None)
+
+    def summary(self, steps: int) -> str:
+        """Return the run in one sentence: the worst finding, or that there is none."""
+        worst = self.worst
+        if worst is None:
+            return f"{steps} steps watched, nothing found"
+        where = f" at {worst.site}" if worst.site else ""
+        found = f"{worst.severity} at step {worst.step}{where}: {worst.message}"
+        return f"{steps} steps watched, {found}"
+
+    def print_line(self, text: str) -> None:
+        """Print once: to the log if it shows such lines, otherwise to stderr."""
+        if not self._first_rank:
+            return
+        if log.isEnabledFor(logging.INFO):
+            log.info("equipoise: %s", text)
+        elif not self._quiet:
+            console = Console(stderr=True, soft_wrap=True)
+            console.print(f"[bold]equipoise[/bold] {text}", highlight=False)
+
+
+def describe_sites(anatomy: Anatomy) -> str:
+    """Return what was found in a model, in words."""
+    count = len(anatomy.attention)
+    if not count:
+        return f"{anatomy.family}, whose attention, if any, only its calls will show"
+    text = f"{count} attention site{'' if count == 1 else 's'} of {anatomy.family}"
+    unread = [site.name for site in anatomy.attention if site.projections is None]
+    if unread:
+        more = f" and {len(unread) - 2} more" if len(unread) > 2 else ""
+        text += f" (projections unread: {', '.join(unread[:2])}{more})"
+    return text

@@ -1,4 +1,4 @@
-"""One sampled step: an eager model is measured as it runs, a compiled one after."""
+"""Samples one step: an eager model is read as it runs, a compiled one afterwards."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,23 +10,21 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import (
     Boundary,
-    GradientProbe,
-    Heard,
-    Probe,
-    SharingProbe,
-    UpdateProbe,
+    Collector,
+    PassCoverage,
+    Table,
     attached,
-    listening,
+    capturing,
 )
+from equipoise.probes.protocols import GradientProbe, Probe, SharingProbe, UpdateProbe
 from equipoise.probes.sharding import Parts
-from equipoise.watching import loop_hooks as tracing
-from equipoise.watching.batch import Holder, compiled_parts
+from equipoise.watching.batch import BatchCapture, compiled_parts
+from equipoise.watching.loop_hooks import notify_tracing, on_tracing
 from equipoise.watching.ranks import Ranks
-from equipoise.watching.step_readings import Collector, Table
 
 
 class Sampler:
-    """Puts probes on for a step and takes them off; holds what they said."""
+    """Attaches probes for a step and detaches them; holds what they emitted."""
 
     def __init__(
         self,
@@ -38,12 +36,12 @@ class Sampler:
     ) -> None:
         self.anatomy, self.probes, self.boundary = anatomy, list(probes), boundary
         self._only_training = only_training
-        self._collector = Collector()
+        self.coverage = PassCoverage()
+        self._collector = Collector(self.coverage.gaps)
         self._stack = ExitStack()
-        self._holder: Holder | None = None
-        self.heard = Heard()
+        self._batch_capture: BatchCapture | None = None
         self.armed = self._was_traced = self._frozen = False
-        tracing.listens(self, id(self))
+        on_tracing(self, id(self))
         self._opened: Callable[[], bool] = bool
 
     def begin(self, ranks: Ranks) -> None:
@@ -63,12 +61,15 @@ class Sampler:
         """Wait for the next forward pass."""
         if self._frozen:
             return
-        self.heard, self.armed, self._was_traced = Heard(), True, False
+        self.coverage, self.armed, self._was_traced = PassCoverage(), True, False
+        self._collector = Collector(self.coverage.gaps)
         if compiled_parts(self.anatomy.model):
-            holder = Holder(self.anatomy.model, only_training=self._only_training)
-            self._stack.enter_context(holder.installed())
-            self._holder = holder
-            self._opened = lambda: holder.batch is not None
+            capture = BatchCapture(
+                self.anatomy.model, only_training=self._only_training
+            )
+            self._stack.enter_context(capture.installed())
+            self._batch_capture = capture
+            self._opened = lambda: capture.batch is not None
             return
         window = attached(
             self.probes,
@@ -76,8 +77,8 @@ class Sampler:
             self._collector,
             boundary=self.boundary,
             only_training=self._only_training,
-            heard=self.heard,
-            traced=partial(tracing.tell, id(self)),
+            coverage=self.coverage,
+            traced=partial(notify_tracing, id(self)),
         )
         opened = self._stack.enter_context(window)
         self._opened = lambda: opened.opened
@@ -88,36 +89,36 @@ class Sampler:
         return self._opened()
 
     def traced(self) -> None:
-        """Learn that compiled code is going to call the model without us."""
+        """Note that compiled code is going to call the model without our hooks."""
         self._was_traced = True
 
-    def passed_by(self) -> bool:
-        """Say, once, whether compiled code called the model this step waited for.
+    def missed_compiled_call(self) -> bool:
+        """Return, once, whether compiled code called the model this step waited for.
 
-        Then wait no more, and leave the doors on: compiled code knows them, and would
+        Then wait no more, and leave the hooks on: compiled code knows them, and would
         be compiled again without them.
         """
-        passed = self.armed and self._was_traced and not self.opened
-        if passed:
+        missed = self.armed and self._was_traced and not self.opened
+        if missed:
             self.armed, self._frozen = False, True
-        return passed
+        return missed
 
     def after_backward(self, scale: Tensor | None) -> None:
-        """Read gradients while they are whole, and what compiled code kept from us."""
+        """Read gradients while they are complete, and what compiled code hid."""
         if not self.armed:
             return
         for probe in self.probes:
             if isinstance(probe, GradientProbe):
-                look = self.boundary.guarded(probe.name, probe.on_gradients)
-                look(self.anatomy, self._collector, scale=scale)
+                read = self.boundary.guarded(probe.name, probe.on_gradients)
+                read(self.anatomy, self._collector, scale=scale)
         self._probe_pass()
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Read what the optimiser did to the weights."""
         for probe in self.probes if self.armed else ():
             if isinstance(probe, UpdateProbe):
-                look = self.boundary.guarded(probe.name, probe.on_update)
-                look(optimizer, self._collector)
+                read = self.boundary.guarded(probe.name, probe.on_update)
+                read(optimizer, self._collector)
 
     def disarm(self) -> Table:
         """Take everything off the model, and return what was measured."""
@@ -125,21 +126,21 @@ class Sampler:
             return {}
         self._probe_pass()
         self.close()
-        return self._collector.taken(self.heard.first_heads)
+        return self._collector.pop(self.coverage.first_heads)
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""
-        held = {probe.name: probe.parts() for probe in self._sharing()}
-        return {name: parts for name, parts in held.items() if parts}
+        parts = {probe.name: probe.parts() for probe in self._sharing()}
+        return {name: mine for name, mine in parts.items() if mine}
 
-    def together(self, ranks: Sequence[dict[str, Parts]]) -> Table:
+    def read_parts(self, ranks: Sequence[dict[str, Parts]]) -> Table:
         """Return the readings that all ranks' parts make, the same on every rank."""
-        emit = Collector()
+        emit = Collector(self.coverage.gaps)
         for probe in self._sharing():
             theirs = [parts.get(probe.name, {}) for parts in ranks]
             if any(theirs):
                 self.boundary.guarded(probe.name, probe.on_parts)(theirs, emit)
-        return emit.taken()
+        return emit.pop()
 
     def _sharing(self) -> list[SharingProbe]:
         return [probe for probe in self.probes if isinstance(probe, SharingProbe)]
@@ -147,23 +148,23 @@ class Sampler:
     def close(self) -> None:
         """Take everything off the model."""
         self._stack.close()
-        self._holder, self.armed = None, False
+        self._batch_capture, self.armed = None, False
 
     def _probe_pass(self) -> None:
-        """Run the held micro-batch again with the probes on, once."""
-        if self._holder is None or self._holder.batch is None:
+        """Run the stored micro-batch again with the probes attached, once."""
+        if self._batch_capture is None or self._batch_capture.batch is None:
             return
-        batch, model = self._holder.batch, self.anatomy.model
+        batch, model = self._batch_capture.batch, self.anatomy.model
         self._stack.close()
-        self._holder = None
+        self._batch_capture = None
 
         def replay() -> None:
-            with listening(
+            with capturing(
                 self.probes,
                 self.anatomy,
                 self._collector,
                 boundary=self.boundary,
-                heard=self.heard,
+                coverage=self.coverage,
             ):
                 batch.replay(model)
 

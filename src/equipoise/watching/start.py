@@ -13,16 +13,13 @@ import equipoise
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
-from equipoise.probes.capture import Probe
+from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.store import RunWriter, open_run, run_path
-from equipoise.watching import options as presets
-from equipoise.watching import options as settings
-from equipoise.watching import reporting as announce
 from equipoise.watching.handle import Watch, log
-from equipoise.watching.options import WatchOptions
-from equipoise.watching.ranks import assembled
-from equipoise.watching.recorder import Ledger
+from equipoise.watching.options import WatchOptions, preset_probes, read_options
+from equipoise.watching.ranks import connect_ranks
+from equipoise.watching.recorder import StepWriter, describe_sites
 
 # id of the user's own module → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
@@ -58,7 +55,7 @@ def watch(
         InputError: If this is no model or no optimiser, or an option makes no sense.
         RunFileError: If the run file cannot be written.
     """
-    chosen, optimizer = settings.chosen(options), _counted(model, optimizer)
+    chosen, optimizer = read_options(options), _check_arguments(model, optimizer)
     old = _watched.get(id(unwrapped(model)))
     if old is not None and not old.closed:
         if _same(old, optimizer, run, chosen) and probes is None:
@@ -67,19 +64,18 @@ def watch(
             "equipoise: %s is watched anew; closing %s", old.anatomy.family, old.path
         )
         old.close()
-    ranks = assembled()
-    worn = (
-        presets.probes(chosen.preset, ranks=ranks.count) if probes is None else probes
-    )
+    ranks = connect_ranks()
+    if probes is None:
+        probes = preset_probes(chosen.preset, ranks=ranks.count)
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
-    writer = RunWriter(run_path(run, title), about) if ranks.rank == 0 else None
-    path, step = ranks.agreed(_start(writer) if writer else None)
+    run_writer = RunWriter(run_path(run, title), about) if ranks.rank == 0 else None
+    path, step = ranks.agree_on_start(_start(run_writer) if run_writer else None)
     handle = Watch(
         anatomy,
-        worn,
-        Ledger(writer, chosen.sinks),
+        probes,
+        StepWriter(run_writer, chosen.sinks),
         path=Path(path),
         optimizer=optimizer,
         options=chosen,
@@ -87,11 +83,14 @@ def watch(
         step=int(step),
     )
     _watched[id(unwrapped(model))] = handle
-    announce.attached(handle)
+    handle.reporter.print_line(
+        f"watching {describe_sites(anatomy)}; run {handle.path}; "
+        f"equipoise report {handle.path}"
+    )
     return handle
 
 
-def _counted(model: object, optimizer: object) -> Optimizer | None:
+def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
     """Return the optimiser whose steps count: of one that Accelerate wraps, the inner.
 
     Raises:
@@ -105,7 +104,7 @@ def _counted(model: object, optimizer: object) -> Optimizer | None:
     inner = getattr(optimizer, "optimizer", optimizer)
     if inner is not None and not isinstance(inner, Optimizer):
         raise InputError(
-            f"{type(inner).__name__} is no torch.optim.Optimizer, so nobody can see "
+            f"{type(inner).__name__} is no torch.optim.Optimizer, so it cannot be seen "
             "when its step ends: leave it out, and call .step(loss=…) on what watch "
             "returns after each step"
         )

@@ -1,75 +1,22 @@
-"""Gathers what probes emit during a step, and moves it off the device once.
+"""A step's readings on the host: the loop's scalars, and what derives from readings.
 
-Scalars of every step, left on their device until there are enough to move at once.
-
-A step costs a few Python operations here: no transfer, no wait, no write.
+Scalars of every step stay on their device until there are enough to move at once: a
+step costs a few Python operations here, no transfer, no wait, no write. Derived
+readings follow from other readings, without the model.
 """
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from equipoise.probes.capture import How
+from equipoise.probes.capture import Table, to_host
 from equipoise.records import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The values of one quantity at one site, on the host."""
-
-    values: tuple[float, ...]
-    how: How
-    first: int = 0
-    """Which head the first value is of: tensor parallelism gives a rank some heads."""
-
-
-Table = dict[str, dict[str, Cell]]
-"""quantity → site → values."""
-
-
-@dataclass(slots=True)
-class _Held:
-    values: Tensor
-    how: How
-    by_head: bool
-    count: int = 1
-
-
-class Collector:
-    """Holds small tensors by (quantity, site), in the order they were first heard."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str], _Held] = {}
-
-    def __call__(
-        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
-    ) -> None:
-        new = values.detach().reshape(-1)
-        old = self._held.get((quantity, site))
-        if old is None:
-            self._held[quantity, site] = _Held(new, how, values.ndim > 0)
-            return
-        old.values, old.count = _combined(old, new), old.count + 1
-
-    def taken(self, first_heads: Mapping[str, int] | None = None) -> Table:
-        """Return everything collected, with one transfer, and start afresh.
-
-        ``first_heads`` names the sites of which this rank holds later heads only.
-        """
-        firsts = first_heads or {}
-        held, self._held = self._held, {}
-        moved = _moved([cell.values for cell in held.values()])
-        table: Table = {}
-        for ((quantity, site), cell), values in zip(held.items(), moved, strict=True):
-            first = firsts.get(site, 0) if cell.by_head else 0
-            table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
-        return table
-
-
-def as_readings(step: int, table: Table) -> list[Reading]:
+def table_readings(step: int, table: Table) -> list[Reading]:
     """Return one reading per quantity."""
     return [
         Reading(
@@ -80,32 +27,6 @@ def as_readings(step: int, table: Table) -> list[Reading]:
         )
         for quantity, sites in table.items()
     ]
-
-
-def _combined(old: _Held, new: Tensor) -> Tensor:
-    """Return two samples of one step as one."""
-    if old.how == "max":
-        return torch.maximum(old.values, new)
-    if old.how == "min":
-        return torch.minimum(old.values, new)
-    if old.how == "sum":
-        return old.values + new
-    if old.how == "mean":
-        return old.values + (new - old.values) / (old.count + 1)
-    return new
-
-
-def _moved(tensors: Iterable[Tensor]) -> list[tuple[float, ...]]:
-    """Return the numbers of many small tensors with one transfer per device."""
-    tensors = list(tensors)
-    out: list[tuple[float, ...]] = [()] * len(tensors)
-    for device in {t.device for t in tensors}:
-        here = [i for i, t in enumerate(tensors) if t.device == device]
-        packed = torch.cat([tensors[i].to(torch.float64) for i in here])
-        parts = torch.split(packed.cpu(), [tensors[i].numel() for i in here])
-        for i, part in zip(here, parts, strict=True):
-            out[i] = tuple(part.tolist())
-    return out
 
 
 MOST_STEPS = 64
@@ -119,7 +40,7 @@ Entry = tuple[int, str, float]
 
 
 @dataclass(slots=True)
-class Light:
+class StepScalars:
     """Scalars of steps not yet written."""
 
     _pending: list[tuple[int, str, Tensor | float]] = field(default_factory=list)
@@ -140,30 +61,94 @@ class Light:
         many = self._pending[-1][0] - self._first_step >= MOST_STEPS
         return many or time.monotonic() - self._since >= LONGEST_S
 
-    def taken(self) -> list[Entry]:
+    def pop(self) -> list[Entry]:
         """Return everything gathered as host numbers, and start afresh."""
         pending, self._pending = self._pending, []
-        moved = iter(
-            _scalars_moved([v for _, _, v in pending if isinstance(v, Tensor)])
-        )
+        numbers = iter(to_host(v for _, _, v in pending if isinstance(v, Tensor)))
         return [
-            (step, name, next(moved) if isinstance(value, Tensor) else value)
+            (step, name, next(numbers)[0] if isinstance(value, Tensor) else value)
             for step, name, value in pending
         ]
 
 
 def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
-    """Return one reading per scalar and step; what was said last counts."""
+    """Return one reading per scalar and step; the last value counts."""
     last = {(step, name): value for step, name, value in entries}
     return [Reading.scalar(step, name, value) for (step, name), value in last.items()]
 
 
-def _scalars_moved(scalars: list[Tensor]) -> list[float]:
-    """Return the numbers of many scalars with one transfer per device."""
-    out = [0.0] * len(scalars)
-    for device in {t.device for t in scalars}:
-        here = [i for i, t in enumerate(scalars) if t.device == device]
-        packed = torch.stack([scalars[i].reshape(()).to(torch.float64) for i in here])
-        for i, number in zip(here, packed.cpu().tolist(), strict=True):
-            out[i] = number
-    return out
+Values = dict[str, tuple[float, ...]]
+"""site → values."""
+
+
+DerivedTable = dict[str, Values]
+"""quantity → site → values."""
+
+
+def derived_readings(
+    step: int, readings: Iterable[Reading], blocks: list[str]
+) -> list[Reading]:
+    """Return the step's derived readings; what cannot be derived is absent, never 0."""
+    table = {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in readings}
+    found = [
+        *_gradients(table, blocks),
+        *_updates(table),
+        *_sensitivities(table, blocks),
+    ]
+    return [
+        Reading(step=step, quantity=q, sites=tuple(v), values=tuple(v.values()))
+        for q, v in found
+        if v
+    ]
+
+
+def _gradients(table: DerivedTable, blocks: list[str]) -> Iterator[tuple[str, Values]]:
+    norms = table.get("gradient.norm", {})
+    if norms and "gradient.norm.total" not in table:
+        total = math.sqrt(sum(v[0] ** 2 for v in norms.values()))
+        yield "gradient.norm.total", {"": (total,)}
+    if blocks and {blocks[0], blocks[-1]} <= norms.keys() and norms[blocks[-1]][0]:
+        ratio = norms[blocks[0]][0] / norms[blocks[-1]][0]
+        yield "gradient.first_to_last", {"": (ratio,)}
+
+
+def _updates(table: DerivedTable) -> Iterator[tuple[str, Values]]:
+    moved, size = table.get("update.norm", {}), table.get("weight.norm", {})
+    here = [site for site in moved if site in size and size[site][0]]
+    yield "update.ratio", {s: (moved[s][0] / size[s][0],) for s in here}
+
+
+def _sensitivities(
+    table: DerivedTable, blocks: list[str]
+) -> Iterator[tuple[str, Values]]:
+    """S = θ·B̄²·G per attention site, with B̄ of its input and of its block's stream.
+
+    The factors are kept as logarithms: their differences over time or over layers
+    say which of them moved S.
+    """
+    G, theta = table.get("projection.G", {}), table.get("attention.theta.mean", {})
+    streams = table.get("residual.B", {})
+    mean = {site: sum(v) / len(v) for site, v in theta.items() if site in G}
+    for name, B in (
+        ("S", table.get("attention.B", {})),
+        (
+            "S_residual",
+            {s: streams[b] for s in mean if (b := block_of(s, blocks)) in streams},
+        ),
+    ):
+        here = [site for site in G if site in mean and site in B]
+        S: Values = {s: (mean[s] * B[s][0] ** 2 * G[s][0],) for s in here}
+        yield f"sensitivity.{name}", S
+        yield f"sensitivity.{name}.ln_B2", {s: (2 * _ln(B[s][0]),) for s in here}
+    yield "sensitivity.ln_theta", {s: (_ln(mean[s]),) for s in G if s in mean}
+    yield "sensitivity.ln_G", {s: (_ln(G[s][0]),) for s in G if s in mean}
+
+
+def block_of(site: str, blocks: list[str]) -> str:
+    """Return the block a site lies in, or an empty name."""
+    return next((b for b in blocks if f"{site}.".startswith(f"{b}.")), "")
+
+
+def _ln(x: float) -> float:
+    """Return ln x, with ln 0 = -inf: a dead factor is a reading, not an error."""
+    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)

@@ -200,11 +200,11 @@ def test_compiled_and_wrapped_models() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_models(reentrant: bool) -> None:
     """Forgotten activations are remembered: twice, and for several products."""
-    from tests.watching.patients import Patient
+    from tests.watching.models import TinyModel
 
     torch.manual_seed(0)
-    plain = Patient().double()
-    forgetful = Patient(reentrant=reentrant).double()
+    plain = TinyModel().double()
+    forgetful = TinyModel(reentrant=reentrant).double()
     forgetful.load_state_dict(plain.state_dict())
     a, b = hessian(plain, subjects.pair()), hessian(forgetful, subjects.pair())
     for v_N in torch.randn(2, a.width).double():

@@ -14,7 +14,7 @@ from equipoise.auditing.selection import Row, Study, study
 from equipoise.auditing.selection.page import cells, headline, print_study
 from equipoise.cli import main
 from equipoise.errors import InputError
-from tests.probes.measuring import gpt, tokens
+from tests.probes.reading import gpt, tokens
 
 L, D = 96, 8
 

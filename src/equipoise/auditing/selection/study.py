@@ -4,20 +4,18 @@ Axes, in this file:  B batch · H head · q sampled queries · K key · N row of
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.sites import Anatomy
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.selection import AtSizes, concentration, range_needed
-from equipoise.probes.capture import Boundary, Emit, Guarded, attached
+from equipoise.probes.capture import Boundary, Collector, attached
+from equipoise.probes.protocols import Emit
 from equipoise.probes.selection import (
     against_chance,
     mean_by_head,
@@ -105,7 +103,7 @@ def study(model: nn.Module, batch: Batch, *, queries: int = 64, top: int = 16) -
     model.eval()
     try:
         boundary = Boundary(strict=True)
-        with attached([listener], anatomy_of(model), _refuse, boundary=boundary):
+        with attached([listener], anatomy_of(model), Collector(), boundary=boundary):
             with torch.no_grad():
                 output_of(model, batch)
     finally:
@@ -120,10 +118,6 @@ def study(model: nn.Module, batch: Batch, *, queries: int = 64, top: int = 16) -
     )
 
 
-def _refuse(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
-    raise AssertionError(f"{site} emitted {quantity}")
-
-
 @dataclass(slots=True)
 class _Listener:
     """Turns each attention call into rows; emits nothing."""
@@ -134,11 +128,6 @@ class _Listener:
     rows: list[Row] = field(default_factory=list)
     keys: int = 0
     chosen: int = 0
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        yield from ()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         at = spread(call.shape[2], self.queries)

@@ -15,7 +15,7 @@ from equipoise.lab.running.execution import data_of, execute
 from equipoise.lab.running.experiment import Experiment, Task
 from equipoise.lab.running.workers import Failure, Watcher, Where, run_jobs, standing
 from equipoise.lab.studies.catalogue import measurements_of
-from equipoise.watching.options import chosen
+from equipoise.watching.options import read_options
 
 
 def preflight(tasks: Sequence[Task]) -> None:
@@ -34,7 +34,7 @@ def _fault(task: Task) -> EquipoiseError | None:
     train = task.arm.train
     try:
         if train.watch:
-            chosen({"every": train.every, "at": train.at, "preset": train.preset})
+            read_options({"every": train.every, "at": train.at, "preset": train.preset})
         data_of(task)
     except EquipoiseError as error:
         return error

@@ -1,6 +1,6 @@
 """Four ranks, two by two: data parallel times tensor parallel; what they saw, as JSON.
 
-Run as ``python -m tests.watching.mesh RANK PORT FOLDER``.
+Run as ``python -m tests.watching.four_ranks RANK PORT FOLDER``.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from tests.watching.group import halves, reported, train
-from tests.watching.wide import RATE, plan, wide
+from tests.watching.two_ranks import halves, reported, train
+from tests.watching.wide_model import RATE, plan, wide
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> nn.Module:

@@ -6,9 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.probes.logits import OutputLogits, output_logits
-from equipoise.probes.router import RouterLoad, router_entropy, router_load
-from tests.probes.measuring import gpt, measured, tokens
+from equipoise.probes.logits import (
+    OutputLogits,
+    RouterLoad,
+    output_logits,
+    router_entropy,
+    router_load,
+)
+from tests.probes.reading import gpt, measured, tokens
 
 
 def test_an_undecided_router_has_the_entropy_of_a_die() -> None:

@@ -1,4 +1,4 @@
-"""Silence is an error at first, a finding later, and never a guess's fault."""
+"""CoverageCheck is an error at first, a finding later, and never a guess's fault."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import equipoise
 from equipoise.errors import SilentSiteError
-from tests.watching.patients import (
-    Patient,
-    PatientAttention,
+from tests.watching.models import (
+    TinyAttention,
+    TinyModel,
     batches,
     declared,
     hooks_on,
@@ -18,20 +18,20 @@ from tests.watching.patients import (
 )
 
 
-class Deaf(PatientAttention):
+class SkipsAttention(TinyAttention):
     """Attention by means nobody could intercept."""
 
-    deaf = True
+    skips = True
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.deaf:
+        if not self.skips:
             return super().forward(x)
         out: Tensor = self.o_proj(self.v_proj(x))
         return out
 
 
-class Skipping(Patient):
-    """LayerDrop: the second block runs only when told to."""
+class Skipping(TinyModel):
+    """LayerDrop: the second block runs only when asked to."""
 
     skips = True
 
@@ -42,10 +42,12 @@ class Skipping(Patient):
         return out
 
 
-def deaf(*, from_the_start: bool) -> tuple[Patient, Deaf]:
-    model = Patient()
-    site = Deaf()
-    site.deaf = from_the_start
+def model_that_skips_attention(
+    *, from_the_start: bool
+) -> tuple[TinyModel, SkipsAttention]:
+    model = TinyModel()
+    site = SkipsAttention()
+    site.skips = from_the_start
     model.blocks[1].attention = site
     return model, site
 
@@ -56,10 +58,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> N
     optimizer.zero_grad()
 
 
-def test_a_declared_site_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    model, _ = deaf(from_the_start=True)
+def test_a_declared_site_without_attention_is_an_error(tmp_path: Path) -> None:
+    model, _ = model_that_skips_attention(from_the_start=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with declared("PatientAttention", "Deaf"):
+    with declared("TinyAttention", "SkipsAttention"):
         handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
     with pytest.raises(SilentSiteError, match=r"blocks\.1\.attention.*1 of 2.*softmax"):
         step(model, optimizer, batches(1)[0])
@@ -67,8 +69,8 @@ def test_a_declared_site_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     step(model, optimizer, batches(1)[0])  # whoever catches it may go on unwatched
 
 
-def test_a_guess_is_never_held_to_it(tmp_path: Path) -> None:
-    model, _ = deaf(from_the_start=True)
+def test_a_guessed_site_without_attention_is_no_error(tmp_path: Path) -> None:
+    model, _ = model_that_skips_attention(from_the_start=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
         for batch in batches(2):
@@ -78,7 +80,7 @@ def test_a_guess_is_never_held_to_it(tmp_path: Path) -> None:
     assert found.site == "blocks.1.attention" and "linear" in found.message
 
 
-def test_a_model_without_attention_is_told_so_once(tmp_path: Path) -> None:
+def test_a_model_without_attention_is_reported_once(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
@@ -93,9 +95,9 @@ def test_a_model_without_attention_is_told_so_once(tmp_path: Path) -> None:
     assert {"loss", "gradient.norm"} <= {*equipoise.open_run(handle.path).quantities}
 
 
-def test_a_pass_that_raised_is_no_silence(tmp_path: Path) -> None:
-    """Whoever runs out of memory and tries again with less is not told off."""
-    model = Patient()
+def test_a_pass_that_raised_is_not_reported_as_unread(tmp_path: Path) -> None:
+    """A loop that runs out of memory and tries again with less is not blamed."""
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     failing = model.blocks[1].attention.v_proj.register_forward_hook(_out_of_memory)
     with declared():
@@ -114,7 +116,7 @@ def _out_of_memory(*_: object) -> None:
     raise MemoryError
 
 
-def test_what_did_not_run_has_nothing_to_say(tmp_path: Path) -> None:
+def test_a_site_that_did_not_run_is_not_reported(tmp_path: Path) -> None:
     model = Skipping()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with declared():
@@ -129,21 +131,21 @@ def test_what_did_not_run_has_nothing_to_say(tmp_path: Path) -> None:
     assert not handle.findings
 
 
-def test_later_silence_is_one_finding(tmp_path: Path) -> None:
-    model, site = deaf(from_the_start=False)
+def test_a_site_that_stops_being_read_is_one_finding(tmp_path: Path) -> None:
+    model, site = model_that_skips_attention(from_the_start=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with declared("PatientAttention", "Deaf"):
+    with declared("TinyAttention", "SkipsAttention"):
         handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
     for i, batch in enumerate(batches(5)):
-        site.deaf = i >= 2
+        site.skips = i >= 2
         step(model, optimizer, batch)
     handle.close()
     (found,) = equipoise.open_run(handle.path).findings
     assert (found.rule, found.site) == ("watch.silent", "blocks.1.attention")
 
 
-def test_a_step_without_a_forward_pass_is_not_silence(tmp_path: Path) -> None:
-    model = Patient()
+def test_a_step_without_a_forward_pass_is_not_reported(tmp_path: Path) -> None:
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with declared():
         handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)

@@ -1,4 +1,4 @@
-"""The patient cannot tell: every bit of a training is the same with and without us."""
+"""Watching changes nothing: every bit of a training is the same with and without us."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 import equipoise
-from tests.watching.patients import Patient, hooks_on, identical, trained
+from tests.watching.models import TinyModel, hooks_on, identical, trained
 from tests.zoo.specimens import SPECIMENS
 
 PLAIN: dict[str, dict[str, Any]] = {
-    "plain": {"make": Patient},
-    "dropout": {"make": partial(Patient, dropout=0.2)},
-    "bf16": {"make": partial(Patient, dropout=0.1), "autocast": True},
-    "accumulation": {"make": partial(Patient, dropout=0.1), "micro": 3},
-    "unclipped": {"make": Patient, "clip": False},
-    "reentrant": {"make": partial(Patient, dropout=0.1, reentrant=True)},
-    "checkpointed": {"make": partial(Patient, dropout=0.1, reentrant=False)},
+    "plain": {"make": TinyModel},
+    "dropout": {"make": partial(TinyModel, dropout=0.2)},
+    "bf16": {"make": partial(TinyModel, dropout=0.1), "autocast": True},
+    "accumulation": {"make": partial(TinyModel, dropout=0.1), "micro": 3},
+    "unclipped": {"make": TinyModel, "clip": False},
+    "reentrant": {"make": partial(TinyModel, dropout=0.1, reentrant=True)},
+    "checkpointed": {"make": partial(TinyModel, dropout=0.1, reentrant=False)},
 }
 
 # Near fp16's end the scaler has to find its factor first, and leaves steps out; bf16
@@ -35,7 +35,7 @@ SCALED: dict[str, dict[str, Any]] = {
 def test_steps_that_a_scaler_leaves_out_are_identical(
     case: dict[str, Any], tmp_path: Path
 ) -> None:
-    case = {"make": partial(Patient, dropout=0.1), "autocast": True, **case}
+    case = {"make": partial(TinyModel, dropout=0.1), "autocast": True, **case}
     expected = case.pop("changes")
     alone, _ = trained(**case)
     watched, handle = trained(**case, run=tmp_path / "a.eqp")
@@ -80,7 +80,7 @@ def hf(kind: str, implementation: str) -> nn.Module:
 
 
 class Logits(nn.Module):
-    """A Hugging Face model that returns logits, as the patients do."""
+    """A Hugging Face model that returns logits, as the tiny models do."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_hugging_face_models_are_identical(
 
 
 def test_nothing_is_added_to_the_state(tmp_path: Path) -> None:
-    model = Patient()
+    model = TinyModel()
     keys, attributes = set(model.state_dict()), set(model.__dict__)
     with equipoise.watch(model, run=tmp_path / "a.eqp"):
         assert set(model.state_dict()) == keys
@@ -121,7 +121,7 @@ def test_nothing_is_added_to_the_state(tmp_path: Path) -> None:
 def test_no_hook_and_no_mode_off_sample(tmp_path: Path) -> None:
     seen: list[tuple[int, int, int]] = []
 
-    class Nosy(Patient):
+    class Nosy(TinyModel):
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             modes = torch._C._len_torch_function_stack()
             seen.append((len(seen), hooks_on(self), modes))

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 import equipoise
-from tests.watching.group import halves
-from tests.watching.truth import (
+from tests.watching.single_process import (
     Whole,
     assert_norms,
     assert_readings,
-    said_by,
+    run_ranks,
     trained_whole,
 )
-from tests.watching.wide import RATE, wide
+from tests.watching.two_ranks import halves
+from tests.watching.wide_model import RATE, wide
 
 # What two copies of the model see of different sequences is a maximum or a mean over
 # both: these are of all rows, or of weights.
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mesh(folder: Path) -> list[dict[str, Any]]:
-    return said_by("tests.watching.mesh", folder, ranks=4)
+    return run_ranks("tests.watching.four_ranks", folder, ranks=4)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def alone(folder: Path) -> dict[str, Whole]:
     }
 
 
-def test_the_mesh_cannot_tell(mesh: list[dict[str, Any]]) -> None:
+def test_four_ranks_train_bit_identically(mesh: list[dict[str, Any]]) -> None:
     for rank in mesh:
         assert rank["alone"]["bits"] == rank["halves"]["bits"]
         assert rank["halves"]["collectives"] == 3
@@ -68,7 +68,7 @@ def test_readings_of_all_rows_and_weights(
 def test_readings_of_two_copies_that_see_the_same(
     mesh: list[dict[str, Any]], folder: Path, alone: dict[str, Whole]
 ) -> None:
-    """Whatever is not counted twice, and is not told in bins, is one process's."""
+    """Whatever is not counted twice, and is not counted in bins, is one process's."""
     run = equipoise.open_run(folder / "twins.eqp")
     twice = {"attention.rows_left_out", "attention.theta.p5", "attention.theta.p50"}
     assert_readings(run, alone["twins"].run, of={*run.quantities} - twice)

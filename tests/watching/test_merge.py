@@ -1,4 +1,4 @@
-"""Several ranks' shares of a step, joined: checked against all their rows at once."""
+"""Several ranks measure one step: what the merged reading must be."""
 
 import math
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.probes.attention import HISTOGRAM, QUANTILES, theta_histogram, width_at
+from equipoise.probes.capture import Cell, Collector, Table
 from equipoise.probes.sharding import Part, parts_by_rank
-from equipoise.watching.merge import Message, combined, completed, joined
-from equipoise.watching.step_readings import Cell, Collector, Table
+from equipoise.watching.merge import Message, add_shared, join_tables, merge_messages
 
 SITE = "blocks.0.attention"
 
@@ -25,7 +25,7 @@ def measured(theta_HN: Tensor, *, first: int = 0) -> Table:
     emit(SITE, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
     emit(SITE, HISTOGRAM, theta_histogram(theta_HN), how="sum")
     emit(SITE, "attention.B", theta_HN.nansum(), how="max")
-    return emit.taken({SITE: first})
+    return emit.pop({SITE: first})
 
 
 def rows(*shape: int, seed: int, power: float) -> Tensor:
@@ -37,7 +37,7 @@ def rows(*shape: int, seed: int, power: float) -> Tensor:
 @pytest.mark.parametrize("powers", [(0.01, 3.0), (1.0, 1.0), (20.0, 0.3), (1e-4, 1e-4)])
 def test_quantiles_are_of_all_ranks_rows(powers: tuple[float, float]) -> None:
     one, two = (rows(2, 300 + 500 * i, seed=i, power=p) for i, p in enumerate(powers))
-    table = joined([measured(one), measured(two)])
+    table = join_tables([measured(one), measured(two)])
     for name, q in QUANTILES.items():
         truth_H = torch.quantile(torch.cat([one, two], 1), q, dim=-1).tolist()
         found_H = table[f"attention.theta.{name}"][SITE].values
@@ -50,11 +50,11 @@ def test_quantiles_are_of_all_ranks_rows(powers: tuple[float, float]) -> None:
 def test_a_mean_is_over_rows_not_over_ranks() -> None:
     one, two = rows(2, 10, seed=0, power=1.0), rows(2, 90, seed=1, power=5.0)
     nothing = torch.full((2, 40), torch.nan)
-    table = joined([measured(one), measured(two), measured(nothing)])
+    table = join_tables([measured(one), measured(two), measured(nothing)])
     truth = torch.cat([one, two], 1).mean(-1)
     found = torch.tensor(table["attention.theta.mean"][SITE].values)
     torch.testing.assert_close(found, truth)
-    alone = joined([measured(nothing), measured(nothing)])
+    alone = join_tables([measured(nothing), measured(nothing)])
     assert all(map(math.isnan, alone["attention.theta.mean"][SITE].values))
     assert all(map(math.isnan, alone["attention.theta.p50"][SITE].values))
 
@@ -67,7 +67,7 @@ def test_heads_of_tensor_parallel_ranks_stand_side_by_side() -> None:
         for start in (0, 100)
         for head in (2, 0)
     ]
-    table = joined(parts)
+    table = join_tables(parts)
     truth = torch.quantile(theta, 0.05, dim=-1).tolist()
     found = table["attention.theta.p5"][SITE].values
     assert all(abs(a - b) <= width_at(b) for a, b in zip(found, truth, strict=True))
@@ -77,17 +77,17 @@ def test_heads_of_tensor_parallel_ranks_stand_side_by_side() -> None:
 
 def test_a_rank_alone_with_its_heads_keeps_the_exact_quantile() -> None:
     theta = rows(4, 50, seed=4, power=2.0)
-    table = joined([measured(theta[:2]), measured(theta[2:], first=2)])
+    table = join_tables([measured(theta[:2]), measured(theta[2:], first=2)])
     exact = torch.nanquantile(theta, 0.05, dim=-1).tolist()
     assert table["attention.theta.p5"][SITE].values == tuple(exact)
 
 
-def test_which_heads_they_are_survives_the_journey() -> None:
+def test_head_numbers_survive_packing() -> None:
     sent = Message(table={"q": {SITE: Cell((1.0, 2.0), "mean", 6)}})
     message = Message.from_bytes(sent.to_bytes())
     assert message.table == sent.table
     other = Message(table={"q": {SITE: Cell((8.0, 9.0), "mean", 0)}})
-    whole = combined([message, other]).table["q"][SITE]
+    whole = merge_messages([message, other]).table["q"][SITE]
     assert whole.values == (8.0, 9.0, 1.0, 2.0)
 
 
@@ -102,13 +102,13 @@ def test_parts_of_one_copy_belong_together() -> None:
         assert [[float(x) for x in copy] for copy in found] == [[1, 2], [3, 4]]
 
 
-def test_what_is_incomplete_is_no_copy() -> None:
+def test_incomplete_parts_make_no_copy() -> None:
     assert parts_by_rank([part(1.0, 0), {}], "x") == []
     assert parts_by_rank([part(1.0, 0), part(2.0, 1, parts=3)], "x") == []
     assert len(parts_by_rank([part(1.0, 0), part(2.0, 1), part(3.0, 0)], "x")) == 1
 
 
-def test_parts_survive_the_journey_beside_everything_else() -> None:
+def test_parts_survive_packing() -> None:
     values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     parts = {
         "gain": {"s|q": Part(values, Split(1, 2)), "s|k": Part(values[0, 0], WHOLE)}
@@ -127,9 +127,9 @@ def test_a_norm_has_parts_that_add_up_in_squares_and_a_sum() -> None:
         "gradient.norm": {SITE: Cell((4.0,), "norm")},
         "G": {"s": Cell((2.0,), "last")},
     }
-    whole = completed(table, shared)
+    whole = add_shared(table, shared)
     assert whole["gradient.norm"][SITE].values == (5.0,)
     assert whole["G"]["s"].values == (2.0,)
-    assert completed(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
+    assert add_shared(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
         7.0,
     )

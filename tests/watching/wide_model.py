@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from tests.probes.measuring import gpt
+from tests.probes.reading import gpt
 
 WIDTH = 128
 RATE = 0.02

@@ -11,21 +11,28 @@ import equipoise
 from equipoise.store import RunWriter
 from equipoise.watching import start
 from equipoise.watching.merge import Message
-from equipoise.watching.ranks import Alone
+from equipoise.watching.ranks import SingleRank
 from tests.conftest import PATIENCE
-from tests.watching.dying import free_port
-from tests.watching.patients import Patient, batches, hooks_on, objective
+from tests.watching.models import TinyModel, batches, hooks_on, objective
+from tests.watching.rank_exit import free_port
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_survivor_is_left_in_peace(victim: int, tmp_path: Path) -> None:
+def test_the_remaining_rank_trains_on(victim: int, tmp_path: Path) -> None:
     run, port = tmp_path / "a.eqp", free_port()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.watching.dying", str(rank), port, str(run)],
+            [
+                sys.executable,
+                "-m",
+                "tests.watching.rank_exit",
+                str(rank),
+                port,
+                str(run),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -52,7 +59,7 @@ def test_the_survivor_is_left_in_peace(victim: int, tmp_path: Path) -> None:
     assert [f.rule for f in file.findings] == ["watch.rank_lost"] * victim
 
 
-class Deserted(Alone):
+class RankLost(SingleRank):
     """The first of two ranks, whose other dies in the third exchange."""
 
     count = 2
@@ -60,18 +67,18 @@ class Deserted(Alone):
     def __init__(self) -> None:
         self.exchanges = 0
 
-    def exchanged(self, message: Message) -> list[Message]:
+    def exchange(self, message: Message) -> list[Message]:
         self.exchanges += 1
         if self.exchanges > 2:
             raise RuntimeError("connection closed by peer")
         return [message, message]
 
 
-def test_a_rank_that_dies_in_our_exchange_ends_the_watching_only(
+def test_a_rank_that_exits_during_the_exchange_ends_only_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "assembled", Deserted)
-    run, model = tmp_path / "a.eqp", Patient(depth=1)
+    monkeypatch.setattr(start, "connect_ranks", RankLost)
+    run, model = tmp_path / "a.eqp", TinyModel(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = equipoise.watch(model, optimizer, run=run, every=1)
     for batch in batches(6):

@@ -1,7 +1,7 @@
 """Two ranks that train one model, in every way we support; what they saw, as JSON.
 
-Run as ``python -m tests.watching.group RANK PORT FOLDER``: one pair of processes does
-all the scenarios, because starting torch twice takes longer than all of them.
+Run as ``python -m tests.watching.two_ranks RANK PORT FOLDER``: one pair of processes
+does all the scenarios, because starting torch twice takes longer than all of them.
 """
 
 import json
@@ -20,15 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
 from equipoise.watching import ranks
-from tests.watching.patients import Digest, Patient, batches, objective
+from tests.watching.models import Digest, TinyModel, batches, objective
 
 STEPS = 5
 
 
-def calm(*, dropout: float = 0.0) -> Patient:
-    """A patient whose batch statistics do not depend on how a batch is split."""
+def without_batch_norm(*, dropout: float = 0.0) -> TinyModel:
+    """A model whose batch statistics do not depend on how a batch is split."""
     torch.manual_seed(0)
-    model = Patient(dropout=dropout)
+    model = TinyModel(dropout=dropout)
     model.statistics = nn.Identity()  # type: ignore[assignment]
     return model
 
@@ -95,7 +95,7 @@ def train(
     digest.end(model, optimizer)
     if handle is not None:
         handle.close()
-    together: Any = handle._account.ranks if handle else None
+    together: Any = handle._recorder.ranks if handle else None
     return {
         "bits": digest.parts(),
         "findings": [f.to_json() for f in handle.findings] if handle else [],
@@ -108,17 +108,23 @@ def scenarios(folder: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, wrap in (("ddp", ddp), ("fsdp", fsdp)):
         for kind, run in (("alone", None), ("watched", folder / f"{name}-bits.eqp")):
-            model = wrap(calm(dropout=0.2))
+            model = wrap(without_batch_norm(dropout=0.2))
             out[f"{name}.{kind}"] = train(model, run=run, bits=True)
-        out[f"{name}.truth"] = train(wrap(calm()), run=folder / f"{name}.eqp")
+        out[f"{name}.truth"] = train(
+            wrap(without_batch_norm()), run=folder / f"{name}.eqp"
+        )
     for bad in (0, 1):
         run = folder / f"poison-{bad}.eqp"
-        out[f"poison.{bad}"] = train(ddp(calm()), run=run, poison=(bad, 1), every=2)
+        out[f"poison.{bad}"] = train(
+            ddp(without_batch_norm()), run=run, poison=(bad, 1), every=2
+        )
     run = folder / "fsdp-poison.eqp"
-    out["fsdp.poison"] = train(fsdp(calm()), run=run, poison=(1, 1))
+    out["fsdp.poison"] = train(fsdp(without_batch_norm()), run=run, poison=(1, 1))
     out |= tensor_parallel(folder)
     out["small buffer"] = _with_small_buffer(folder)
-    out["budget"] = train(ddp(calm()), run=folder / "b.eqp", every=1, budget=0.001)
+    out["budget"] = train(
+        ddp(without_batch_norm()), run=folder / "b.eqp", every=1, budget=0.001
+    )
     out["apart"] = _apart(folder, rank)
     return out
 
@@ -126,15 +132,15 @@ def scenarios(folder: Path) -> dict[str, Any]:
 def tensor_parallel(folder: Path) -> dict[str, Any]:
     """Every rank sees the whole batch, and holds half of the heads."""
     # Not above: transformers takes seconds to import, and others import this module.
-    from tests.watching.sharded import Llama, split_llama, split_patient
-    from tests.watching.wide import RATE, split_along_the_sequence, wide
+    from tests.watching.tensor_parallel import Llama, split_llama, split_tiny_model
+    from tests.watching.wide_model import RATE, split_along_the_sequence, wide
 
     out: dict[str, Any] = {}
     for kind, run in (("alone", None), ("watched", folder / "tp-bits.eqp")):
         # The same dropout everywhere, or the ranks would train different models.
-        model = split_patient(calm())
+        model = split_tiny_model(without_batch_norm())
         out[f"tp.{kind}"] = train(model, run=run, mine=all_of_it, clip=False, bits=True)
-    model, run = split_patient(calm()), folder / "tp.eqp"
+    model, run = split_tiny_model(without_batch_norm()), folder / "tp.eqp"
     out["tp.truth"] = train(model, run=run, clip=False, mine=all_of_it, preset="deep")
     model, run = split_along_the_sequence(wide()), folder / "sequence.eqp"
     out["sequence.truth"] = train(
@@ -144,7 +150,7 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
     out["llama.truth"] = train(model, run=run, mine=all_of_it, preset="deep")
     for bad in (0, 1):
         run = folder / f"tp-poison-{bad}.eqp"
-        model = split_patient(calm())
+        model = split_tiny_model(without_batch_norm())
         out[f"tp.poison.{bad}"] = train(
             model, run=run, poison=(bad, 1), mine=all_of_it, clip=False
         )
@@ -154,15 +160,17 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
 def _with_small_buffer(folder: Path) -> dict[str, Any]:
     size, ranks.LEAST_BYTES = ranks.LEAST_BYTES, 64
     try:
-        return train(ddp(calm()), run=folder / "small.eqp")
+        return train(ddp(without_batch_norm()), run=folder / "small.eqp")
     finally:
         ranks.LEAST_BYTES = size
 
 
 def _apart(folder: Path, rank: int) -> dict[str, Any]:
     """Only the first rank watches: it must not wait for the other for ever."""
-    ranks.ASSEMBLY_S = 0.5
-    found = train(ddp(calm()), run=folder / "apart.eqp" if rank == 0 else None)
+    ranks.ATTACH_TIMEOUT_S = 0.5
+    found = train(
+        ddp(without_batch_norm()), run=folder / "apart.eqp" if rank == 0 else None
+    )
     dist.barrier()
     return found
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equipoise.records import Reading
-from equipoise.watching.recorder import derived
+from equipoise.watching.step_readings import derived_readings
 
 BLOCKS = ["h.0", "h.1"]
 
@@ -18,7 +18,7 @@ def reading(quantity: str, **values: tuple[float, ...]) -> Reading:
 
 
 def table(*readings: Reading) -> dict[str, dict[str, tuple[float, ...]]]:
-    found = derived(3, readings, BLOCKS)
+    found = derived_readings(3, readings, BLOCKS)
     return {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in found}
 
 
@@ -58,12 +58,12 @@ def test_S_multiplies_its_factors_and_their_logarithms_add_up() -> None:
     assert total == pytest.approx(math.log(found["sensitivity.S"]["h.0.attn"][0]))
 
 
-def test_nothing_follows_from_nothing() -> None:
-    assert derived(3, [], BLOCKS) == []
-    assert derived(3, [reading("projection.G", h_0_attn=(2.0,))], BLOCKS) == []
+def test_no_readings_derive_from_none() -> None:
+    assert derived_readings(3, [], BLOCKS) == []
+    assert derived_readings(3, [reading("projection.G", h_0_attn=(2.0,))], BLOCKS) == []
 
 
-def test_a_dead_factor_is_a_reading() -> None:
+def test_a_zero_factor_is_a_reading() -> None:
     found = table(
         reading("projection.G", h_0_attn=(2.0,)),
         reading("attention.theta.mean", h_0_attn=(0.0,)),

@@ -1,4 +1,4 @@
-"""One of two ranks that train: ``python -m tests.watching.dying RANK PORT RUN``.
+"""One of two ranks that train: ``python -m tests.watching.rank_exit RANK PORT RUN``.
 
 Prints each step when it is over, so that somebody can kill a rank in the middle.
 """
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
-from tests.watching.group import calm, half
-from tests.watching.patients import batches, objective
+from tests.watching.models import batches, objective
+from tests.watching.two_ranks import half, without_batch_norm
 
 
 def free_port() -> str:
@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = DistributedDataParallel(calm())
+    model = DistributedDataParallel(without_batch_norm())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = equipoise.watch(model, optimizer, run=run, every=1)
     while True:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.watching.options import WatchOptions, chosen
+from equipoise.watching.options import WatchOptions, read_options
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +15,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_defaults() -> None:
-    assert chosen({}) == WatchOptions()
+    assert read_options({}) == WatchOptions()
 
 
-def test_each_place_yields_to_the_one_before(
+def test_arguments_override_environment_and_file(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (elsewhere / "equipoise.toml").write_text(
@@ -27,41 +27,41 @@ def test_each_place_yields_to_the_one_before(
     monkeypatch.setenv("EQUIPOISE_BUDGET", "0.05")
     monkeypatch.setenv("EQUIPOISE_STRICT", "on")
     monkeypatch.setenv("EQUIPOISE_PRESET", "deep")
-    found = chosen({"preset": "default"})
+    found = read_options({"preset": "default"})
     assert (found.every, found.budget, found.preset) == (7, 0.05, "default")
     assert found.strict and list(found.at) == [3]
 
 
 def test_where_runs_live_is_not_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_RUNS", "elsewhere")
-    assert chosen({}) == WatchOptions()
+    assert read_options({}) == WatchOptions()
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("EQUIPOISE_EVRY", "3", "EQUIPOISE_EVRY.*nearest is EQUIPOISE_EVERY"),
         ("EQUIPOISE_EVERY", "often", "EQUIPOISE_EVERY='often'"),
-        ("EQUIPOISE_STRICT", "perhaps", "say 1 or 0"),
+        ("EQUIPOISE_STRICT", "perhaps", "give 1 or 0"),
         ("EQUIPOISE_SINKS", "all", "cannot be set from the environment"),
     ],
 )
 def test_the_environment_is_checked(
-    name: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, text)
-    with pytest.raises(InputError, match=said):
-        chosen({})
+    with pytest.raises(InputError, match=message):
+        read_options({})
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("[watch]\nbudgte = 1\n", "budgte.*nearest is budget"), ("[watch", "not TOML")],
 )
-def test_the_file_is_checked(text: str, said: str, elsewhere: Path) -> None:
+def test_the_file_is_checked(text: str, message: str, elsewhere: Path) -> None:
     (elsewhere / "equipoise.toml").write_text(text)
-    with pytest.raises(InputError, match=said):
-        chosen({})
+    with pytest.raises(InputError, match=message):
+        read_options({})
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_the_file_is_checked(text: str, said: str, elsewhere: Path) -> None:
 )
 def test_values_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
-        chosen(wrong)
+        read_options(wrong)

@@ -8,16 +8,16 @@ import torch
 
 import equipoise
 from equipoise.probes.attention import HISTOGRAM, width_at
-from tests.watching.group import STEPS, calm
-from tests.watching.sharded import Llama
-from tests.watching.truth import (
+from tests.watching.single_process import (
     Whole,
     assert_norms,
     assert_readings,
-    said_by,
+    run_ranks,
     trained_whole,
 )
-from tests.watching.wide import RATE, wide
+from tests.watching.tensor_parallel import Llama
+from tests.watching.two_ranks import STEPS, without_batch_norm
+from tests.watching.wide_model import RATE, wide
 
 Results = tuple[Path, list[dict[str, Any]]]
 
@@ -25,18 +25,18 @@ Results = tuple[Path, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("group")
-    return folder, said_by("tests.watching.group", folder, ranks=2)
+    return folder, run_ranks("tests.watching.two_ranks", folder, ranks=2)
 
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> equipoise.Run:
     """One process that sees both halves of every batch."""
     run = tmp_path_factory.mktemp("truth") / "one.eqp"
-    return trained_whole(calm(), run, clip=True).run
+    return trained_whole(without_batch_norm(), run, clip=True).run
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_the_group_cannot_tell(group: Results, kind: str) -> None:
+def test_two_ranks_train_bit_identically(group: Results, kind: str) -> None:
     """Twenty steps: losses, gradients, evaluations, weights, optimiser and RNG."""
     for rank in group[1]:
         assert rank[f"{kind}.alone"]["bits"] == rank[f"{kind}.watched"]["bits"]
@@ -122,7 +122,7 @@ def test_the_budget_is_agreed_upon(group: Results) -> None:
     assert len(counts) == 1 and counts.pop() < STEPS
 
 
-def test_a_rank_that_watches_alone_waits_for_nobody(group: Results) -> None:
+def test_a_rank_that_watches_alone_does_not_wait(group: Results) -> None:
     assert group[1][0]["apart"]["collectives"] == 0
     run = equipoise.open_run(group[0] / "apart.eqp")
     assert "gradient.norm" in run.quantities
@@ -133,7 +133,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     """One process that holds every head."""
     folder = tmp_path_factory.mktemp("whole")
     return {
-        "tp": trained_whole(calm(), folder / "tp.eqp", preset="deep"),
+        "tp": trained_whole(without_batch_norm(), folder / "tp.eqp", preset="deep"),
         "llama": trained_whole(Llama(), folder / "l.eqp", clip=True, preset="deep"),
     }
 

@@ -18,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 import equipoise
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
-from equipoise.probes.capture import Emit, Guarded
+from equipoise.probes.protocols import Emit, Guarded
 from equipoise.watching.merge import Message
-from equipoise.watching.ranks import Alone
-from tests.watching.patients import Patient, batches, hooks_on, objective
+from equipoise.watching.ranks import SingleRank
+from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 PATCHED = (torch.autograd, "backward"), (clip_grad, "_clip_grads_with_norm_")
 PATCHED += (torch.amp.GradScaler, "scale"), (torch.amp.GradScaler, "update")
@@ -40,29 +40,29 @@ def pair(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-class Stumbling(Patient):
+class RaisesInForward(TinyModel):
     stumbles = True
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.blocks[0](self.embedding(tokens))
         if self.stumbles:
-            raise RuntimeError("the patient stumbles")
+            raise RuntimeError("raised in forward")
         out: Tensor = self.head(x)
         return out
 
 
 def test_exception_in_forward(tmp_path: Path) -> None:
-    model, optimizer = pair(Stumbling())
-    with pytest.raises(RuntimeError, match="stumbles"):
+    model, optimizer = pair(RaisesInForward())
+    with pytest.raises(RuntimeError, match="raised in forward"):
         with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp"):
             model(batches(1)[0])
     assert hooks_on(model) == 0
 
 
-def test_a_loop_that_catches_goes_on(tmp_path: Path) -> None:
-    model, optimizer = pair(Stumbling())
+def test_a_loop_that_catches_an_exception_goes_on(tmp_path: Path) -> None:
+    model, optimizer = pair(RaisesInForward())
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
-        with pytest.raises(RuntimeError, match="stumbles"):
+        with pytest.raises(RuntimeError, match="raised in forward"):
             model(batches(1)[0])
         assert torch._C._len_torch_function_stack() == 0
         model.stumbles = False
@@ -75,7 +75,7 @@ def test_a_loop_that_catches_goes_on(tmp_path: Path) -> None:
     )
 
 
-class Refusing(torch.autograd.Function):
+class RaisesInBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
@@ -86,15 +86,15 @@ class Refusing(torch.autograd.Function):
 
 
 def test_exception_in_backward(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+    model, optimizer = pair(TinyModel())
     with pytest.raises(RuntimeError, match="no way back"):
         with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp"):
-            Refusing.apply(objective(model, batches(1)[0])).backward()
+            RaisesInBackward.apply(objective(model, batches(1)[0])).backward()
     assert hooks_on(model) == 0
 
 
-class Broken:
-    """A probe that fails where it is told to."""
+class FailingProbe:
+    """A probe that fails where it is asked to."""
 
     name = "broken"
 
@@ -131,11 +131,11 @@ PLACES = ["hook", "attach", "attention", "gradients", "update"]
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_failing_probe_is_detached_and_said_once(
+def test_a_failing_probe_is_detached_and_reported_once(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, optimizer = pair(Patient())
-    probes = [Broken(where)]
+    model, optimizer = pair(TinyModel())
+    probes = [FailingProbe(where)]
     run = tmp_path / "a.eqp"
     with equipoise.watch(model, optimizer, run=run, every=1, probes=probes) as handle:
         for batch in batches(3):
@@ -149,14 +149,14 @@ def test_a_failing_probe_is_detached_and_said_once(
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_strict_lets_it_through(where: str, tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+def test_strict_raises(where: str, tmp_path: Path) -> None:
+    model, optimizer = pair(TinyModel())
     with pytest.raises(ZeroDivisionError, match="our mistake"):
         with equipoise.watch(
             model,
             optimizer,
             run=tmp_path / "a.eqp",
-            probes=[Broken(where)],
+            probes=[FailingProbe(where)],
             strict=True,
         ):
             objective(model, batches(1)[0]).backward()
@@ -164,10 +164,10 @@ def test_strict_lets_it_through(where: str, tmp_path: Path) -> None:
     assert hooks_on(model) == 0
 
 
-def test_a_store_that_fails_is_not_the_users_trouble(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+def test_a_failing_store_does_not_stop_training(tmp_path: Path) -> None:
+    model, optimizer = pair(TinyModel())
     handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1)
-    handle._account.ledger._writer.close()  # the disk is gone
+    handle._recorder.writer._run.close()  # the disk is gone
     for batch in batches(3):
         objective(model, batch).backward()
         optimizer.step()
@@ -175,19 +175,19 @@ def test_a_store_that_fails_is_not_the_users_trouble(tmp_path: Path) -> None:
     handle.close()
 
 
-def test_a_rank_that_died_is_not_ours_to_mourn(tmp_path: Path) -> None:
-    """The exchange fails: everything comes off, what was heard is written."""
-    model, optimizer = pair(Patient())
+def test_a_failed_exchange_detaches_and_writes_the_rest(tmp_path: Path) -> None:
+    """The exchange fails: all hooks come off, pending readings are written."""
+    model, optimizer = pair(TinyModel())
     run = tmp_path / "a.eqp"
 
-    class Bereaved(Alone):
-        def exchanged(self, message: Message) -> Sequence[Message]:
+    class FailingExchange(SingleRank):
+        def exchange(self, message: Message) -> Sequence[Message]:
             raise RuntimeError("connection closed by peer")
 
     with equipoise.watch(model, optimizer, run=run, every=3) as handle:
         for step, batch in enumerate(batches(6)):
             if step == 2:
-                handle._account.ranks = Bereaved()
+                handle._recorder.ranks = FailingExchange()
             objective(model, batch).backward()
             optimizer.step()
     assert handle.closed and hooks_on(model) == 0
@@ -195,7 +195,7 @@ def test_a_rank_that_died_is_not_ours_to_mourn(tmp_path: Path) -> None:
 
 
 def test_closing_twice_and_watching_again(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+    model, optimizer = pair(TinyModel())
     first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
     first.close()
     first.close()
@@ -206,7 +206,7 @@ def test_closing_twice_and_watching_again(tmp_path: Path) -> None:
 
 
 def test_watching_twice_is_watching_once(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+    model, optimizer = pair(TinyModel())
     first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
     assert equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") is first
     assert equipoise.watch(model, optimizer) is first
@@ -215,21 +215,21 @@ def test_watching_twice_is_watching_once(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_copy_of_a_waiting_model_is_free(tmp_path: Path) -> None:
+def test_a_copy_of_a_watched_model_has_no_hooks(tmp_path: Path) -> None:
     """Weight averaging copies models, and people pickle whole ones."""
-    model, optimizer = pair(Patient())
+    model, optimizer = pair(TinyModel())
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
-        twin = copy.deepcopy(model)
+        copied = copy.deepcopy(model)
         thawed = pickle.loads(pickle.dumps(model))
-        for other in (twin, thawed):
+        for other in (copied, thawed):
             objective(other, batches(1)[0])
         assert not handle._sampler.opened, "the copies are not watched"
         objective(model, batches(1)[0])
         assert handle._sampler.opened
 
 
-def test_a_forgotten_handle_lets_its_model_go(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+def test_a_dropped_handle_frees_its_model(tmp_path: Path) -> None:
+    model, optimizer = pair(TinyModel())
     handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
     gone = weakref.ref(model)
     del model, optimizer, handle
@@ -238,7 +238,7 @@ def test_a_forgotten_handle_lets_its_model_go(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_exist_leave_nothing(tmp_path: Path) -> None:
-    model, optimizer = pair(Patient())
+    model, optimizer = pair(TinyModel())
     with pytest.raises(InputError, match="evry.*nearest is every"):
         equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", evry=3)
     assert hooks_on(model) == 0 and not list(tmp_path.iterdir())
@@ -257,7 +257,7 @@ def test_no_synchronisation_in_a_sampled_step(preset: str, tmp_path: Path) -> No
             self.count += "_local_scalar_dense" in str(func)
             return func(*args, **(kwargs or {}))
 
-    model, optimizer = pair(Patient(dropout=0.1))
+    model, optimizer = pair(TinyModel(dropout=0.1))
     options = {"run": tmp_path / "a.eqp", "every": 1, "preset": preset}
     with equipoise.watch(model, optimizer, **options) as handle:
         for batch in batches(2):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def killed(run: Path, after: int) -> int:
     """Return the last step the victim had committed when it was killed."""
-    command = [sys.executable, "-m", "tests.watching.kill", str(run)]
+    command = [sys.executable, "-m", "tests.watching.killed_process", str(run)]
     victim = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert victim.stdout is not None
     seen = [int(victim.stdout.readline()) for _ in range(after)]

@@ -1,4 +1,4 @@
-"""Run a small model once with probes attached, and keep what they emitted."""
+"""Read a small model once with probes attached, and keep what they emitted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +9,28 @@ from torch import Tensor, nn
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy
 from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.probes.capture import Boundary, GradientProbe, Probe, attached
+from equipoise.probes.capture import Boundary, attached
+from equipoise.probes.protocols import GradientProbe, Probe
 
 Emitted = dict[tuple[str, str], Tensor]
+"""(site, quantity) → values."""
 TINY = GPTConfig(width=16, depth=3, heads=2, context=12, vocabulary=11)
+
+
+class Emitter:
+    """Keeps every value a probe emits, and every reason why something is not read."""
+
+    def __init__(self) -> None:
+        self.found: Emitted = {}
+        self.reasons: dict[str, list[str]] = {}
+
+    def __call__(
+        self, site: str, quantity: str, values: Tensor, *, how: str = "last"
+    ) -> None:
+        self.found[site, quantity] = values.detach().clone()
+
+    def not_read(self, site: str, why: str) -> None:
+        self.reasons.setdefault(site, []).append(why)
 
 
 def gpt(seed: int = 0, **changes: object) -> GPT:
@@ -29,11 +47,7 @@ def measured(
     model: nn.Module, probes: Sequence[Probe], *inputs: Tensor, **changes: object
 ) -> Emitted:
     """Return (site, quantity) → values of one forward and backward pass."""
-    found: Emitted = {}
-
-    def emit(site: str, quantity: str, values: Tensor, *, how: str = "last") -> None:
-        found[site, quantity] = values.detach().clone()
-
+    emit = Emitter()
     anatomy: Anatomy = replace(anatomy_of(model), **changes)  # type: ignore[arg-type]
     with attached(probes, anatomy, emit, boundary=Boundary(strict=True)):
         output = model(*(inputs or (tokens(),)))
@@ -41,4 +55,4 @@ def measured(
     for probe in probes:
         if isinstance(probe, GradientProbe):
             probe.on_gradients(anatomy, emit, scale=None)
-    return found
+    return emit.found

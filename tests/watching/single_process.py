@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import equipoise
-from tests.watching.dying import free_port
-from tests.watching.group import STEPS, halves
-from tests.watching.patients import batches, objective
+from tests.watching.models import batches, objective
+from tests.watching.rank_exit import free_port
+from tests.watching.two_ranks import STEPS, halves
 
 Norms = dict[tuple[int, str], dict[str, float]]
 """(step, site) → the largest singular value of each projection."""
 
 
-def said_by(module: str, folder: Path, *, ranks: int) -> list[dict[str, Any]]:
+def run_ranks(module: str, folder: Path, *, ranks: int) -> list[dict[str, Any]]:
     """Run a module once per rank, and return what each rank wrote."""
     port = free_port()
     processes = [

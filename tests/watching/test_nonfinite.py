@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching.nonfinite import Alarm
-from equipoise.watching.replay import bundle_path, first_bad_module, loaded
-from tests.watching.patients import Patient, batches, hooks_on, objective
+from equipoise.watching.nonfinite import NonfiniteMonitor, first_bad_module
+from equipoise.watching.replay import bundle_path, load_step
+from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 BAD = {"NaN": float("nan"), "Inf": float("inf")}
 
@@ -24,7 +24,7 @@ def watched(
 ) -> list[equipoise.Finding]:
     """Return what is found when ``broken(model)`` is in force at one step."""
     torch.manual_seed(0)
-    model = Patient(**options)
+    model = TinyModel(**options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = tmp_path / "a.eqp"
     with equipoise.watch(model, optimizer, run=run, every=5, strict=True) as handle:
@@ -147,8 +147,8 @@ def test_a_function_of_the_users_own_is_looked_into(tmp_path: Path) -> None:
     assert "Doubled" in found.message and "blocks.0.norm_2" in found.message
 
 
-def test_it_rings_again_after_a_recovery(tmp_path: Path) -> None:
-    model = Patient()
+def test_a_second_nonfinite_loss_after_recovery_is_reported(tmp_path: Path) -> None:
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
         for step, batch in enumerate(batches(9)):
@@ -160,7 +160,7 @@ def test_it_rings_again_after_a_recovery(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("site", ["blocks.0.attention", "blocks.1.norm_2", "head"])
-def test_a_held_batch_names_the_very_module_and_can_be_replayed(
+def test_a_stored_batch_names_the_module_and_can_be_replayed(
     site: str, tmp_path: Path
 ) -> None:
     def broken(model: nn.Module) -> Any:
@@ -170,7 +170,7 @@ def test_a_held_batch_names_the_very_module_and_can_be_replayed(
         return model.get_submodule(site).register_forward_hook(spoil)
 
     torch.manual_seed(0)
-    model = Patient(dropout=0.1)
+    model = TinyModel(dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     run = tmp_path / "a.eqp"
     with equipoise.watch(
@@ -184,39 +184,39 @@ def test_a_held_batch_names_the_very_module_and_can_be_replayed(
     assert (found.step, found.site) == (3, site)
     assert hooks_on(model) == 1, "only the test's own"
     assert undo is not None
-    fresh = Patient(dropout=0.1)
-    kept = loaded(bundle_path(run, 3), fresh)
+    fresh = TinyModel(dropout=0.1)
+    kept = load_step(bundle_path(run, 3), fresh)
     broken(fresh)
-    culprit = first_bad_module(fresh, kept)
-    assert culprit is not None and culprit.site == site
+    origin = first_bad_module(fresh, kept)
+    assert origin is not None and origin.site == site
     undo.remove()
-    clean = Patient(dropout=0.1)
-    assert first_bad_module(clean, loaded(bundle_path(run, 3), clean)) is None
+    clean = TinyModel(dropout=0.1)
+    assert first_bad_module(clean, load_step(bundle_path(run, 3), clean)) is None
     with pytest.raises(InputError, match="does not fit"):
-        loaded(bundle_path(run, 3), Patient(depth=1))
+        load_step(bundle_path(run, 3), TinyModel(depth=1))
     with pytest.raises(RunFileError, match="hold_batch=True"):
-        loaded(bundle_path(run, 4), clean)
+        load_step(bundle_path(run, 4), clean)
 
 
-def broken_patient() -> nn.Module:
-    return Patient()
+def broken_model() -> nn.Module:
+    return TinyModel()
 
 
 def test_replay_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = tmp_path / "a.eqp"
     with equipoise.watch(model, optimizer, run=run, hold_batch=True):
         (objective(model, batches(1)[0]) * float("nan")).backward()
         optimizer.step()
-    replay.command(run, f"{__name__}:broken_patient")
-    said = capsys.readouterr().out
-    assert "step 0" in said and "every output is finite" in said
-    assert "attention.entropy" in said
+    replay.command(run, f"{__name__}:broken_model")
+    printed = capsys.readouterr().out
+    assert "step 0" in printed and "every output is finite" in printed
+    assert "attention.entropy" in printed
     with pytest.raises(RunFileError, match=r"step 5 was not kept.*\[0\]"):
-        replay.command(run, f"{__name__}:broken_patient", step=5)
+        replay.command(run, f"{__name__}:broken_model", step=5)
     with pytest.raises(RunFileError, match="no step of it was kept"):
         replay.command(tmp_path / "b.eqp", "a:b")
     with pytest.raises(InputError, match="module:function"):
@@ -225,10 +225,10 @@ def test_replay_on_the_command_line(
         replay.built("pathlib:Path")
 
 
-def test_a_rank_that_is_ill_alone_runs_no_pass_that_others_must_join() -> None:
+def test_a_rank_with_a_nan_alone_runs_no_collective_pass() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        model = Patient()
+        model = TinyModel()
         fully_shard(model)
         asked: list[str] = []
 
@@ -236,10 +236,10 @@ def test_a_rank_that_is_ill_alone_runs_no_pass_that_others_must_join() -> None:
             def replay(self, model: nn.Module) -> None:
                 asked.append("replayed")
 
-        alarm = Alarm(model, held=lambda: Joined())  # type: ignore[arg-type,return-value]
+        alarm = NonfiniteMonitor(model, held=lambda: Joined())  # type: ignore[arg-type,return-value]
         root = objective(model, batches(1)[0]) * float("nan")
         alarm.loss(3, root.detach(), root)
-        (found,) = alarm.taken()
+        (found,) = alarm.pop()
     finally:
         dist.destroy_process_group()
     assert not asked and found.rule == "nonfinite.forward"

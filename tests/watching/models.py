@@ -19,7 +19,7 @@ from equipoise.watching import Watch
 WIDTH, HEADS, TOKENS, LENGTH = 16, 2, 11, 6
 
 
-class PatientAttention(nn.Module):
+class TinyAttention(nn.Module):
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.num_heads, self.p = HEADS, dropout
@@ -39,11 +39,11 @@ class PatientAttention(nn.Module):
         return out
 
 
-class PatientBlock(nn.Module):
+class TinyBlock(nn.Module):
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention = PatientAttention(dropout=dropout)
+        self.attention = TinyAttention(dropout=dropout)
         self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
         self.drop = nn.Dropout(dropout)
 
@@ -53,7 +53,7 @@ class PatientBlock(nn.Module):
         return out
 
 
-class Patient(nn.Module):
+class TinyModel(nn.Module):
     """A decoder with BatchNorm statistics, so that a second forward would show."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Patient(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleList(PatientBlock(dropout=dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(TinyBlock(dropout=dropout) for _ in range(depth))
         self.statistics = nn.BatchNorm1d(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS)
         self.reentrant = reentrant
@@ -80,9 +80,9 @@ class Patient(nn.Module):
 
 @contextmanager
 def declared(*names: str) -> Iterator[None]:
-    """Declare the patient's attention as a family for the length of the block."""
+    """Declare the tiny model's attention as a family for the length of the block."""
     layout = Separate(q="q_proj", k="k_proj", v="v_proj", o="o_proj")
-    names = names or ("PatientAttention",)
+    names = names or ("TinyAttention",)
     family(*names)(lambda: layout)
     try:
         yield
@@ -104,7 +104,7 @@ def objective(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 @dataclass
-class Memory:
+class Trained:
     """Everything a training leaves behind that somebody could compare."""
 
     losses: list[float] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Memory:
     rng: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def identical(a: Memory, b: Memory) -> bool:
+def identical(a: Trained, b: Trained) -> bool:
     """Say whether two trainings agree in every bit."""
     assert repr(a.losses) == repr(b.losses) and a.scales == b.scales
     for x, y in zip(
@@ -148,7 +148,7 @@ def trained(
     dtype: torch.dtype = torch.bfloat16,
     scale: float = 0.0,
     **options: Any,
-) -> tuple[Memory, Watch | None]:
+) -> tuple[Trained, Watch | None]:
     """Return what a training did; watched if a run file is given.
 
     ``scale`` is what a GradScaler begins with: a large one makes it leave steps out.
@@ -160,7 +160,7 @@ def trained(
     if run is not None:
         options = {"every": 3, "strict": True, **options}
         handle = equipoise.watch(model, optimizer, run=run, **options)
-    memory = Memory()
+    memory = Trained()
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=scale or 1.0, growth_interval=4, enabled=bool(scale)
     )

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.numerics.token_statistics import kurtosis, token_cosine
-from equipoise.probes.norm_scales import NormScales
-from equipoise.probes.residual import Magnitudes, StreamShape
-from tests.probes.measuring import gpt, measured, tokens
+from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
+from tests.probes.reading import gpt, measured, tokens
 
 
 def inputs_of(model: nn.Module, name: str) -> Tensor:

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.watching.patients import TOKENS
+from tests.watching.models import TOKENS
 
-PATIENT = {
+TINY_MODEL = {
     **{f"attention.{letter}_proj": ColwiseParallel for letter in "qkv"},
     "attention.o_proj": RowwiseParallel,
     "up": ColwiseParallel,
@@ -30,11 +30,13 @@ LLAMA = {
 }
 
 
-def split_patient(model: Any) -> nn.Module:
+def split_tiny_model(model: Any) -> nn.Module:
     """The rest stays plain: tensors that every rank holds."""
     mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
-        parallelize_module(block, mesh, {name: way() for name, way in PATIENT.items()})
+        parallelize_module(
+            block, mesh, {name: way() for name, way in TINY_MODEL.items()}
+        )
     return model  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""A training that is killed: ``python -m tests.watching.kill RUN``.
+"""A training that is killed: ``python -m tests.watching.killed_process RUN``.
 
 Prints each step after its readings were committed, for the killer to compare.
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 import equipoise
-from tests.watching.patients import Patient, batches, objective
+from tests.watching.models import TinyModel, batches, objective
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Patient(depth=1)
+    model = TinyModel(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = equipoise.watch(model, optimizer, run=Path(sys.argv[1]), every=1)
     while True:

@@ -17,7 +17,7 @@ import equipoise
 from equipoise.cli import COMMANDS
 from equipoise.errors import InputError
 from equipoise.watching import Watch
-from tests.watching.patients import WIDTH, Patient, batches, objective
+from tests.watching.models import WIDTH, TinyModel, batches, objective
 
 
 def watched(model: nn.Module, path: Path, **options: Any) -> tuple[Any, Watch]:
@@ -26,23 +26,23 @@ def watched(model: nn.Module, path: Path, **options: Any) -> tuple[Any, Watch]:
     return optimizer, equipoise.watch(model, optimizer, run=run, every=1, **options)
 
 
-class Meanwhile(nn.Module):
+class EvaluatesInThread(nn.Module):
     """In the middle of its forward pass, another thread evaluates the same model."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patient = Patient()
+        self.inner = TinyModel()
         self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval()
         self.failures: list[BaseException] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.patient(tokens)
+        out: Tensor = self.inner(tokens)
         if torch.is_grad_enabled():
             thread = threading.Thread(target=self._evaluate, args=(tokens,))
             thread.start()
             thread.join()
         else:
-            x = self.patient.embedding(tokens)
+            x = self.inner.embedding(tokens)
             self.inner(x, x, x)
         return out
 
@@ -55,7 +55,7 @@ class Meanwhile(nn.Module):
 
 
 def test_another_thread_evaluates_the_model_meanwhile(tmp_path: Path) -> None:
-    model = Meanwhile()
+    model = EvaluatesInThread()
     optimizer, handle = watched(model, tmp_path, strict=True)
     for batch in batches(2):
         objective(model, batch).backward()
@@ -63,10 +63,10 @@ def test_another_thread_evaluates_the_model_meanwhile(tmp_path: Path) -> None:
     handle.close()
     assert not model.failures
     theta = equipoise.open_run(handle.path).series("attention.theta.p5")
-    assert set(theta) == {f"patient.blocks.{i}.attention" for i in (0, 1)}
+    assert set(theta) == {f"inner.blocks.{i}.attention" for i in (0, 1)}
 
 
-class Lingering(nn.Module):
+class SlowThread(nn.Module):
     """Another thread comes into the model while we are in it, and leaves after us."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class Lingering(nn.Module):
         self(torch.ones(1, 2))
 
 
-def test_a_thread_that_lingers_holds_no_window_open(tmp_path: Path) -> None:
-    model = Lingering()
+def test_a_thread_that_outlives_the_pass_holds_no_window_open(tmp_path: Path) -> None:
+    model = SlowThread()
     _, handle = watched(model, tmp_path)
     model(torch.ones(1, 2))
     assert not _get_current_function_mode_stack()
@@ -101,7 +101,7 @@ def test_a_thread_that_lingers_holds_no_window_open(tmp_path: Path) -> None:
 
 
 def test_inside_torch_func_attention_is_named_as_unread(tmp_path: Path) -> None:
-    model = Patient().eval()  # torch.func takes no statistics
+    model = TinyModel().eval()  # torch.func takes no statistics
     handle = equipoise.watch(model, run=tmp_path / "a.eqp", strict=True)
     weights = dict(model.named_parameters())
 
@@ -153,7 +153,7 @@ def test_a_batch_without_rows_costs_no_probe(tmp_path: Path) -> None:
 )
 def test_what_is_no_model_and_no_optimiser(given: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        equipoise.watch(*given(Patient()))
+        equipoise.watch(*given(TinyModel()))
 
 
 @pytest.mark.parametrize(
@@ -162,20 +162,20 @@ def test_what_is_no_model_and_no_optimiser(given: Any, words: str) -> None:
 def test_an_option_of_another_kind_is_refused_by_name(option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(InputError, match=f"{name}="):
-        equipoise.watch(Patient(), **option)
+        equipoise.watch(TinyModel(), **option)
 
 
-def test_an_optimiser_of_another_model_is_said_to_be(
+def test_an_optimiser_of_another_model_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stranger = torch.optim.SGD(Patient().parameters(), lr=0.1)
-    equipoise.watch(Patient(), stranger, run=tmp_path / "a.eqp").close()
+    stranger = torch.optim.SGD(TinyModel().parameters(), lr=0.1)
+    equipoise.watch(TinyModel(), stranger, run=tmp_path / "a.eqp").close()
     assert "another model's" in caplog.text
 
 
 def test_accelerates_optimiser_is_looked_into(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = accelerator.prepare(model, optimizer)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:

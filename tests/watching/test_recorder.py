@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import equipoise
-from tests.watching.patients import Patient
+from tests.watching.models import TinyModel
 
 
 def watched(path: Path, *, quiet: bool = False) -> None:
-    model = Patient()
+    model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     equipoise.watch(model, optimizer, run=path / "a.eqp", quiet=quiet).close()
 
 
-def test_lines_reach_a_job_s_file(
+def test_lines_reach_stderr_of_a_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watched(tmp_path)
@@ -26,18 +26,22 @@ def test_lines_reach_a_job_s_file(
     assert last.startswith("equipoise 0 steps watched, nothing found")
 
 
-def test_quiet_is_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     watched(tmp_path, quiet=True)
     assert not capsys.readouterr().err
 
 
-def test_a_listener_hears_it_once(
+def test_a_configured_log_gets_each_line_once(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="equipoise"):
         watched(tmp_path)
-    said = [r.message for r in caplog.records if "watch" in r.message]
-    assert len(said) == 2 and "sites" in said[0] and "0 steps watched" in said[1]
+    printed = [r.message for r in caplog.records if "watch" in r.message]
+    assert (
+        len(printed) == 2 and "sites" in printed[0] and "0 steps watched" in printed[1]
+    )
     assert not capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""What a probe is: the protocols by which it is attached, called, and emits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.sharding import Parts
+
+How = Literal["mean", "max", "min", "sum", "norm", "last"]
+"""How values of several ranks, or of several calls in a step, become one.
+
+``norm``: the ranks hold parts of one vector, whose norm is √Σ‖part‖²; of several calls
+the last counts, because it saw the sum.
+"""
+
+
+Hook = Callable[..., None]
+
+
+class Emit(Protocol):
+    """Takes small, detached tensors, still on the device."""
+
+    def __call__(
+        self, site: str, quantity: str, values: Tensor, *, how: How = "last"
+    ) -> None: ...
+
+    def not_read(self, site: str, why: str) -> None:
+        """Take the reason why something of a site is not read."""
+
+
+class Guarded(Protocol):
+    """Makes a hook safe: no_grad, no autocast, its exceptions caught."""
+
+    def __call__(self, hook: Hook) -> Hook: ...
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Something that reads a model and emits small tensors."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@runtime_checkable
+class ModuleProbe(Probe, Protocol):
+    """A probe that registers hooks.
+
+    ``attach`` is called when the measured forward pass begins and yields one handle per
+    hook as soon as the hook exists; all are off again when that pass ends. Every hook
+    goes through ``guarded``. What must be read in the backward pass is a hook on a
+    tensor of the graph, which dies with the graph.
+    """
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]: ...
+
+
+@runtime_checkable
+class AttentionProbe(Probe, Protocol):
+    """A probe that is handed every attention call."""
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class GradientProbe(Probe, Protocol):
+    """A probe that looks after each backward pass, before clipping.
+
+    By then DDP and FSDP have reduced; ``scale`` is the factor of a GradScaler, which
+    the gradients still carry.
+    """
+
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class UpdateProbe(Probe, Protocol):
+    """A probe that looks once the optimiser has moved the weights."""
+
+    def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class SharingProbe(Probe, Protocol):
+    """A probe that reads what no rank has in full.
+
+    ``begin`` is called once on every rank, outside any pass, where asking the others is
+    allowed, and returns how many numbers to make room for. ``parts`` are what this rank
+    adds to the one exchange of a sampled step; ``on_parts`` is handed every rank's, the
+    same on all of them.
+    """
+
+    def begin(self, anatomy: Anatomy) -> int: ...
+
+    def parts(self) -> Parts: ...
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None: ...

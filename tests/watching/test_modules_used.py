@@ -1,0 +1,70 @@
+"""What one sampled step runs through, and what the default preset loads."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import equipoise
+from tests.watching.models import TinyModel, batches, objective
+
+MOST_MODULES = 48
+"""Modules of ours that one sampled step may execute functions of."""
+
+
+@contextmanager
+def modules_executed(found: set[str]) -> Iterator[None]:
+    """Collect the modules of every Python function called in the block."""
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            found.add(frame.f_globals.get("__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_sampled_step_runs_through_few_modules(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TinyModel()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found: set[str] = set()
+    with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1):
+        for step, batch in enumerate(batches(3)):
+            last = step == 2
+            with modules_executed(found) if last else nullcontext():
+                optimizer.zero_grad()
+                objective(model, batch).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+    ours = {name for name in found if name.startswith("equipoise.")}
+    assert "equipoise.watching.recorder" in ours, "nothing was sampled"
+    assert len(ours) <= MOST_MODULES, sorted(ours)
+
+
+LOADED = """
+import sys, equipoise.watching.start as start
+from equipoise.watching.options import preset_probes
+preset_probes("{preset}")
+print(*(name for name in sys.modules if name.startswith("equipoise.theory")))
+"""
+
+
+def theory_loaded_by(preset: str) -> list[str]:
+    code = LOADED.format(preset=preset)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_default_preset_loads_no_theory() -> None:
+    assert theory_loaded_by("default") == []
+    assert theory_loaded_by("deep"), "the deep preset reads the papers' quantities"
