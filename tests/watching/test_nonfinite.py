@@ -215,9 +215,9 @@ def test_replay_on_the_command_line(
     printed = capsys.readouterr().out
     assert "step 0" in printed and "every output is finite" in printed
     assert "attention.entropy" in printed
-    with pytest.raises(RunFileError, match=r"step 5 was not kept.*\[0\]"):
+    with pytest.raises(RunFileError, match=r"step 5 was not saved.*\[0\]"):
         replay.command(run, f"{__name__}:broken_model", step=5)
-    with pytest.raises(RunFileError, match="no step of it was kept"):
+    with pytest.raises(RunFileError, match="no step of it was saved"):
         replay.command(tmp_path / "b.eqp", "a:b")
     with pytest.raises(InputError, match="module:function"):
         replay.built("nowhere:nothing")
@@ -236,10 +236,10 @@ def test_a_rank_with_a_nan_alone_runs_no_collective_pass() -> None:
             def replay(self, model: nn.Module) -> None:
                 asked.append("replayed")
 
-        alarm = NonfiniteMonitor(model, held=lambda: Joined())  # type: ignore[arg-type,return-value]
+        monitor = NonfiniteMonitor(model, stored=lambda: Joined())  # type: ignore[arg-type,return-value]
         root = objective(model, batches(1)[0]) * float("nan")
-        alarm.loss(3, root.detach(), root)
-        (found,) = alarm.pop()
+        monitor.check_loss(3, root.detach(), root)
+        (found,) = monitor.pop()
     finally:
         dist.destroy_process_group()
     assert not asked and found.rule == "nonfinite.forward"
