@@ -66,7 +66,11 @@ class Boundary:
 
         def call(*args: Any, **kwargs: Any) -> None:
             # Traced into the user's compiled code, a hook must add nothing to it.
-            if torch.compiler.is_compiling() or inside_torch_func() or name in self.failed:
+            if (
+                torch.compiler.is_compiling()
+                or inside_torch_func()
+                or name in self.failed
+            ):
                 return
             try:
                 with self.around(), torch.no_grad(), _full_precision():

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import local_part, piece, summand
-from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.sites import named
+from equipoise.anatomy.sites import Anatomy, named
 from equipoise.probes.protocols import Emit
 from equipoise.probes.sharding import (
     Parts,

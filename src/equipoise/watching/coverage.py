@@ -6,7 +6,7 @@ What was not read becomes a finding, named with its reason.
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.unread import unread_in_step, unread
+from equipoise.anatomy.unread import unread, unread_in_step
 from equipoise.errors import SilentSiteError
 from equipoise.probes.capture import PassCoverage
 from equipoise.records import Finding
