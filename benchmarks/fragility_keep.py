@@ -5,11 +5,8 @@ import torch
 from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
 from equipoise.auditing.precision.emulation import Bench, Storage
-from equipoise.auditing.precision.keep_list import (
-    kept_by_measurement,
-    kept_by_prediction,
-)
 from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.study import kept_by_measurement, kept_by_prediction
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ MOVED = {
     "selection.study": "auditing.selection.study",
     "sharpness": "auditing.curvature",
     "sharpness.attribution": "auditing.curvature.attribution",
-    "sharpness.attribution_dense": "auditing.curvature.attribution_pass",
+    "sharpness.attribution_dense": "auditing.curvature.attribution",
     "sharpness.loss_differences": "auditing.curvature.loss_differences",
 }
 """Old path → new path, both below ``equipoise``."""

@@ -1,4 +1,4 @@
-"""Verdicts on a model as it stands: precision, curvature and selection."""
+"""Audits of a model: what low precision, curvature and attention heads do in it."""
 
 MODEL_FORMS = (
     "a Hugging Face model directory, a run of the lab or one of its checkpoints, "

@@ -1,6 +1,7 @@
-"""Somebody's model and batch, from what they type.
+"""The model and the batch of an audit, from what the user typed.
 
-Call somebody's model on a batch in whatever form it comes, and find its output.
+Weights are opened without running code from a checkpoint. A batch may come in any form
+that the model takes; the output is its logits, else its hidden states.
 """
 
 import copy

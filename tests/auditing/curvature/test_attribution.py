@@ -17,9 +17,9 @@ from equipoise.auditing.curvature.attribution import (
     Share,
     attributed,
     combined,
+    node_hessians,
     trace_attributed,
 )
-from equipoise.auditing.curvature.attribution_pass import node_hessians
 from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from equipoise.auditing.curvature import hessian
 from equipoise.auditing.curvature.page import COLUMNS, headline, remarks, write_study
-from equipoise.auditing.curvature.study import Study, study
+from equipoise.auditing.curvature.study import CurvatureStudy, study
 from equipoise.cli import application
 from tests.auditing.curvature import subjects
 
@@ -18,13 +18,13 @@ BATCH = subjects.pair(3)
 
 
 @pytest.fixture(scope="module")
-def found() -> Study:
+def found() -> CurvatureStudy:
     model = subjects.gpt(depth=1)
     sgd = SGD(model.parameters(), lr=0.1)
     return study(model, BATCH, optimizer=sgd, steps=8, every_block=True)
 
 
-def test_parts_add_up_to_what_they_are_parts_of(found: Study) -> None:
+def test_parts_add_up_to_what_they_are_parts_of(found: CurvatureStudy) -> None:
     values = np.linalg.eigvalsh(hessian(subjects.gpt(depth=1), BATCH).dense())
     assert found.top[0].value == pytest.approx(values[-1], rel=1e-2)
     assert found.bottom.value == pytest.approx(values[0], rel=1e-2)
@@ -36,14 +36,14 @@ def test_parts_add_up_to_what_they_are_parts_of(found: Study) -> None:
     assert found.residual < 1e-9 and found.parameters == len(values)
 
 
-def test_blocks_are_the_sublayers_own(found: Study) -> None:
+def test_blocks_are_the_sublayers_own(found: CurvatureStudy) -> None:
     block = hessian(subjects.gpt(depth=1), BATCH).block("blocks.0.attention.*")
     truth = float(torch.linalg.eigvalsh(block.dense())[-1])
     (row,) = (row for row in found.rows if row.site == "blocks.0.attention")
     assert row.sharpness == pytest.approx(truth, rel=1e-2)
 
 
-def test_the_verdict_compares_with_the_step_size(found: Study) -> None:
+def test_the_verdict_compares_with_the_step_size(found: CurvatureStudy) -> None:
     assert found.edge is not None and found.edge.threshold == pytest.approx(20)
     said = "beyond" if found.edge.ratio > 1 else "within"
     assert f"is {said} what sgd allows, 20" in headline(found)
@@ -52,7 +52,7 @@ def test_the_verdict_compares_with_the_step_size(found: Study) -> None:
     assert "stable here up to lr" in headline(bare)
 
 
-def test_along_adams_step(found: Study) -> None:
+def test_along_adams_step(found: CurvatureStudy) -> None:
     model = subjects.gpt(depth=1)
     adam = AdamW(model.parameters(), lr=1e-3)
     subjects.cross_entropy(model, BATCH).backward()
@@ -62,7 +62,7 @@ def test_along_adams_step(found: Study) -> None:
     assert "preconditioned sharpness" in headline(other)
 
 
-def test_the_page_is_whole_and_offline(found: Study, tmp_path: Path) -> None:
+def test_the_page_is_whole_and_offline(found: CurvatureStudy, tmp_path: Path) -> None:
     page = write_study(found, tmp_path / "deep" / "page.html").read_text()
     assert all(name in page for name in COLUMNS)
     assert "<polyline points=" in page and page.count('class="track"') == 3 * len(

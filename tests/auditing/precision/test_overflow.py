@@ -7,10 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Bench, Storage
-from equipoise.auditing.precision.keep_list import (
-    kept_by_measurement,
-    kept_by_prediction,
-)
 from equipoise.auditing.precision.page import (
     OUT_OF_RANGE,
     headline,
@@ -19,7 +15,11 @@ from equipoise.auditing.precision.page import (
     table,
 )
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.study import study
+from equipoise.auditing.precision.study import (
+    kept_by_measurement,
+    kept_by_prediction,
+    study,
+)
 from tests.auditing.precision.models import tokens
 
 
@@ -37,8 +37,8 @@ def overflowing(norms: int = 1) -> tuple[nn.Module, Tensor]:
 def test_what_overflows_is_kept_first() -> None:
     found = study(*overflowing(), storage=Storage.named("fp16"), every_module=True)
     assert not math.isfinite(found.measured) and not math.isfinite(found.predicted)
-    assert found.kept.sites == ("0",) and found.kept.reached
-    assert 0 < found.kept.predicted < 0.01 and 0 < found.kept.measured < 0.01
+    assert found.keep_list.sites == ("0",) and found.keep_list.reached
+    assert 0 < found.keep_list.predicted < 0.01 and 0 < found.keep_list.measured < 0.01
     assert [row.share for row in found.rows] == [1.0, 0.0, 0.0]
     assert "output error not finite measured, not finite predicted" in headline(found)
     assert "(target any finite error)" in headline(found)

@@ -8,10 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Bench, Storage
-from equipoise.auditing.precision.keep_list import (
-    kept_by_measurement,
-    kept_by_prediction,
-)
 from equipoise.auditing.precision.page import (
     headline,
     print_study,
@@ -20,7 +16,13 @@ from equipoise.auditing.precision.page import (
 )
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.precision.published import published_blocks
-from equipoise.auditing.precision.study import lost_epsilons, range_by_module, study
+from equipoise.auditing.precision.study import (
+    kept_by_measurement,
+    kept_by_prediction,
+    lost_epsilons,
+    range_by_module,
+    study,
+)
 from equipoise.auditing.subject import loaded, loaded_batch, output_of
 from equipoise.cli import main
 from equipoise.errors import InputError
@@ -95,7 +97,7 @@ def test_study_is_shown_and_written(
     assert [row.share for row in found.rows] == sorted(
         (row.share for row in found.rows), reverse=True
     )
-    assert {row.site for row in found.rows if row.keep} == set(found.kept.sites)
+    assert {row.site for row in found.rows if row.keep} == set(found.keep_list.sites)
     assert "in bf16: output error" in headline(found)
     assert any("natively" in line for line in remarks(found))
     print_study(found, rows=3)
@@ -114,7 +116,9 @@ def test_a_format_without_error_has_nothing_to_keep() -> None:
 def test_a_format_without_error_reaches_every_target() -> None:
     model, ids = tokens()
     found = study(model, ids, storage=Storage.named("fp64"), target=1e-3)
-    assert found.kept.sites == () and found.kept.reached and found.predicted == 0
+    assert (
+        found.keep_list.sites == () and found.keep_list.reached and found.predicted == 0
+    )
 
 
 def test_the_dtype_of_the_model_itself_is_measured_and_predicted() -> None:

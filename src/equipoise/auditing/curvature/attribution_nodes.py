@@ -29,7 +29,7 @@ from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OperationCall:
     """An operation φ, all it read, and the tangents of what moves."""
 
     func: Function
@@ -82,7 +82,7 @@ Products = tuple[Tensor, ...]
 
 
 def refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return the same nest with its tensors taken from an iterator."""
+    """Return the same nest with tensors from an iterator."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, tuple | list):
@@ -93,7 +93,7 @@ def refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
     return value
 
 
-def twice_differentiated(call: Call, cotangent: Tensor) -> Products:
+def twice_differentiated(call: OperationCall, cotangent: Tensor) -> Products:
     """Return ∇²⟨λ, φ⟩·ż by differentiating the operation alone, twice."""
     # Fused attention kernels have no second derivative.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -119,28 +119,28 @@ def _gradient(moved: Tensor | int, at: list[Tensor]) -> Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One operation and where it stands."""
+    """One operation, and the module it is in."""
 
     site: str
     kind: str
-    call: Call
+    call: OperationCall
     index: int
     """How many came before it in the pass."""
 
 
-Met = Callable[[Node, Tensor], None]
+Report = Callable[[Node, Tensor], None]
 """Takes a node and its result, on the way forward."""
 
 
 @contextmanager
-def observed(model: nn.Module, met: Met) -> Iterator[None]:
+def observed(model: nn.Module, report: Report) -> Iterator[None]:
     """Report each operation of the block that reads something moving and can bend."""
-    with module_stack(model) as running, _Nodes(running, met):
+    with module_stack(model) as running, _Nodes(running, report):
         yield
 
 
 def _purpose(module: nn.Module) -> str:
-    """Return what a module is made for, when its operations alone do not tell."""
+    """Return what a module is made for, where its operations alone do not show it."""
     name = type(module).__name__
     if name.endswith("Norm"):
         return "norm"
@@ -148,9 +148,9 @@ def _purpose(module: nn.Module) -> str:
 
 
 class _Nodes(OpenAttention):
-    def __init__(self, running: list[tuple[str, nn.Module]], met: Met) -> None:
+    def __init__(self, running: list[tuple[str, nn.Module]], report: Report) -> None:
         super().__init__()
-        self.running, self.met, self.count = running, met, 0
+        self.running, self.report, self.count = running, report, 0
         self.attention = WrittenOut(
             scores=lambda q, k: self.result(torch.matmul, (q, k), {}, "scores"),
             weigh=lambda z: self.result(torch.softmax, (z, -1), {}, "softmax"),
@@ -178,14 +178,14 @@ class _Nodes(OpenAttention):
             self._meet(call, kind or kind_of(func), result)
         return result
 
-    def _meet(self, call: Call, kind: str, result: Any) -> None:
+    def _meet(self, call: OperationCall, kind: str, result: Any) -> None:
         several = isinstance(result, tuple | list)
         for index, part in enumerate(result if several else [result]):
             if isinstance(part, Tensor) and part.is_floating_point():
                 call = replace(call, output=index if several else None)
-                self.met(self._node(kind, call), part)
+                self.report(self._node(kind, call), part)
 
-    def _node(self, kind: str, call: Call) -> Node:
+    def _node(self, kind: str, call: OperationCall) -> Node:
         site, module = self.running[-1] if self.running else ("", None)
         purpose = "" if module is None else _purpose(module)
         index, self.count = self.count, self.count + 1
@@ -212,7 +212,7 @@ class _Nodes(OpenAttention):
 
 def _moved(
     func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call | None:
+) -> OperationCall | None:
     """Return the call on plain copies of what it read, if any of that moves."""
     tensors = [x for x in leaves([args, kwargs]) if isinstance(x, Tensor)]
     duals = [forward_ad.unpack_dual(x) for x in tensors]
@@ -224,7 +224,7 @@ def _moved(
     if writes(func):
         plain, tangents = ([x.clone() for x in xs] for xs in (plain, tangents))
     given = refilled([args, kwargs], iter(plain))
-    return Call(
+    return OperationCall(
         func=func,
         args=tuple(given[0]),
         kwargs=given[1],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.auditing.curvature.attribution_nodes import (
-    Call,
+    OperationCall,
     Products,
     twice_differentiated,
 )
@@ -24,15 +24,15 @@ from equipoise.theory.curvature.softmax import (
     squared_error_product,
 )
 
-Rule = Callable[[Call, Tensor], Products]
+Rule = Callable[[OperationCall, Tensor], Products]
 
 
-def _layer_norm(call: Call, cotangent: Tensor) -> Products:
+def _layer_norm(call: OperationCall, cotangent: Tensor) -> Products:
     given = _bound(_LAYER_NORM, call)
     return _norm(call, cotangent, given, eps=given["eps"], centred=True)
 
 
-def _rms_norm(call: Call, cotangent: Tensor) -> Products:
+def _rms_norm(call: OperationCall, cotangent: Tensor) -> Products:
     given = _bound(_RMS_NORM, call)
     # What torch does when it is given none.
     smallest = torch.finfo(given["input"].dtype).eps
@@ -41,7 +41,12 @@ def _rms_norm(call: Call, cotangent: Tensor) -> Products:
 
 
 def _norm(
-    call: Call, cotangent: Tensor, given: dict[str, Any], *, eps: float, centred: bool
+    call: OperationCall,
+    cotangent: Tensor,
+    given: dict[str, Any],
+    *,
+    eps: float,
+    centred: bool,
 ) -> Products:
     x, weight = given["input"], given["weight"]
     if len(given["normalized_shape"]) != 1:
@@ -59,7 +64,7 @@ def _norm(
     return call.placed([(x, found.x_xD), (weight, found.gain_D)])
 
 
-def _softmax(call: Call, cotangent: Tensor) -> Products:
+def _softmax(call: OperationCall, cotangent: Tensor) -> Products:
     dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if not isinstance(dim, int) or call.kwargs.get("dtype") is not None:
         return twice_differentiated(call, cotangent)
@@ -69,19 +74,19 @@ def _softmax(call: Call, cotangent: Tensor) -> Products:
 
 
 def _activation(name: str) -> Rule:
-    def rule(call: Call, cotangent: Tensor) -> Products:
+    def rule(call: OperationCall, cotangent: Tensor) -> Products:
         second = derivatives(name, call.tensors[0]).second
         return (cotangent * second * call.tangents[0],)
 
     return rule
 
 
-def _gelu(call: Call, cotangent: Tensor) -> Products:
+def _gelu(call: OperationCall, cotangent: Tensor) -> Products:
     form = "gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu"
     return _activation(form)(call, cotangent)
 
 
-def _linear(call: Call, cotangent: Tensor) -> Products:
+def _linear(call: OperationCall, cotangent: Tensor) -> Products:
     given = _bound(_LINEAR, call)
     x, weight = given["input"], given["weight"]
     dx, dweight = call.tangent(x), call.tangent(weight)
@@ -91,11 +96,11 @@ def _linear(call: Call, cotangent: Tensor) -> Products:
     return call.placed([(x, found.x_xI), (weight, found.weight_OI)])
 
 
-def _square(call: Call, cotangent: Tensor) -> Products:
+def _square(call: OperationCall, cotangent: Tensor) -> Products:
     return (squared_error_product(cotangent * call.tangents[0], entries=1),)
 
 
-def _bilinear(call: Call, cotangent: Tensor) -> Products:
+def _bilinear(call: OperationCall, cotangent: Tensor) -> Products:
     """Return the product of a map linear in each of two tensors."""
     if len(call.moving) != 2:
         return twice_differentiated(call, cotangent)
@@ -106,7 +111,7 @@ def _bilinear(call: Call, cotangent: Tensor) -> Products:
         return torch.autograd.grad((crossed * cotangent).sum(), at)
 
 
-def _cross_entropy(call: Call, cotangent: Tensor) -> Products:
+def _cross_entropy(call: OperationCall, cotangent: Tensor) -> Products:
     given = _bound(_CROSS_ENTROPY, call)
     z, target = given["input"], given["target"]
     plain = given["weight"] is None and z.ndim == 2 and target.ndim == 1
@@ -117,7 +122,7 @@ def _cross_entropy(call: Call, cotangent: Tensor) -> Products:
     return (cross_entropy_product(z, call.tangents[0], weight_x=weight_x),)
 
 
-def _bound(names: dict[str, Any], call: Call) -> dict[str, Any]:
+def _bound(names: dict[str, Any], call: OperationCall) -> dict[str, Any]:
     """Return a call's arguments by name, defaults filled in."""
     return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
 
@@ -150,6 +155,6 @@ RULES: dict[str, Rule] = {
 }
 
 
-def rule_of(call: Call) -> Rule:
+def rule_of(call: OperationCall) -> Rule:
     """Return the closed form of an operation, or plain double differentiation."""
     return RULES.get(call.func.__name__, twice_differentiated)

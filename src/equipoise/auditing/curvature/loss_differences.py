@@ -45,11 +45,13 @@ def sample_losses(
         >>> sample_losses(model, (x, 2.5 * x))
         tensor([4., 4.])
     """
-    twin = ModelCopy(model, dtype=dtype)
-    values = {name: twin.parameters[name] + d for name, d in (move or {}).items()}
-    wide = next(iter(twin.parameters.values())).dtype
+    model_copy = ModelCopy(model, dtype=dtype)
+    values = {name: model_copy.parameters[name] + d for name, d in (move or {}).items()}
+    wide = next(iter(model_copy.parameters.values())).dtype
     parts = cast(calls(model, batch, micro_batch=1 if loss else CHUNK), wide)
-    return torch.cat([_each(twin(values, p.args, p.kwargs), p, loss) for p in parts])
+    return torch.cat(
+        [_each(model_copy(values, p.args, p.kwargs), p, loss) for p in parts]
+    )
 
 
 def _each(output: Any, call: Call, loss: Loss | None) -> Tensor:
@@ -108,9 +110,9 @@ def _projected(operator: Operator, basis_DN: Tensor) -> tuple[Tensor, Tensor]:
 
 def moved(model: nn.Module, v_N: Tensor) -> dict[str, Tensor]:
     """Return a vector over all trainable parameters as a move, by name."""
-    twin = ModelCopy(model)
-    chosen = [twin.parameters[name] for name in twin.trainable]
-    return dict(zip(twin.trainable, unflattened(v_N, chosen), strict=True))
+    model_copy = ModelCopy(model)
+    chosen = [model_copy.parameters[name] for name in model_copy.trainable]
+    return dict(zip(model_copy.trainable, unflattened(v_N, chosen), strict=True))
 
 
 def excess_risk(

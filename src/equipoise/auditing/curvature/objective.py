@@ -23,13 +23,13 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of the model, and what it ought to say."""
+    """One call of the model, and its targets."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
     weight: float
-    """Its share of the whole batch's mean."""
+    """Its share of the full batch's mean."""
 
 
 def calls(
@@ -40,7 +40,7 @@ def calls(
     A pair is (inputs, targets); a mapping is keyword arguments, of which those that
     the model does not take and that are named like targets are the targets; a tensor
     of integers is tokens that predict each other. Weights make the parts' means add
-    up to the mean of the whole: targets of −100 do not count.
+    up to the mean of the batch: targets of −100 do not count.
     """
     args, kwargs, target = _understood(unwrapped(model), batch)
     pieces = [
@@ -107,23 +107,23 @@ def _understood(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], Any, Any
 def _from_mapping(
     model: nn.Module, batch: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Any, Any]:
-    taken = inspect.signature(model.forward).parameters
-    free = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    accepted = inspect.signature(model.forward).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     target = None
     for name in TARGETS:
-        if name in batch and name not in taken:
+        if name in batch and name not in accepted:
             target = batch.pop(name)
     tokens = batch.get("input_ids", batch.get("tokens"))
-    if target is None and "labels" in taken and "labels" not in batch:
+    if target is None and "labels" in accepted and "labels" not in batch:
         target = None if tokens is None else _next_tokens(tokens)
     elif target is None and not any(name in batch for name in TARGETS):
         target = None if tokens is None else _next_tokens(tokens)
-    unknown = [name for name in batch if name not in taken and not free]
+    unknown = [name for name in batch if name not in accepted and not free]
     if unknown and len(batch) == 1:
         return tuple(batch.values()), {}, target
     if unknown:
         raise InputError(
-            f"the model takes no {', '.join(unknown)}: it takes {', '.join(taken)}"
+            f"the model takes no {', '.join(unknown)}: it takes {', '.join(accepted)}"
         )
     return (), batch, target
 
@@ -156,7 +156,7 @@ def _cut(
 
 
 def _counted(kwargs: Mapping[str, Any], target: Any) -> int:
-    """Return over how many targets the mean of this part is taken."""
+    """Return over how many targets the mean of this part is accepted."""
     if isinstance(target, Tensor):
         if target.is_floating_point():
             return target.numel()

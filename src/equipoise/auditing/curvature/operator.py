@@ -89,7 +89,7 @@ def hessian(
 ) -> Operator:
     """Return ∇²L of a model's mean loss over a batch.
 
-    The model is read in evaluation mode and left alone: a twin with the same weights
+    The model is read in evaluation mode and left alone: a copy with the same weights
     is differentiated. Under DDP or FSDP2 every rank gives its own batch and gets the
     Hessian of the mean over ranks; all ranks must then make the same products.
 
@@ -167,17 +167,17 @@ def _operator(
     micro_batch: int | None,
     dtype: torch.dtype | None,
 ) -> Operator:
-    twin = ModelCopy(model, dtype=dtype)
+    model_copy = ModelCopy(model, dtype=dtype)
     parts = calls(model, batch, micro_batch=micro_batch)
-    wide = next(iter(twin.parameters.values())).dtype
+    wide = next(iter(model_copy.parameters.values())).dtype
     source = _Source(
         kind=kind,
-        twin=twin,
+        model_copy=model_copy,
         calls=cast(parts, wide),
         loss=loss or mean_loss,
         group=is_distributed(model),
     )
-    return source.over(matching(twin.trainable, patterns))
+    return source.over(matching(model_copy.trainable, patterns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +185,13 @@ class _Source:
     """Everything but the choice of parameters."""
 
     kind: Kind
-    twin: ModelCopy
+    model_copy: ModelCopy
     calls: tuple[Call, ...]
     loss: Loss
     group: bool
 
     def over(self, names: Sequence[str]) -> Operator:
-        at = tuple(self.twin.parameters[name] for name in names)
+        at = tuple(self.model_copy.parameters[name] for name in names)
         product = self._product(tuple(names), at)
         return Operator(
             names=tuple(names),
@@ -250,7 +250,7 @@ class _Source:
         self, names: tuple[str, ...], call: Call, values: Sequence[Tensor]
     ) -> Any:
         chosen = dict(zip(names, values, strict=True))
-        return self.twin(chosen, call.args, call.kwargs)
+        return self.model_copy(chosen, call.args, call.kwargs)
 
 
 def is_distributed(model: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.auditing.curvature.study import Row, Study
+from equipoise.auditing.curvature.study import CurvatureRow, CurvatureStudy
 from equipoise.numerics.spectra.density import Density
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
@@ -20,20 +20,20 @@ COLUMNS = ["sublayer", "of tr H", "of λ₁", "along the step", "own λ_max"]
 WIDTH, HEIGHT, POINTS = 720, 260, 240
 
 
-def headline(study: Study) -> str:
+def headline(study: CurvatureStudy) -> str:
     """Return the verdict in a few sentences."""
     first = study.top[0]
-    said = (
+    sentence = (
         f"{study.model}, {study.parameters} parameters: sharpness "
         f"{short(first.value)} ± {short(first.residual)}, most negative curvature "
         f"{short(study.bottom.value)}, trace {short(study.trace.value)} ± "
         f"{short(study.trace.residual)}, gradient {short(study.gradient)}. "
         f"{_largest(study)}"
     )
-    return f"{said} {verdict(study)}".strip()
+    return f"{sentence} {verdict(study)}".strip()
 
 
-def _largest(study: Study) -> str:
+def _largest(study: CurvatureStudy) -> str:
     inner = [row for row in study.rows if row.site != LOSS]
     outer = sum(row.top for row in study.rows if row.site == LOSS)
     if not inner or not study.totals[1]:
@@ -46,7 +46,7 @@ def _largest(study: Study) -> str:
     )
 
 
-def verdict(study: Study) -> str:
+def verdict(study: CurvatureStudy) -> str:
     """Return whether the step size is beyond what curvature allows, if one is known."""
     edge = study.edge
     if edge is None:
@@ -60,19 +60,19 @@ def verdict(study: Study) -> str:
     )
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: CurvatureRow) -> list[str]:
     """Return one line of the table; values, because a total may be near zero."""
     parts = [short(part) for part in (row.trace, row.top, row.update)]
     own = "" if row.sharpness is None else short(row.sharpness)
     return [row.site or "(the model itself)", *parts, own]
 
 
-def total(study: Study) -> list[str]:
+def total(study: CurvatureStudy) -> list[str]:
     """Return the last line of the table."""
     return ["total", *(short(value) for value in study.totals), ""]
 
 
-def remarks(study: Study) -> list[str]:
+def remarks(study: CurvatureStudy) -> list[str]:
     """Return what a reader must not overlook."""
     below, error = study.density.below(0.0)
     lines = [
@@ -93,7 +93,7 @@ def remarks(study: Study) -> list[str]:
     return lines
 
 
-def print_study(study: Study, *, rows: int = 40) -> None:
+def print_study(study: CurvatureStudy, *, rows: int = 40) -> None:
     """Print the verdict, the sublayers in their order, and the remarks."""
     console = Console()
     console.print(headline(study), soft_wrap=True, highlight=False)
@@ -111,7 +111,7 @@ def print_study(study: Study, *, rows: int = 40) -> None:
         console.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
-def write_study(study: Study, path: Path) -> Path:
+def write_study(study: CurvatureStudy, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     return _PAGE.write(
         path,
@@ -126,7 +126,7 @@ def write_study(study: Study, path: Path) -> Path:
     )
 
 
-def bars(study: Study, row: Row) -> list[tuple[float, float]]:
+def bars(study: CurvatureStudy, row: CurvatureRow) -> list[tuple[float, float]]:
     """Return left edge and width, in %, of the bars around a zero in the middle."""
     largest = [
         max(abs(getattr(r, name)) for r in study.rows) or 1.0

@@ -35,7 +35,7 @@ COARSE = Search(tolerance=1e-2, at_most=120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CurvatureRow:
     """One sublayer's part in curvature; parts add up, and may be negative."""
 
     site: str
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class CurvatureStudy:
     """A model's curvature: how sharp, which way, and because of what."""
 
     model: str
@@ -59,7 +59,7 @@ class Study:
     bottom: Estimate
     trace: Estimate
     density: Density
-    rows: tuple[Row, ...]
+    rows: tuple[CurvatureRow, ...]
     """In the order of the network; values, not shares."""
     kinds: dict[str, tuple[float, float, float]]
     """Kind of operation → its part of trace, of the top and along the step."""
@@ -80,7 +80,7 @@ def study(
     steps: int = 25,
     every_block: bool = False,
     micro_batch: int | None = None,
-) -> Study:
+) -> CurvatureStudy:
     """Return the spectrum of a model's Hessian and who makes it.
 
     Args:
@@ -104,7 +104,7 @@ def study(
             model, batch, _step(operator, slope_N, model, optimizer), **settings
         ),
     )
-    return Study(
+    return CurvatureStudy(
         model=type(model).__name__,
         parameters=operator.width,
         gradient=float(slope_N.norm()),
@@ -138,11 +138,13 @@ def _step(
     return {name: g / (size or 1.0) for name, g in by_name.items()}
 
 
-def _rows(parts: tuple[Attribution, ...], operator: Operator | None) -> tuple[Row, ...]:
+def _rows(
+    parts: tuple[Attribution, ...], operator: Operator | None
+) -> tuple[CurvatureRow, ...]:
     joined = _joined([part.by_sublayer() for part in parts])
     own = _blocks(operator, joined) if operator is not None else {}
     return tuple(
-        Row(site=site, trace=a, top=b, update=c, sharpness=own.get(site))
+        CurvatureRow(site=site, trace=a, top=b, update=c, sharpness=own.get(site))
         for site, (a, b, c) in joined.items()
     )
 

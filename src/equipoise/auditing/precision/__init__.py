@@ -1,1 +1,1 @@
-"""Low precision on somebody's model: measured, predicted, and where to stop it."""
+"""What low precision does to a model: measured, predicted, and what to keep in fp32."""

@@ -1,9 +1,7 @@
 """Run a model as if some of its modules stored their numbers in a narrow format.
 
 Sums are wide, storage is narrow: each stored result and each parameter read is rounded
-once. Kept modules store nothing narrow, and hand on what they computed unrounded.
-
-The error that low precision makes, by making it.
+once. Modules kept in fp32 round nothing, and pass on what they computed unrounded.
 
 The reference runs in float64 (never in TF32: its 11 bits equal fp16's, and a reference
 that wrong hides two fifths of the error). Emulated runs use the same float64 model with
@@ -62,7 +60,7 @@ class Storage:
 
 Narrow = Callable[[str], bool]
 Memory = dict[tuple[Storage, int], Tensor]
-"""Parameters already rounded, by ``id``: valid while the model lives unchanged."""
+"""Parameters already rounded, by ``id``: valid while the model is unchanged."""
 
 
 def everywhere(site: str) -> bool:
@@ -150,7 +148,7 @@ def emulated(
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Return ‖found - exact‖/‖exact‖ in float64; NaN and Inf are told as they are."""
+    """Return ‖found - exact‖/‖exact‖ in float64; NaN and Inf stay."""
     wide = exact.double()
     size = float(wide.norm())
     return float((found.double() - wide).norm()) / size if size else math.nan

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Storage
-from equipoise.auditing.precision.lazy_product import WIDE, Later, sparse_product
+from equipoise.auditing.precision.lazy_product import WIDE, LazyProduct, sparse_product
 from equipoise.auditing.precision.walk import LinearCall
 
 SAMPLED_FEATURES = 32
@@ -30,7 +30,7 @@ HEAD_KINDS = frozenset({"score", "prob", "mix"})
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class ErrorTerm:
     """One sum, the variance of its estimate, and what each head adds to it."""
 
     total: float
@@ -39,14 +39,14 @@ class Noted:
 
 
 @dataclass(slots=True)
-class Carriage:
+class ErrorTerms:
     """A visitor that starts a history where there is none, and notes Σ r²g²."""
 
     storage: Storage
     rng: torch.Generator
     sample: int | None = None
     """Rows read of each tensor; all when None."""
-    sums: dict[str, dict[str, list[Noted]]] = field(
+    sums: dict[str, dict[str, list[ErrorTerm]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     _leaves: dict[tuple[str, int], tuple[nn.Parameter, Tensor]] = field(
@@ -80,7 +80,7 @@ class Carriage:
         if len(weight_MK) < WIDE or not call.x.requires_grad:
             return self._product(site, call.x, affine)
         x = call.x.clone()  # as it is now, whatever is done to it in place
-        return Later.of(
+        return LazyProduct.of(
             x,
             len(weight_MK),
             made=lambda: self._wide(site, x, affine),
@@ -100,13 +100,13 @@ class Carriage:
         weight_MK, bias_M = affine
         given = x.detach()
 
-        def heard(g: Tensor, live_m: Tensor, weight_mK: Tensor) -> None:
+        def on_gradient(g: Tensor, live_m: Tensor, weight_mK: Tensor) -> None:
             read = (value.index_select(-1, live_m), g[some])
             self._add(site, "product", read, scale=scale, entries=g.numel())
             bias_m = None if bias_M is None else bias_M[live_m]
             self._weigh(site, (given, g), (weight_mK, bias_m), of=weight_MK)
 
-        y = sparse_product(x, weight_MK, bias_M, heard=heard)
+        y = sparse_product(x, weight_MK, bias_M, on_gradient=on_gradient)
         some, value, scale = self._kept(y)
         return y
 
@@ -155,7 +155,7 @@ class Carriage:
         times = entries / max(1, x.numel())
         heads = kind in HEAD_KINDS and x.dim() == 4
         self.sums[site][kind].append(
-            Noted(
+            ErrorTerm(
                 total=times * float(parts.sum()),
                 variance=_variance(parts, times),
                 by_head=times * parts.sum((0, 2)) if heads else None,

@@ -1,18 +1,15 @@
-"""A product with a vocabulary that is made when, and as far as, somebody looks at it.
+"""A product with a vocabulary, computed when it is read and only as far as it is read.
 
 Axes, in this file: N tokens · K input features · M output features · m some of them.
 
 A model's head is a third of GPT-2's forward pass, and a prediction reads a few of its
-columns only. A ``Later`` has the product's shape, dtype and device; any other question
-put to it by way of torch makes the whole product first, once. What goes round torch's
+columns only. A ``LazyProduct`` has the product's shape, dtype and device; any other
+call of torch on it computes the full product first, once. What goes round torch's
 dispatch (a hand-written ``autograd.Function``) reads NaN, never a number.
 
-x·Wᵀ + b whose backward pass leaves out features that carry no gradient.
-
-Axes, in this file: N tokens · K input features · M output features · m live ones.
-
 A probe on some of a vocabulary's logits leaves most columns of the head's gradient
-zero; the product back to the hidden states then costs m/M of the dense one.
+zero; ``sparse_product`` leaves them out of the backward pass, and the product back to
+the hidden states costs m/M of the dense one.
 """
 
 import math
@@ -36,11 +33,11 @@ _SHAPE = frozenset(
 )
 
 
-class Later(Tensor):
-    """x·Wᵀ + b, not made yet.
+class LazyProduct(Tensor):
+    """x·Wᵀ + b, not computed yet.
 
     >>> x, w = torch.ones(2, 3), torch.eye(4, 3)
-    >>> y = Later.of(x, 4, made=lambda: x @ w.mT, some=lambda m: x @ w[m].mT)
+    >>> y = LazyProduct.of(x, 4, made=lambda: x @ w.mT, some=lambda m: x @ w[m].mT)
     >>> y.shape, y.is_made, y.some(torch.tensor([3])).tolist()
     (torch.Size([2, 4]), False, [[0.0], [0.0]])
     >>> float((y + 1).sum()), y.is_made
@@ -48,7 +45,7 @@ class Later(Tensor):
     """
 
     _make: Callable[[], Tensor]
-    _whole: Tensor | None
+    _full: Tensor | None
     some: Callable[[Tensor], Tensor]
     """Features, by index → the product with those alone."""
 
@@ -61,24 +58,24 @@ class Later(Tensor):
         made: Callable[[], Tensor],
         some: Callable[[Tensor], Tensor],
     ) -> Self:
-        """Return the promise of x's product with so many features."""
+        """Return x's product with so many features, to be computed when read."""
         shape = (*x.shape[:-1], features)
         nothing = torch.full((), math.nan, dtype=x.dtype, device=x.device)
-        promise: Self = nothing.expand(shape).as_subclass(cls)
-        promise._make, promise._whole, promise.some = made, None, some
-        return promise
+        product: Self = nothing.expand(shape).as_subclass(cls)
+        product._make, product._full, product.some = made, None, some
+        return product
 
     @property
     def is_made(self) -> bool:
-        return self._whole is not None
+        return self._full is not None
 
     @property
-    def whole(self) -> Tensor:
+    def full(self) -> Tensor:
         """Return the product itself."""
-        if self._whole is None:
-            with torch.enable_grad():  # a model may ask under no_grad first
-                self._whole = self._make()
-        return self._whole
+        if self._full is None:
+            with torch.enable_grad():  # a model may read it under no_grad first
+                self._full = self._make()
+        return self._full
 
     @classmethod
     def __torch_function__(
@@ -91,8 +88,8 @@ class Later(Tensor):
 
 
 def _made(value: Any) -> Any:
-    if isinstance(value, Later):
-        return value.whole
+    if isinstance(value, LazyProduct):
+        return value.full
     if isinstance(value, tuple | list):
         return type(value)(_made(item) for item in value)
     if isinstance(value, dict):
@@ -101,27 +98,31 @@ def _made(value: Any) -> Any:
 
 
 WIDE = 4096
-"""Output features beyond which looking for silent ones pays."""
+"""Output features beyond which looking for those without a gradient pays."""
 
-Heard = Callable[[Tensor, Tensor, Tensor], None]
-"""Told (gradient of the live features, their indices, their rows of W)."""
+OnGradient = Callable[[Tensor, Tensor, Tensor], None]
+"""Takes (gradient of the live features, their indices, their rows of W)."""
 
 
 def sparse_product(
-    x: Tensor, weight_MK: Tensor, bias_M: Tensor | None, *, heard: Heard
+    x: Tensor, weight_MK: Tensor, bias_M: Tensor | None, *, on_gradient: OnGradient
 ) -> Tensor:
-    """Return x·Wᵀ + b; when a gradient comes, tell ``heard`` and send it to x only."""
-    y: Tensor = _Product.apply(x, weight_MK, bias_M, heard)  # type: ignore[no-untyped-call]
+    """Return x·Wᵀ + b; a gradient goes to ``on_gradient`` and to x only."""
+    y: Tensor = _Product.apply(x, weight_MK, bias_M, on_gradient)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_MK: Tensor, bias_M: Tensor | None, heard: Heard
+        ctx: Any,
+        x: Tensor,
+        weight_MK: Tensor,
+        bias_M: Tensor | None,
+        on_gradient: OnGradient,
     ) -> Tensor:
         ctx.save_for_backward(weight_MK)
-        ctx.heard = heard
+        ctx.on_gradient = on_gradient
         # No view of a flat product: the model may go on in place.
         y = x.new_empty((*x.shape[:-1], len(weight_MK)))
         y_NM, x_NK = y.view(-1, len(weight_MK)), x.reshape(-1, x.shape[-1])
@@ -136,14 +137,14 @@ class _Product(torch.autograd.Function):
         if len(live_m) < g.shape[-1]:
             g_xm = g.index_select(-1, live_m)
             weight_mK = weight_MK.index_select(0, live_m)
-        ctx.heard(g_xm, live_m, weight_mK)
+        ctx.on_gradient(g_xm, live_m, weight_mK)
         return g_xm @ weight_mK, None, None, None
 
 
 def _live(g_NM: Tensor) -> Tensor:
     """Return the features that carry the gradient; all of them when in doubt.
 
-    Those of the largest row are a guess; they are all when they hold the whole norm.
+    Those of the largest row are a guess; they are all when they hold the full norm.
     """
     every = torch.arange(g_NM.shape[1], device=g_NM.device)
     norm_N = torch.linalg.vector_norm(g_NM, dim=1)
@@ -151,5 +152,5 @@ def _live(g_NM: Tensor) -> Tensor:
     if 2 * len(guess_m) > len(every):
         return every
     held = float(g_NM.index_select(1, guess_m).double().square().sum())
-    whole = float(norm_N.double().square().sum())
-    return guess_m if abs(held - whole) <= 1e-6 * whole else every
+    total = float(norm_N.double().square().sum())
+    return guess_m if abs(held - total) <= 1e-6 * total else every

@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.auditing.precision.keep_list import FINITE
-from equipoise.auditing.precision.study import Row, Study
+from equipoise.auditing.precision.study import FINITE, PrecisionRow, PrecisionStudy
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
 
@@ -20,10 +19,10 @@ OUT_OF_RANGE = 5
 """Modules named whose numbers leave the range."""
 
 
-def headline(study: Study) -> str:
+def headline(study: PrecisionStudy) -> str:
     """Return the verdict in two sentences."""
     scaled = ", tensors scaled" if study.scaled else ""
-    kept, missed = study.kept, "" if study.kept.reached else ", missed"
+    kept, missed = study.keep_list, "" if study.keep_list.reached else ", missed"
     target = "any finite error" if kept.target == FINITE else short(kept.target)
     return (
         f"{study.model} in {study.format}{scaled}: output error "
@@ -37,7 +36,7 @@ def _error(size: float) -> str:
     return short(size) if math.isfinite(size) else "not finite"
 
 
-def remarks(study: Study) -> list[str]:
+def remarks(study: PrecisionStudy) -> list[str]:
     """Return what a reader must not overlook: range, ε, the native run."""
     lines = []
     if study.native is not None:
@@ -60,7 +59,7 @@ def remarks(study: Study) -> list[str]:
     return lines + _lost(study)
 
 
-def _lost(study: Study) -> list[str]:
+def _lost(study: PrecisionStudy) -> list[str]:
     """Return one line for each number that an ε becomes, and the norms it is in."""
     norms: dict[float, list[str]] = {}
     for name, left in study.lost_epsilons.items():
@@ -82,7 +81,7 @@ def _name(site: str) -> str:
     return site or "(the model itself)"
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: PrecisionRow) -> list[str]:
     """Return one line of the table; nothing to say is an empty cell."""
     flushed = 0.0 if row.range is None else row.range.flushed
     return [
@@ -99,14 +98,14 @@ def cells(row: Row) -> list[str]:
 COLUMNS = ["module", "predicted", "measured", "share", "mostly", "to zero", "keep"]
 
 
-def table(study: Study) -> tuple[list[str], list[list[str]]]:
+def table(study: PrecisionStudy) -> tuple[list[str], list[list[str]]]:
     """Return the columns in which some row has something, and the rows' cells."""
     lines = [cells(row) for row in study.rows]
     used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
     return [COLUMNS[i] for i in used], [[line[i] for i in used] for line in lines]
 
 
-def print_study(study: Study, *, rows: int = 20) -> None:
+def print_study(study: PrecisionStudy, *, rows: int = 20) -> None:
     """Print the verdict, the largest modules and the remarks."""
     console = Console()
     console.print(headline(study), soft_wrap=True)
@@ -125,7 +124,7 @@ def print_study(study: Study, *, rows: int = 20) -> None:
         console.print(f"- {remark}", soft_wrap=True, markup=False, highlight=False)
 
 
-def write_study(study: Study, path: Path) -> Path:
+def write_study(study: PrecisionStudy, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     columns, lines = table(study)
     largest = max((row.share for row in study.rows), default=1.0)

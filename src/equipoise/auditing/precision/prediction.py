@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Storage
-from equipoise.auditing.precision.error_terms import Carriage, Noted
-from equipoise.auditing.precision.lazy_product import Later
+from equipoise.auditing.precision.error_terms import ErrorTerm, ErrorTerms
+from equipoise.auditing.precision.lazy_product import LazyProduct
 from equipoise.auditing.precision.walk import walked
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
@@ -94,7 +94,7 @@ def predicted(
     """
     _check(probes, rows, words)
     rng = torch.Generator().manual_seed(seed)
-    carriage = Carriage(storage, rng, rows)
+    carriage = ErrorTerms(storage, rng, rows)
     y = _followed(model, batch, carriage)
     views = _views(y, rng, probes=probes, words=words)
     size, spread = _size(y, views)
@@ -120,7 +120,7 @@ def _check(probes: int, rows: int | None, words: int | None) -> None:
         )
 
 
-def _followed(model: nn.Module, batch: Batch, carriage: Carriage) -> Tensor:
+def _followed(model: nn.Module, batch: Batch, carriage: ErrorTerms) -> Tensor:
     """Return the model's output, its history seen by the carriage."""
     training = model.training
     try:
@@ -137,16 +137,16 @@ def _views(
     """Return what each probe looks at: the output, or some features drawn for it."""
     M = y.shape[-1] if y.dim() else 1
     if words is None or M <= 2 * words:
-        return [y.whole if isinstance(y, Later) else y] * probes
+        return [y.full if isinstance(y, LazyProduct) else y] * probes
     chosen = [torch.randperm(M, generator=rng)[:words] for _ in range(probes)]
-    if isinstance(y, Later) and not y.is_made:
+    if isinstance(y, LazyProduct) and not y.is_made:
         return [y.some(m.to(y.device)) for m in chosen]
     return [y.index_select(-1, m.to(y.device)) for m in chosen]
 
 
 def _size(y: Tensor, views: list[Tensor]) -> tuple[float, float]:
     """Return ‖Y‖, and the relative standard error it was estimated with."""
-    if not isinstance(y, Later) or y.is_made:
+    if not isinstance(y, LazyProduct) or y.is_made:
         return _norm(y.detach()), 0.0
     squares_m = torch.cat([v.detach().flatten(0, -2).square().sum(0) for v in views])
     mean, n, M = float(squares_m.double().mean()), len(squares_m), y.shape[-1]
@@ -164,7 +164,7 @@ def _signs(like: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randint(0, 2, like.shape, generator=rng).to(like) * 2 - 1
 
 
-def _prediction(carriage: Carriage, probes: int, spread: float) -> Prediction:
+def _prediction(carriage: ErrorTerms, probes: int, spread: float) -> Prediction:
     noted = [
         (site, kind, note)
         for site, kinds in carriage.sums.items()
@@ -184,7 +184,7 @@ def _prediction(carriage: Carriage, probes: int, spread: float) -> Prediction:
     )
 
 
-def _relative_error(found: Iterable[Noted]) -> float:
+def _relative_error(found: Iterable[ErrorTerm]) -> float:
     """Return the relative standard error of √Σ: half that of Σ."""
     notes = list(found)
     total = sum(note.total for note in notes)

@@ -29,7 +29,7 @@ from equipoise.theory import baek_v2 as v2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockParts:
-    """The modules of a block that the papers speak of, by their parts in it."""
+    """The modules of a block that the papers name, by their parts in it."""
 
     name: str
     heads: int

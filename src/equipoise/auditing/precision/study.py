@@ -1,22 +1,123 @@
-"""Everything ``equipoise precision`` says about a model, as plain data.
+"""The study behind ``equipoise precision``: where the error comes from, what to keep.
 
-Which modules store numbers a format cannot hold: too large, too small, a lost ε.
+A smallest set of modules to keep in fp32 is found from the prediction: it gives the
+order and a first guess of how far down to go, measurements settle it. Modules that
+leave the format's range come first: their mean square is not finite. Also found are the
+modules whose numbers a format cannot hold (too large, too small) and norms that lose ε.
 """
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.precision.emulation import NATIVE, Bench, Storage
-from equipoise.auditing.precision.keep_list import FINITE, Kept, kept_by_prediction
-from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.emulation import NATIVE, Bench, Storage, all_but
+from equipoise.auditing.precision.prediction import Prediction, predicted
 from equipoise.auditing.precision.walk import LinearCall, walked
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.numerics.fragility import RangeUse, epsilon_stored, range_use
+
+FINITE = sys.float_info.max
+"""A target that every finite error reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepList:
+    """Modules to keep in fp32, and the error that is left."""
+
+    sites: tuple[str, ...]
+    target: float
+    measured: float
+    predicted: float
+    """What is left by the prediction; NaN for a set found by measuring alone."""
+
+    @property
+    def reached(self) -> bool:
+        return self.measured <= self.target
+
+
+def kept_by_prediction(
+    bench: Bench, prediction: Prediction, *, storage: Storage, target: float
+) -> KeepList:
+    """Return a smallest set by predicted share that measures under the target.
+
+    The prediction gives the order and, scaled to the measured total, a first guess of
+    the size; measurements then settle it, and drop what the set can do without: about
+    one forward pass per module kept. The target is missed only when keeping every
+    module misses it.
+    """
+    _check(target)
+    share = {s: _size(kinds) for s, kinds in prediction.variance.items()}
+    order = sorted(share, key=share.__getitem__, reverse=True)
+    left = [0.0, *accumulate(share[s] for s in reversed(order))][::-1]
+    error = cache(lambda n: bench.mismatch(storage, narrow=all_but(set(order[:n]))))
+    scale = error(0) / (prediction.total or math.nan)
+    scale = scale if 0 < scale < math.inf else 1.0
+    n = next(n for n, rest in enumerate(left) if scale * math.sqrt(rest) <= target)
+    while n < len(order) and not error(n) <= target:
+        n += 1
+    while n > 0 and error(n - 1) <= target:
+        n -= 1
+    kept, measured = _pruned(bench, order[:n], error(n), storage=storage, target=target)
+    return KeepList(
+        sites=tuple(kept),
+        target=target,
+        measured=measured,
+        predicted=math.sqrt(sum(share[s] for s in order if s not in kept)),
+    )
+
+
+def _size(kinds: Mapping[str, float]) -> float:
+    """Return a module's mean square; what is not a number is beyond every number."""
+    total = sum(kinds.values())
+    return math.inf if math.isnan(total) else total
+
+
+def _pruned(
+    bench: Bench, kept: list[str], measured: float, *, storage: Storage, target: float
+) -> tuple[list[str], float]:
+    """Return the set without what it can do without, least shares tried first."""
+    for site in reversed(kept):
+        fewer = [s for s in kept if s != site]
+        without = bench.mismatch(storage, narrow=all_but(set(fewer)))
+        if without <= target:
+            kept, measured = fewer, without
+    return kept, measured
+
+
+def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> KeepList:
+    """Return the set built by keeping, each time, the module whose keeping helps most.
+
+    Every candidate is measured again at every step: modules × kept forward passes.
+    For judging the other one.
+    """
+    _check(target)
+    kept: list[str] = []
+    measured = bench.mismatch(storage)
+    rest = list(bench.sites(storage))
+    while not measured <= target and rest:
+        with_each = {
+            s: bench.mismatch(storage, narrow=all_but({*kept, s})) for s in rest
+        }
+        best = min(with_each, key=lambda s: _size({s: with_each[s]}))
+        rest.remove(best)
+        kept.append(best)
+        measured = with_each[best]
+    return KeepList(
+        sites=tuple(kept), target=target, measured=measured, predicted=math.nan
+    )
+
+
+def _check(target: float) -> None:
+    if not target > 0:
+        raise InputError(f"the error target must be positive, got {target}")
 
 
 def range_by_module(
@@ -84,7 +185,7 @@ def _worst(uses: list[RangeUse]) -> RangeUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PrecisionRow:
     """One module."""
 
     site: str
@@ -101,7 +202,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class PrecisionStudy:
     """A model in a format: where the error comes from, how large, what to keep."""
 
     model: str
@@ -111,9 +212,9 @@ class Study:
     measured: float
     native: float | None
     """The device's own dtype, where there is one and the model runs in it."""
-    rows: tuple[Row, ...]
+    rows: tuple[PrecisionRow, ...]
     """Largest predicted share first."""
-    kept: Kept
+    keep_list: KeepList
     lost_epsilons: dict[str, float]
     native_failure: str = ""
     """What the model raises in the device's own dtype: a mask of -1e9 in fp16, say."""
@@ -127,15 +228,15 @@ def study(
     target: float | None = None,
     every_module: bool = False,
     probes: int = 2,
-) -> Study:
-    """Return where a model's low-precision error comes from, and what to keep wide.
+) -> PrecisionStudy:
+    """Return where a model's low-precision error comes from, and what to keep in fp32.
 
     Args:
         model: anything callable on the batch; a float64 copy is made and measured.
         batch: a tensor, positional arguments, or keyword arguments.
         storage: the format.
-        target: error to reach by keeping modules wide; half the measured one if None,
-            and any finite one where that is not finite.
+        target: error to reach by keeping modules in fp32; half the measured one if
+            None, and any finite one where that is not finite.
         every_module: also measure each module alone: one forward pass per module.
         probes: random output probes of the prediction.
     """
@@ -154,7 +255,7 @@ def study(
     ranges = range_by_module(*subject, storage=storage)
     shares, sizes = prediction.shares, prediction.by_module
     rows = tuple(
-        Row(
+        PrecisionRow(
             site=site,
             predicted=sizes[site],
             measured=alone.get(site),
@@ -166,7 +267,7 @@ def study(
         for site in sorted(sizes, key=lambda s: (shares[s], sizes[s]), reverse=True)
     )
     native, native_failure = _native(bench, storage.format)
-    return Study(
+    return PrecisionStudy(
         model=type(model).__name__,
         format=storage.format.name,
         scaled=storage.scales,
@@ -174,14 +275,14 @@ def study(
         measured=measured,
         native=native,
         rows=rows,
-        kept=kept,
+        keep_list=kept,
         lost_epsilons=lost_epsilons(model, storage.format),
         native_failure=native_failure,
     )
 
 
 def _native(bench: Bench, format: Format) -> tuple[float | None, str]:
-    """Return the error of a native run, or why there is none: emulation stands alone.
+    """Return the error of a native run, or why there is none.
 
     torch refuses to fill half-precision scores with -1e9, for one.
     """

@@ -173,7 +173,7 @@ def _kind(func: Function) -> str:
 def _linear_call(
     func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> LinearCall | None:
-    """Return the call if it is a product with a whole weight matrix of the model."""
+    """Return the call if it is a product with a full weight matrix of the model."""
     if func is F.linear and isinstance(
         args[1] if len(args) > 1 else None, nn.Parameter
     ):

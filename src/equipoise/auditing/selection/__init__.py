@@ -1,5 +1,10 @@
 """Which heads of a model select, and which have gone flat."""
 
-from equipoise.auditing.selection.study import Row, Study, study
+from equipoise.auditing.selection.study import SelectionRow, SelectionStudy, study
 
-__all__ = ["Row", "Study", "study"]
+Row, Study = (
+    SelectionRow,
+    SelectionStudy,
+)  # their names before 0.2, for one more release
+
+__all__ = ["Row", "SelectionRow", "SelectionStudy", "Study", "study"]

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.auditing.selection.study import Row, Study
+from equipoise.auditing.selection.study import SelectionRow, SelectionStudy
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
 
@@ -31,7 +31,7 @@ SAYS = {
 }
 
 
-def headline(study: Study) -> str:
+def headline(study: SelectionStudy) -> str:
     """Return the verdict in two sentences."""
     counts = ", ".join(f"{n} {SAYS[kind]}" for kind, n in study.counts.items())
     widest = max((r.rho for r in study.rows if not math.isnan(r.rho)), default=math.nan)
@@ -42,7 +42,7 @@ def headline(study: Study) -> str:
     )
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: SelectionRow) -> list[str]:
     """Return one line of the table; what could not be read is empty."""
     numbers = (row.evenness, row.growth, row.sink, row.rho, row.lift)
     shown = ["" if math.isnan(n) else f"{n:.2g}" for n in numbers]
@@ -51,7 +51,7 @@ def cells(row: Row) -> list[str]:
     return [row.site, str(row.head), row.verdict, *shown, *shares]
 
 
-def print_study(study: Study, *, rows: int = 40) -> None:
+def print_study(study: SelectionStudy, *, rows: int = 40) -> None:
     """Print the verdict and the flattest heads."""
     console = Console()
     console.print(headline(study), soft_wrap=True)
@@ -67,21 +67,21 @@ def print_study(study: Study, *, rows: int = 40) -> None:
         console.print(f"… and {left} heads that are less even (--rows, --html)")
 
 
-def flattest_first(study: Study) -> list[Row]:
+def flattest_first(study: SelectionStudy) -> list[SelectionRow]:
     """Return the heads in the order in which they are shown."""
     return sorted(study.rows, key=lambda row: -_order(row))
 
 
-def notes(study: Study) -> str:
+def notes(study: SelectionStudy) -> str:
     """Return what the columns mean."""
     return f"{NOTES} · {study.chosen} chosen"
 
 
-def _order(row: Row) -> float:
+def _order(row: SelectionRow) -> float:
     return -math.inf if math.isnan(row.evenness) else row.evenness
 
 
-def write_study(study: Study, path: Path) -> Path:
+def write_study(study: SelectionStudy, path: Path) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     by_site = groupby(study.rows, key=lambda row: row.site)
     return _PAGE.write(

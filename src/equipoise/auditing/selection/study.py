@@ -33,7 +33,7 @@ FEWEST, NARROWEST = 8, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SelectionRow:
     """One head, means over sampled queries; NaN where there was nothing to read."""
 
     site: str
@@ -64,11 +64,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class SelectionStudy:
     """What was read, and at which length."""
 
     model: str
-    rows: list[Row]
+    rows: list[SelectionRow]
     keys: int
     """Most keys any query saw."""
     chosen: int
@@ -87,7 +87,9 @@ class Study:
         return range_needed(self.keys, 0.5)
 
 
-def study(model: nn.Module, batch: Batch, *, queries: int = 64, top: int = 16) -> Study:
+def study(
+    model: nn.Module, batch: Batch, *, queries: int = 64, top: int = 16
+) -> SelectionStudy:
     """Return how every head of a model selects on a batch.
 
     Args:
@@ -110,7 +112,7 @@ def study(model: nn.Module, batch: Batch, *, queries: int = 64, top: int = 16) -
         model.train(training)
     if not listener.rows:
         raise InputError(f"{type(model).__name__} called no attention on this batch")
-    return Study(
+    return SelectionStudy(
         model=type(model).__name__,
         rows=listener.rows,
         keys=listener.keys,
@@ -125,7 +127,7 @@ class _Listener:
     queries: int
     top: int
     name: str = "selection study"
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SelectionRow] = field(default_factory=list)
     keys: int = 0
     chosen: int = 0
 
@@ -146,7 +148,7 @@ class _Listener:
         self.keys = max(self.keys, int(seen.visible.max()))
         for head in range(z_BHqK.shape[1]):
             read = {name: float(mean_H[head]) for name, mean_H in means.items()}
-            self.rows.append(Row(site=site, head=head, **read))
+            self.rows.append(SelectionRow(site=site, head=head, **read))
 
     def _chance(
         self, w_BHqK: Tensor, z_BHqK: Tensor, call: AttentionCall

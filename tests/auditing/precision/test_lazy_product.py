@@ -1,4 +1,7 @@
-"""A product that is made as far as somebody looks at it is the product."""
+"""A product that is made as far as somebody looks at it is the product.
+
+The product with a silent-feature backward is the dense one.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,8 +15,8 @@ from torch import Tensor, nn
 
 from equipoise.auditing.precision import error_terms as carriages
 from equipoise.auditing.precision.emulation import Storage
-from equipoise.auditing.precision.error_terms import Carriage
-from equipoise.auditing.precision.lazy_product import Later
+from equipoise.auditing.precision.error_terms import ErrorTerms
+from equipoise.auditing.precision.lazy_product import LazyProduct, sparse_product
 from equipoise.auditing.precision.prediction import _followed, _size, _views, predicted
 from equipoise.errors import InputError
 from tests.auditing.precision.models import Attends, Residual
@@ -43,7 +46,7 @@ def words(
     return Words(n, end).double(), torch.randn(1, 2, 8).double()
 
 
-def promised(log: list[str] | None = None) -> tuple[Later, Tensor]:
+def promised(log: list[str] | None = None) -> tuple[LazyProduct, Tensor]:
     torch.manual_seed(0)
     x, w = torch.randn(2, 3, requires_grad=True), torch.randn(5, 3)
 
@@ -52,18 +55,18 @@ def promised(log: list[str] | None = None) -> tuple[Later, Tensor]:
             log.append("made")
         return x @ w.mT
 
-    return Later.of(x, 5, made=made, some=lambda m: x @ w[m].mT), x @ w.mT
+    return LazyProduct.of(x, 5, made=made, some=lambda m: x @ w[m].mT), x @ w.mT
 
 
 @cache
 def every_draw() -> dict[str, float]:
     """Return each module's mean over every draw of two of four words, every sign."""
     model, x = words(4)
-    carriage = Carriage(STORAGE, torch.Generator())
+    carriage = ErrorTerms(STORAGE, torch.Generator())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(carriages, "WIDE", 4)
         y = _followed(model, x, carriage)
-    assert isinstance(y, Later)
+    assert isinstance(y, LazyProduct)
     larger = math.sqrt(4 / 2) / model(x).detach().norm()
     views = [y.some(torch.tensor(some)) for some in combinations(range(4), 2)]
     for view, signs in product(views, product((-1.0, 1.0), repeat=4)):
@@ -100,7 +103,7 @@ def test_the_stated_error_of_the_norm_is_its_scatter() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Tanh(), nn.Linear(8, 6000)), torch.randn(1, 12, 8)
     exact, z = float(model(x).detach().norm()), []
-    y = _followed(model, x, Carriage(STORAGE, torch.Generator()))
+    y = _followed(model, x, ErrorTerms(STORAGE, torch.Generator()))
     for seed in range(150):
         rng = torch.Generator().manual_seed(seed)
         size, spread = _size(y, _views(y, rng, probes=2, words=128))
@@ -127,7 +130,7 @@ def watched(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("end", [torch.tanh, tempered, hidden, watched])
 @pytest.mark.parametrize("site", ["attend", "head", ""])
-def test_a_head_that_is_used_further_is_made_whole(
+def test_a_head_that_is_used_further_is_computed_in_full(
     end: Callable[[Tensor], Tensor], site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = words(5, end)
@@ -167,3 +170,41 @@ def test_what_goes_round_torch_reads_no_number() -> None:
     model = Words(5000, end=Round.apply)  # type: ignore[no-untyped-call]
     with pytest.raises(InputError, match="norm nan"):
         predicted(model, torch.randn(1, 2, 8), storage=STORAGE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("live", [0, 1, 3, 20, 40])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradient_is_that_of_linear(dtype: torch.dtype, live: int, bias: bool) -> None:
+    rng = torch.Generator().manual_seed(live)
+    x = torch.randn(2, 5, 7, generator=rng, dtype=dtype, requires_grad=True)
+    w = torch.randn(40, 7, generator=rng, dtype=dtype)
+    b = torch.randn(40, generator=rng, dtype=dtype) if bias else None
+    some = torch.randperm(40, generator=rng)[:live].sort().values
+    g = torch.zeros(2, 5, 40, dtype=dtype)
+    g[..., some] = torch.randn(2, 5, live, generator=rng, dtype=dtype)
+    given_gradients = []
+    y = sparse_product(
+        x, w, b, on_gradient=lambda *given: given_gradients.append(given)
+    )
+    (found,) = torch.autograd.grad(y, x, g)
+    z = x.detach().requires_grad_()
+    want = torch.nn.functional.linear(z, w, b)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(found, torch.autograd.grad(want, z, g)[0])
+    ((gradient, features, rows),) = given_gradients
+    assert torch.equal(rows, w[features])
+    full = torch.zeros_like(g).index_copy_(-1, features, gradient)
+    assert torch.equal(full, g)
+    if 0 < live < 20:
+        assert torch.equal(features, some)
+
+
+def test_features_live_in_other_rows_are_not_lost() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    w = torch.arange(30.0).reshape(10, 3)
+    g = torch.zeros(2, 10)
+    g[0, 1], g[1, 7] = 5.0, 1.0  # the largest row does not know of feature 7
+    y = sparse_product(x, w, None, on_gradient=lambda *given: None)
+    (found,) = torch.autograd.grad(y, x, g)
+    torch.testing.assert_close(found, g @ w)
