@@ -1,7 +1,4 @@
-"""A product that is made as far as somebody looks at it is the product.
-
-The product with a silent-feature backward is the dense one.
-"""
+"""A lazy product, read in part or in full, is the product; so is the sparse one."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.precision import error_terms as carriages
+from equipoise.auditing.precision import error_terms
 from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.error_terms import ErrorTerms
 from equipoise.auditing.precision.lazy_product import LazyProduct, sparse_product
@@ -64,7 +61,7 @@ def every_draw() -> dict[str, float]:
     model, x = words(4)
     carriage = ErrorTerms(STORAGE, torch.Generator())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(carriages, "WIDE", 4)
+        patched.setattr(error_terms, "WIDE", 4)
         y = _followed(model, x, carriage)
     assert isinstance(y, LazyProduct)
     larger = math.sqrt(4 / 2) / model(x).detach().norm()
@@ -135,7 +132,7 @@ def test_a_head_that_is_used_further_is_computed_in_full(
 ) -> None:
     model, x = words(5, end)
     plain = predicted(model, x, storage=STORAGE)
-    monkeypatch.setattr(carriages, "WIDE", 4)
+    monkeypatch.setattr(error_terms, "WIDE", 4)
     found = predicted(model, x, storage=STORAGE)
     assert found.total == pytest.approx(plain.total, rel=1e-9)
     assert found.variance.get(site) == pytest.approx(plain.variance.get(site), rel=1e-9)

@@ -5,6 +5,6 @@ from equipoise.auditing.selection.study import SelectionRow, SelectionStudy, stu
 Row, Study = (
     SelectionRow,
     SelectionStudy,
-)  # their names before 0.2, for one more release
+)  # their old names, for one more release
 
 __all__ = ["Row", "SelectionRow", "SelectionStudy", "Study", "study"]
