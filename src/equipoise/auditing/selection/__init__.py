@@ -2,9 +2,7 @@
 
 from equipoise.auditing.selection.study import SelectionRow, SelectionStudy, study
 
-Row, Study = (
-    SelectionRow,
-    SelectionStudy,
-)  # their old names, for one more release
+# Their old names, for one more release.
+Row, Study = SelectionRow, SelectionStudy
 
 __all__ = ["Row", "SelectionRow", "SelectionStudy", "Study", "study"]
