@@ -50,6 +50,7 @@ def assert_summaries_agree(run: Run) -> None:
             rows = values.reshape(len(steps), -1).tolist()
             for level in range(4):
                 assert_same(run.summary(quantity, site, level=level)[site], rows, level)
+    assert run.damage == []
 
 
 def assert_same(found, rows: list[list[float]], level: int) -> None:

@@ -6,10 +6,12 @@
 from equipoise.store.level_of_detail import Summary
 from equipoise.store.location import run_path, runs_directory
 from equipoise.store.reader import News, Run, open_run
+from equipoise.store.retrying import RetryingWriter
 from equipoise.store.writer import RunWriter
 
 __all__ = [
     "News",
+    "RetryingWriter",
     "Run",
     "RunWriter",
     "Summary",

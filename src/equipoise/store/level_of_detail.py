@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.store import summaries
+from equipoise.store.bins import FAN, Bins, joined, merged, row_bins
+from equipoise.store.checksums import Damage
 from equipoise.store.packing import Array, Layout
-from equipoise.store.summaries import FAN, Bins, joined, merged, row_bins
 
 Window = tuple[int, int]
 
@@ -37,6 +38,7 @@ class SeriesRange:
     db: sqlite3.Connection
     series: int
     layout: Layout
+    damage: Damage
     after: int = 0
     until: int = sys.maxsize
 
@@ -49,14 +51,32 @@ class SeriesRange:
         first, last = self.db.execute(query, (self.series, *window)).fetchone()
         end = summaries.last_id(self.db, self.series, 1)
         if first is None:  # only what is not in a complete bin yet
-            return SeriesRange(self.db, self.series, self.layout, after=end)
-        before = (
+            first = last = end
+            inside = replace(self, after=end)
+        else:
+            until = sys.maxsize if last == end else last
+            inside = replace(self, after=self._before(first), until=until)
+        self._check_edges(first, last)
+        return inside
+
+    def _before(self, last_id: int) -> int:
+        """Return the bin of level 1 before one; 0 if there is none."""
+        query = (
             "SELECT max(last_id) FROM summary "
             "WHERE series = ? AND level = 1 AND last_id < ?"
         )
-        after = self.db.execute(before, (self.series, first)).fetchone()[0] or 0
-        until = sys.maxsize if last == end else last
-        return SeriesRange(self.db, self.series, self.layout, after, until)
+        return self.db.execute(query, (self.series, last_id)).fetchone()[0] or 0
+
+    def _check_edges(self, first: int, last: int) -> None:
+        """Note a damaged bin just outside a window: it may belong inside."""
+        (after,) = self.db.execute(
+            "SELECT min(last_id) FROM summary WHERE series = ? AND level = 1 "
+            "AND last_id > ?",
+            (self.series, last),
+        ).fetchone()
+        before = self._before(self._before(first))
+        until = after or sys.maxsize
+        replace(self, after=before, until=until)._stored(1)
 
     def level(self, points: int) -> int:
         """Return the finest level of at most ``points`` bins."""
@@ -85,11 +105,15 @@ class SeriesRange:
         rest = replace(self, after=end).bins(level - 1)
         if not len(rest):
             return complete
+        if len(rest) > FAN:  # they fill a bin of this level, which must be there
+            self.damage.note(self.damage.summaries(self.series), (level, end))
         return joined([complete, merged(rest, self.layout, fan=len(rest))])
 
     def _stored(self, level: int) -> Bins:
         window = {"after": self.after, "until": self.until}
-        return summaries.stored(self.db, self.series, level, self.layout, **window)
+        return summaries.stored(
+            self.db, self.series, level, self.layout, damage=self.damage, **window
+        )
 
     def _rows(self) -> Bins:
         """Return a bin per row, from the rows themselves where no block has them."""
@@ -98,8 +122,10 @@ class SeriesRange:
             "after": int(stored.last_id[-1]) if len(stored) else self.after,
             "until": self.until,
         }
-        rows = summaries.raw(self.db, self.series, self.layout, **window)
-        return joined([stored, row_bins(*rows, self.layout)])
+        rows = summaries.raw(
+            self.db, self.series, self.layout, damage=self.damage, **window
+        )
+        return joined([stored, row_bins(*rows[:3], self.layout)])
 
 
 def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summary]:

@@ -57,11 +57,22 @@ class WriterLock:
     """Held from construction to ``release()``, or to the death of the process."""
 
     def __init__(self, run: Path) -> None:
+        self._run = run
         self._path = run.with_name(run.name + ".lock")
         self._handle = self._acquired(run)
+        self._sign()
+
+    def _sign(self) -> None:
         os.ftruncate(self._handle, 0)
         os.lseek(self._handle, 0, os.SEEK_SET)
         os.write(self._handle, f"{os.getpid()} {socket.gethostname()}\n".encode())
+
+    def renew(self) -> None:
+        """Lock again where the lock file was deleted, with its folder perhaps."""
+        if not self._is_current(self._handle):
+            old, self._handle = self._handle, self._acquired(self._run)
+            os.close(old)
+            self._sign()
 
     def _acquired(self, run: Path) -> int:
         while True:

@@ -5,16 +5,18 @@ run itself where its path is local, otherwise the local file behind the publishe
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.errors import RunFileError
 from equipoise.store.forks import forget_when_forked, leak
-from equipoise.store.housekeeper import Housekeeper
 from equipoise.store.schema import (
     checked_version,
     checkpoint,
@@ -25,6 +27,7 @@ from equipoise.store.schema import (
 )
 
 EVERY_S = 30.0
+log = logging.getLogger("equipoise")
 
 
 def local_path(place: Path) -> Path:
@@ -74,12 +77,22 @@ def publish(local: Path, place: Path) -> None:
 
 def deliver(file: Path, place: Path) -> None:
     """Move a finished local file to the network: readers see the old or the new."""
+    place.parent.mkdir(parents=True, exist_ok=True)
     partial = place.with_name(f".{place.name}.partial")
     shutil.copyfile(file, partial)
     with partial.open("rb+") as stream:
         os.fsync(stream.fileno())
     partial.replace(place)
     _remove(file)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another at the same place; None if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove(path: Path) -> None:
@@ -98,6 +111,51 @@ without a pause the housekeeper never quite gets there, and it would grow for ev
 """
 
 
+class Housekeeper:
+    """Calls a task now and then, and whenever it is woken."""
+
+    def __init__(self, task: Callable[[], None], *, every: float) -> None:
+        self._task = task
+        self._every = every
+        self._wake = threading.Event()
+        self._stopped = False
+        self.guard = threading.RLock()
+        """Held while the task runs."""
+        self._thread = threading.Thread(
+            target=self._work, name="equipoise-store", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the task called soon."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Return when the task has ended for good."""
+        self._stopped = True
+        self._wake.set()
+        self._thread.join()
+
+    def forget(self) -> None:
+        """Be still in a forked child, where the thread does not exist."""
+        self._stopped = True
+
+    def _work(self) -> None:
+        while not self._stopped:
+            self._wake.wait(self._every)
+            self._wake.clear()
+            with self.guard:
+                if not self._stopped:
+                    self._attempt()
+
+    def _attempt(self) -> None:
+        """Try; a full disk or an absent server now may be a good one next time."""
+        try:
+            self._task()
+        except (OSError, sqlite3.Error) as error:
+            log.warning("equipoise: the run file is not up to date: %s", error)
+
+
 class OpenFile:
     """An open connection, and the thread that keeps what is behind it in order."""
 
@@ -110,6 +168,7 @@ class OpenFile:
         if remote:
             prepare(self._path, run)
         self.db = writing(self._path)
+        self._identity = _identity(self._path)
         self._appends = self._published = 0
         self._next = time.monotonic() + publish_every
 
@@ -120,6 +179,39 @@ class OpenFile:
         every = min(TIDY_EVERY_S, self._publish_every)
         self._housekeeper = Housekeeper(self._tidy, every=every)
         forget_when_forked(self._housekeeper)
+
+    def is_lost(self) -> bool:
+        """Say whether the file was deleted, moved or replaced under our feet.
+
+        On POSIX, SQLite would go on writing into a file that has no name any more.
+        """
+        places = (self._path, self._wal)
+        return _identity(self._path) != self._identity or not all(
+            place.exists() for place in places
+        )
+
+    def write_again(self) -> None:
+        """Make the file anew, with all that was committed: our connection has it."""
+        if self._path.exists() and self._path.stat().st_size:
+            if _identity(self._path) != self._identity:
+                raise RunFileError(
+                    f"{self._path}: replaced by another file while it was written"
+                )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        copy = self._path.with_name(f".{self._path.name}.again")
+        _remove(copy)
+        target = sqlite3.connect(copy)
+        try:
+            self.db.backup(target)
+        finally:
+            target.close()
+        copy.replace(self._path)
+        self._identity = _identity(self._path)
+        # Closed before the new one is opened: SQLite removes a WAL by its name.
+        self.db.close()
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self.db = writing(self._path)
 
     def committed(self) -> None:
         """Note one more append."""

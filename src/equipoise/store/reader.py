@@ -1,16 +1,19 @@
 """Read a run file: while it is written, after its writer died, or years later."""
 
 import os
+import sqlite3
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.errors import InputError
+from equipoise.errors import InputError, RunFileError
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.store import schema, summaries
+from equipoise.store.checksums import Damage, Row, series_end, totals
 from equipoise.store.level_of_detail import (
     SeriesRange,
     Summary,
@@ -24,6 +27,7 @@ from equipoise.store.schema import reading
 Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
 """Quantity → the one it equals by definition, which is stored in its place."""
+EVENTS = "findings and remedies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +55,71 @@ class Run:
         self.path = path
         with reading(path) as db:
             self.version = schema.checked_version(db, path)
-            row = db.execute("SELECT value FROM meta WHERE key = 'info'").fetchone()
-        self.info = RunInfo.from_json(row[0])
+            self._damage = Damage(path, checked=self.version >= 3)
+            schema.look_current(db, self.version)
+            query = "SELECT key, value, sum FROM meta WHERE key = 'info'"
+            rows = self._damage.sound(db.execute(query).fetchall(), "run information")
+            if not rows:
+                raise RunFileError(f"{path}: damaged: it does not say what it is")
+            self.info = RunInfo.from_json(rows[0][1])
+
+    @property
+    def damage(self) -> list[str]:
+        """What was found not to be as it was written, and skipped, so far."""
+        return self._damage.sentences
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with reading(self.path) as db:
+            schema.look_current(db, self.version)
+            yield db
 
     @property
     def steps(self) -> Steps:
         """Every step with a reading, ascending."""
-        with reading(self.path) as db:
-            rows = db.execute("SELECT step FROM step ORDER BY step").fetchall()
-        return np.array([step for (step,) in rows], np.int64)
+        with self._reading() as db:
+            query = "SELECT step, time, sum FROM step ORDER BY step"
+            rows = self._damage.sound(db.execute(query).fetchall(), "steps")
+            counts = totals(db, self._damage)
+            self._damage.count("steps", len(rows), counts and counts.steps)
+            return np.array([step for step, _ in rows], np.int64)
 
     @property
     def quantities(self) -> list[str]:
-        with reading(self.path) as db:
-            query = "SELECT DISTINCT quantity FROM series ORDER BY quantity"
-            return [name for (name,) in db.execute(query)]
+        with self._reading() as db:
+            return sorted({quantity for _, quantity, _ in self._all_series(db)})
 
     @property
     def findings(self) -> list[Finding]:
-        return [Finding.from_json(body) for body in self._events("finding")]
+        """Everything found; damage of the file, as far as it was met, comes last."""
+        found = [Finding.from_json(body) for body in self._events("finding")]
+        return [*found, *map(_damage_finding, self.damage)]
 
     @property
     def applied(self) -> list[Applied]:
         return [Applied.from_json(body) for body in self._events("applied")]
 
     def _events(self, kind: str) -> list[str]:
-        with reading(self.path) as db:
-            query = "SELECT body FROM event WHERE kind = ? ORDER BY id"
-            return [body for (body,) in db.execute(query, (kind,))]
+        with self._reading() as db:
+            query = "SELECT id, kind, step, body, sum FROM event ORDER BY id"
+            rows = self._damage.sound(db.execute(query).fetchall(), EVENTS)
+            counts = totals(db, self._damage)
+            expected = counts and counts.findings + counts.applied
+            self._damage.count(EVENTS, len(rows), expected)
+            return [body for _, found, _, body in rows if found == kind]
+
+    def _all_series(self, db: sqlite3.Connection) -> list[tuple[int, str, str]]:
+        """Return number, quantity and layout of every series.
+
+        All of them, by number: an index may be damaged too.
+        """
+        query = "SELECT id, quantity, layout, sum FROM series ORDER BY id"
+        rows = self._damage.sound(db.execute(query).fetchall(), "series")
+        counts = totals(db, self._damage)
+        self._damage.count("series", len(rows), counts and counts.series)
+        found = [(key, quantity, layout) for key, quantity, layout in rows]
+        self._damage.names.update({key: quantity for key, quantity, _ in found})
+        return found
 
     def series(
         self, quantity: str, site: str | None = None
@@ -102,28 +143,28 @@ class Run:
             raise InputError(f"{quantity}: no site {site!r} in {self.path}")
 
     def _layouts(self, quantity: str) -> dict[int, Layout]:
-        with reading(self.path) as db:
-            query = "SELECT id, layout FROM series WHERE quantity = ? ORDER BY id"
-            found = db.execute(query, (quantity,)).fetchall()
-            if not found and quantity in SAME_AS:
-                found = db.execute(query, (SAME_AS[quantity],)).fetchall()
+        with self._reading() as db:
+            known = self._all_series(db)
+        names = {name for _, name, _ in known}
+        stored = quantity if quantity in names else SAME_AS.get(quantity, quantity)
+        found = {k: Layout.from_json(line) for k, q, line in known if q == stored}
         if not found:
-            known = ", ".join(self.quantities) or "none yet"
-            raise InputError(f"no quantity {quantity!r} in {self.path} (has: {known})")
-        return {key: Layout.from_json(line) for key, line in found}
+            has = ", ".join(sorted(names)) or "none yet"
+            raise InputError(f"no quantity {quantity!r} in {self.path} (has: {has})")
+        return found
 
     def _rows(self, key: int, layout: Layout) -> Iterator[tuple[Steps, Array]]:
         """Yield blocks of rows, each its own short transaction: rows never change."""
         last, more = 0, summaries.ROWS_AT_ONCE
         while True:
-            with reading(self.path) as db:
-                ids, steps, x_RW = summaries.raw(
-                    db, key, layout, after=last, limit=more
+            with self._reading() as db:
+                rows = summaries.raw(
+                    db, key, layout, damage=self._damage, after=last, limit=more
                 )
-            if not ids:
+            if not rows.end:
                 return
-            last = ids[-1]
-            yield np.array(steps, np.int64), x_RW
+            last = rows.end
+            yield np.array(rows.steps, np.int64), rows.values
 
     def summary(
         self,
@@ -142,9 +183,9 @@ class Run:
         """
         parts: dict[str, list[Summary]] = {}
         for key, layout in self._layouts(quantity).items():
-            with reading(self.path) as db:
-                schema.complete(db, self.version)
-                view = SeriesRange(db, key, layout)
+            with self._reading() as db:
+                schema.add_summaries(db, self.version)
+                view = SeriesRange(db, key, layout, self._damage)
                 view = view.within(between) if between else view
                 bins = view.bins(view.level(points) if level is None else level)
             for name, part in by_site(bins, layout, between).items():
@@ -155,52 +196,109 @@ class Run:
 
     def ends(self, quantity: str) -> tuple[Reading, Reading]:
         """Return the first and the last reading of a quantity, as written."""
-        keys = self._layouts(quantity)
+        found: list[tuple[int, Reading]] = []
+        for key, layout in self._layouts(quantity).items():
+            with self._reading() as db:
+                rows = self._first_and_last(db, key, layout)
+            found += [(row[0], _reading(quantity, layout, row)) for row in rows]
+        if not found:
+            raise RunFileError(f"{self.path}: damaged: no reading of {quantity}")
+        ordered = sorted(found, key=lambda pair: pair[0])
+        return ordered[0][1], ordered[-1][1]
+
+    def _first_and_last(
+        self, db: sqlite3.Connection, key: int, layout: Layout
+    ) -> list[Row]:
+        # One seek in the index each; a join over the series would scan it all.
         query = (
-            "SELECT step, quantity, layout, data FROM reading "
-            "JOIN series ON series.id = series WHERE reading.id = ?"
+            "SELECT id, series, step, prev, data, sum FROM reading "
+            "WHERE id = (SELECT {}(id) FROM reading WHERE series = ?)"
         )
-        # One seek in the index per series; a join over them would scan it all.
-        end = "SELECT {}(id) FROM reading WHERE series = ?"
-        with reading(self.path) as db:
-            first = min(db.execute(end.format("min"), (k,)).fetchone() for k in keys)
-            last = max(db.execute(end.format("max"), (k,)).fetchone() for k in keys)
-            rows = [db.execute(query, found).fetchone() for found in (first, last)]
-        return _reading(*rows[0]), _reading(*rows[1])
+        ends = [db.execute(query.format(f), (key,)).fetchone() for f in ("min", "max")]
+        what = self._damage.readings(key)
+        rows = self._damage.sound([row for row in ends if row is not None], what)
+        last = series_end(db, key, self._damage)
+        if len(rows) == 2 and not rows[0][3] and rows[1][0] == (last or rows[1][0]):
+            return rows
+        if self.version < 3:
+            return rows
+        # An end is damaged: look for the first and last that is not.
+        query = "SELECT id, series, step, prev, data, sum FROM reading WHERE series = ?"
+        found = db.execute(f"{query} ORDER BY id", (key,)).fetchall()
+        rows = self._damage.sound(found, what)
+        links = [(row[3], row[0]) for row in rows]
+        self._damage.chain(links, what, after=0, until=last)
+        return [rows[0], rows[-1]] if rows else []
 
     def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[News, int]:
         """Return up to ``limit`` readings after the cursor, and the next cursor.
 
         Start at 0 and go on with what you got; nothing new leaves the cursor alone.
         """
-        with reading(self.path) as db:
-            rows = db.execute(
-                "SELECT r.id, step, quantity, layout, data FROM reading AS r "
-                "JOIN series ON series.id = series "
-                "WHERE r.id > ? ORDER BY r.id LIMIT ?",
-                (cursor, limit),
-            ).fetchall()
-            until = rows[-1][0] if len(rows) == limit else schema.last_id(db)
-            events = db.execute(
-                "SELECT kind, body FROM event WHERE id > ? AND id <= ? ORDER BY id",
-                (cursor, until),
-            ).fetchall()
+        with self._reading() as db:
+            query = (
+                "SELECT id, series, step, prev, data, sum FROM reading "
+                "WHERE id > ? ORDER BY id LIMIT ?"
+            )
+            found = db.execute(query, (cursor, limit)).fetchall()
+            counts = totals(db, self._damage)
+            end = schema.last_id(db) if counts is None else counts.last_id
+            until = found[-1][0] if len(found) == limit else end
+            query = (
+                "SELECT id, kind, step, body, sum FROM event "
+                "WHERE id > ? AND id <= ? ORDER BY id"
+            )
+            events = db.execute(query, (cursor, until)).fetchall()
+            readings = self._known_readings(db, self._damage.sound(found, "readings"))
+        sound = self._damage.sound(events, EVENTS)
+        if counts is not None:
+            after = max(cursor, counts.upgraded)
+            ids = {row[0] for row in (*found, *events) if row[0] > after}
+            self._damage.count("readings", len(ids), max(0, until - after))
         news = News(
-            [_reading(*row[1:]) for row in rows],
-            [Finding.from_json(body) for kind, body in events if kind == "finding"],
-            [Applied.from_json(body) for kind, body in events if kind == "applied"],
+            readings,
+            [
+                Finding.from_json(body)
+                for _, kind, _, body in sound
+                if kind == "finding"
+            ],
+            [
+                Applied.from_json(body)
+                for _, kind, _, body in sound
+                if kind == "applied"
+            ],
         )
         return news, max(cursor, until)
+
+    def _known_readings(self, db: sqlite3.Connection, rows: list[Row]) -> list[Reading]:
+        """Return the readings of the rows whose series is known."""
+        if not rows:
+            return []
+        known = {k: (q, Layout.from_json(line)) for k, q, line in self._all_series(db)}
+        for row in rows:
+            if row[1] not in known:
+                self._damage.note("readings", row[0])
+        return [_reading(*known[row[1]], row) for row in rows if row[1] in known]
 
     def __repr__(self) -> str:
         return f"Run({self.info.name!r}, {str(self.path)!r})"
 
 
-def _reading(step: int, quantity: str, line: str, data: bytes) -> Reading:
-    layout = Layout.from_json(line)
+def _reading(quantity: str, layout: Layout, row: Row) -> Reading:
+    _, _, step, _, data = row
     x_W = unpack([data], layout.width)[0]
     values = tuple(tuple(x_W[c].tolist()) for c in layout.columns().values())
     return Reading(step=step, quantity=quantity, sites=layout.sites, values=values)
+
+
+def _damage_finding(sentence: str) -> Finding:
+    return Finding(
+        step=0,
+        severity="error",
+        rule="store.damaged",
+        message=f"the run file is damaged: {sentence}, and left out here",
+        advice="restore the file from a copy; check the disk it lies on",
+    )
 
 
 def _joined(parts: list[tuple[Steps, Array]]) -> tuple[Steps, Array]:

@@ -1,189 +1,34 @@
-"""Summaries of a series: lowest, mean and highest per site, over 16, 256, … readings.
+"""Summaries of a series in the run file: one bin per 16, 256, … readings.
 
-A view of 10⁵ steps then reads a few hundred bins instead of 10⁵ rows. NaN and Inf are
-left out of the three numbers and counted beside them: one broken step must neither
-vanish nor blank the curve.
-
-A bin is written in the transaction of the row that completes it, so the table agrees
-with the rows after any crash; unfinished bins are rebuilt from the rows. The unfinished
-bins of all series that share a layout advance together (``OpenBins``): 40 quantities of
-a sampled step cost a handful of array operations, not 40 times a handful.
-
-As bytes, a bin is planes over bins × sites: lowest, mean, highest, and how many values
-were broken if any were. The extremes are exact; where they fit 4 bytes a value, the
-mean is rounded to 4 as well. At level 0 a blob holds several bins, and their steps
-first.
-
-Axes, in this file:  R row · W value of a row · B bin · S site · K bins of a blob, or to
-merge · N blobs · P planes.
+A view of 10⁵ steps then reads a few hundred bins instead of 10⁵ rows. A bin is written
+in the transaction of the row that completes it, so the table agrees with the rows after
+any crash; unfinished bins are rebuilt from the rows. The unfinished bins of all series
+that share a layout advance together (``OpenBins``): 40 quantities of a sampled step
+cost a handful of array operations, not 40 times a handful.
 """
 
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.store.packing import (
-    NARROW,
-    WIDE,
-    Array,
-    Layout,
-    alike,
-    is_narrow,
-    unpack,
+from equipoise.store.bins import (
+    FAN,
+    Bins,
+    Integers,
+    Row,
+    decoded,
+    encoded,
+    joined,
+    merged,
+    no_bins,
+    row_bins,
 )
-
-Integers = NDArray[np.int64]
-FAN = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bins:
-    """Consecutive rows of a series, summarised; bin b spans rows up to last_id[b]."""
-
-    last_id: Integers
-    first: Integers
-    """Lowest step in the bin."""
-    last: Integers
-    """Highest step in the bin."""
-    rows: Integers
-    low: Array
-    """Over the finite values; NaN where there are none. Shape (B, S), like the next."""
-    mean: Array
-    high: Array
-    broken: Array
-    """How many values were NaN or Inf."""
-
-    def __len__(self) -> int:
-        return len(self.last_id)
-
-    def __getitem__(self, which: slice | NDArray[np.bool_] | Integers) -> "Bins":
-        return Bins(*[getattr(self, name)[which] for name in COLUMNS])
-
-    def put(self, where: Integers, bins: "Bins") -> None:
-        """Overwrite some of the bins."""
-        for name in COLUMNS:
-            getattr(self, name)[where] = getattr(bins, name)
-
-
-COLUMNS = tuple(field.name for field in fields(Bins))
-
-
-def no_bins(layout: Layout, count: int = 0) -> Bins:
-    """Return room for so many bins."""
-    heads = [np.zeros(count, np.int64) for _ in range(4)]
-    planes = [np.zeros((count, len(layout.sites))) for _ in range(4)]
-    return Bins(heads[0], heads[1], heads[2], heads[3], *planes)
-
-
-def joined(parts: Sequence[Bins]) -> Bins:
-    """Return the bins of all parts, in order."""
-    columns = ([getattr(part, name) for part in parts] for name in COLUMNS)
-    return Bins(*(np.concatenate(column) for column in columns))
-
-
-def row_bins(
-    ids: Sequence[int], steps: Sequence[int], x_RW: Array, layout: Layout
-) -> Bins:
-    """Return one bin per row: lowest, mean and highest over the heads of each site."""
-    step_R = np.array(steps, np.int64)
-    id_R, one_R = np.array(ids, np.int64), np.ones(len(step_R), np.int64)
-    return Bins(id_R, step_R, step_R, one_R, *_over_heads(x_RW, layout))
-
-
-def _over_heads(x_RW: Array, layout: Layout) -> tuple[Array, Array, Array, Array]:
-    finite_RW = np.isfinite(x_RW)
-    if layout.is_flat:
-        x_RS = np.where(finite_RW, x_RW, np.nan)
-        return x_RS, x_RS, x_RS, (~finite_RW).astype(float)
-    starts = layout.starts
-    n_RS = np.add.reduceat(finite_RW.astype(float), starts, axis=1)
-    low_RS = np.minimum.reduceat(np.where(finite_RW, x_RW, np.inf), starts, axis=1)
-    high_RS = np.maximum.reduceat(np.where(finite_RW, x_RW, -np.inf), starts, axis=1)
-    # Divide, then add: the sum of finite values need not be finite.
-    n_RW = np.repeat(np.maximum(n_RS, 1), layout.widths, axis=1)
-    mean_RS = np.add.reduceat(np.where(finite_RW, x_RW, 0) / n_RW, starts, axis=1)
-    mean_RS = np.clip(mean_RS, low_RS, high_RS)  # rounding must not leave the range
-    some_RS = n_RS > 0
-    low_RS, mean_RS, high_RS = (
-        np.where(some_RS, plane, np.nan) for plane in (low_RS, mean_RS, high_RS)
-    )
-    return low_RS, mean_RS, high_RS, np.array(layout.widths) - n_RS
-
-
-def merged(bins: Bins, layout: Layout, *, fan: int = FAN) -> Bins:
-    """Return each group of ``fan`` bins as one; the number of bins is a multiple."""
-    shape = (len(bins) // fan, fan, -1)
-    low_BKS, mean_BKS, high_BKS, broken_BKS = (
-        plane.reshape(shape) for plane in (bins.low, bins.mean, bins.high, bins.broken)
-    )
-    n_BKS = np.outer(bins.rows, layout.widths).reshape(shape) - broken_BKS
-    share_BKS = n_BKS / np.maximum(n_BKS.sum(axis=1, keepdims=True), 1)
-    mean_BS = np.where(n_BKS > 0, mean_BKS * share_BKS, 0).sum(axis=1)
-    low_BS, high_BS = np.fmin.reduce(low_BKS, axis=1), np.fmax.reduce(high_BKS, axis=1)
-    return Bins(
-        bins.last_id.reshape(shape[:2])[:, -1],
-        bins.first.reshape(shape[:2]).min(axis=1),
-        bins.last.reshape(shape[:2]).max(axis=1),
-        bins.rows.reshape(shape[:2]).sum(axis=1),
-        low_BS,
-        np.clip(mean_BS, low_BS, high_BS),
-        high_BS,
-        broken_BKS.sum(axis=1),
-    )
-
-
-STEP = np.dtype("<i8")
-
-Row = tuple[int, int, int, int, bytes]
-"""last_id, first, last, rows, data."""
-
-
-def encoded(bins: Bins, level: int) -> Row:
-    """Return some bins of one series as a row of the table: one bin, or a block."""
-    x_PKS = np.stack([bins.low, bins.mean, bins.high, bins.broken])
-    exact = is_narrow(x_PKS[::2])
-    planes = 4 if x_PKS[3].any() else 3
-    data = x_PKS[:planes].astype(NARROW if exact else WIDE).tobytes()
-    steps = bins.first.astype(STEP).tobytes() if level == 0 else b""
-    first, last = int(bins.first.min()), int(bins.last.max())
-    return int(bins.last_id[-1]), first, last, int(bins.rows.sum()), steps + data
-
-
-def decoded(rows: Sequence[Row], level: int, layout: Layout) -> Bins:
-    """Return the bins of rows of one level, in order."""
-    runs = (rows[start:stop] for start, stop in alike([row[4] for row in rows]))
-    return joined([no_bins(layout), *(_run(run, level, layout) for run in runs)])
-
-
-def _run(rows: Sequence[Row], level: int, layout: Layout) -> Bins:
-    """Return the bins of rows whose blobs have one length, in one conversion."""
-    head = np.array([row[:4] for row in rows], np.int64)
-    bins = int(head[0, 3]) if level == 0 else 1
-    prefix = bins * STEP.itemsize if level == 0 else 0
-    x_PNKS = _planes([row[4][prefix:] for row in rows], bins, len(layout.sites))
-    planes = x_PNKS.reshape(4, len(rows) * bins, -1)
-    last_id = np.repeat(head[:, 0], bins)
-    if level:
-        return Bins(last_id, head[:, 1], head[:, 2], head[:, 3], *planes)
-    steps = np.frombuffer(b"".join(row[4][:prefix] for row in rows), STEP)
-    return Bins(last_id, steps, steps, np.ones_like(steps), *planes)
-
-
-def _planes(blobs: Sequence[bytes], bins: int, sites: int) -> NDArray[np.float64]:
-    count = bins * sites
-    size = len(blobs[0])
-    # 3 or 4 planes of 4 or 8 bytes: 12, 16, 24 or 32 bytes a value, never ambiguous.
-    dtype = NARROW if size <= 16 * count else WIDE
-    planes = size // (dtype.itemsize * count) if count else 3
-    x_NPKS = np.frombuffer(b"".join(blobs), dtype).reshape(-1, planes, bins, sites)
-    full = np.zeros((4, len(blobs), bins, sites))
-    full[:planes] = x_NPKS.swapaxes(0, 1)
-    return full
-
+from equipoise.store.checksums import Damage, series_end, with_checksum
+from equipoise.store.packing import Array, Layout, unpack
 
 Completed = tuple[int, Integers, Bins]
 """Level, the slots that completed something, and their bins, slot after slot."""
@@ -249,18 +94,62 @@ class OpenBins:
 ROWS_AT_ONCE = 4096
 
 
+class Rows(NamedTuple):
+    """Rows of a series, those that are as they were written."""
+
+    ids: list[int]
+    steps: list[int]
+    values: Array
+    end: int
+    """The last one that was looked at, damaged or not; 0 if there was none."""
+
+
+class Ends:
+    """The last bin of each series and level: the next one names it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, int], int] = {}
+
+    def load(self, db: sqlite3.Connection, series: int) -> None:
+        """Learn the bins that an earlier writer stored."""
+        query = (
+            "SELECT level, max(last_id) FROM summary WHERE series = ? GROUP BY level"
+        )
+        for level, last in db.execute(query, (series,)):
+            self._ends[series, level] = last
+
+    def replace(self, series: int, level: int, last: int) -> int:
+        """Return the last bin so far, and take a new one for it."""
+        before = self._ends.get((series, level), 0)
+        self._ends[series, level] = last
+        return before
+
+
 def insert(
-    db: sqlite3.Connection, series: Sequence[int], completed: Iterable[Completed]
+    db: sqlite3.Connection,
+    series: Sequence[int],
+    completed: Iterable[Completed],
+    *,
+    ends: Ends,
 ) -> None:
     """Store what has been completed; ``series`` names the series of each slot."""
     for level, slots, bins in completed:
         size = FAN if level == 0 else 1
         parts = (bins[b * size : (b + 1) * size] for b in range(len(slots)))
         rows = [
-            (series[slot], level, *encoded(part, level))
+            _stored_row(series[slot], level, encoded(part, level), ends)
             for slot, part in zip(slots.tolist(), parts, strict=True)
         ]
-        db.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        db.executemany(
+            "REPLACE INTO summary (series, level, last_id, prev, first, last, rows, "
+            "data, sum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+
+
+def _stored_row(series: int, level: int, row: Row, ends: Ends) -> tuple[Any, ...]:
+    last, *rest = row
+    return with_checksum(series, level, last, ends.replace(series, level, last), *rest)
 
 
 def last_id(db: sqlite3.Connection, series: int, level: int) -> int:
@@ -275,16 +164,21 @@ def stored(
     level: int,
     layout: Layout,
     *,
+    damage: Damage,
     after: int = 0,
     until: int = sys.maxsize,
 ) -> Bins:
     """Return the bins of one level whose last reading is in (after, until]."""
     query = (
-        "SELECT last_id, first, last, rows, data FROM summary WHERE series = ? "
-        "AND level = ? AND last_id > ? AND last_id <= ? ORDER BY last_id"
+        "SELECT series, level, last_id, prev, first, last, rows, data, sum "
+        "FROM summary WHERE series = ? AND level = ? AND last_id > ? AND last_id <= ? "
+        "ORDER BY last_id"
     )
-    rows = db.execute(query, (series, level, after, until)).fetchall()
-    return decoded(rows, level, layout)
+    found = db.execute(query, (series, level, after, until)).fetchall()
+    what = damage.summaries(series)
+    rows = damage.sound(found, what, key=2)
+    damage.chain([(row[3], row[2]) for row in rows], what, after=after)
+    return decoded([(row[2], *row[4:]) for row in rows], level, layout)
 
 
 def raw(
@@ -292,18 +186,28 @@ def raw(
     series: int,
     layout: Layout,
     *,
+    damage: Damage,
     after: int = 0,
     until: int = sys.maxsize,
     limit: int = -1,
-) -> tuple[list[int], list[int], Array]:
-    """Return ids, steps and values of the rows in (after, until], as written."""
+) -> Rows:
+    """Return the rows in (after, until], as written."""
     query = (
-        "SELECT id, step, data FROM reading WHERE series = ? AND id > ? AND id <= ? "
-        "ORDER BY id LIMIT ?"
+        "SELECT id, series, step, prev, data, sum FROM reading "
+        "WHERE series = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
     )
-    rows = db.execute(query, (series, after, until, limit)).fetchall()
-    ids, steps, blobs = zip(*rows, strict=True) if rows else ((), (), ())
-    return list(ids), list(steps), unpack(blobs, layout.width)
+    found = db.execute(query, (series, after, until, limit)).fetchall()
+    what = damage.readings(series)
+    rows = damage.sound(found, what)
+    links = [(row[3], row[0]) for row in rows]
+    if len(found) == limit:
+        damage.chain(links, what, after=after)
+    else:
+        end = until if until < sys.maxsize else series_end(db, series, damage)
+        damage.chain(links, what, after=after, until=end)
+    values = unpack([row[4] for row in rows], layout.width)
+    last = found[-1][0] if found else 0
+    return Rows([row[0] for row in rows], [row[2] for row in rows], values, last)
 
 
 def restore(
@@ -313,27 +217,43 @@ def restore(
     *,
     bins: OpenBins,
     slot: int,
+    ends: Ends,
+    damage: Damage,
 ) -> None:
-    """Fill a slot with what the last writer of the series left unfinished."""
+    """Fill a slot with what the last writer of the series left unfinished.
+
+    A bin that was lost is stored again.
+    """
+    ends.load(db, series)
+    names = [series] * (slot + 1)
     level, done = 0, last_id(db, series, 1)
-    waiting = row_bins(*raw(db, series, layout, after=done), layout)
+    rows = raw(db, series, layout, damage=damage, after=done)
+    waiting = row_bins(*rows[:3], layout)
     while True:
         for b in range(len(waiting)):
-            for _ in bins.push(np.array([slot]), waiting[b : b + 1], level=level):
-                raise AssertionError(f"series {series}: a bin of level {level} is lost")
+            one = np.array([slot]), waiting[b : b + 1]
+            insert(db, names, bins.push(*one, level=level), ends=ends)
         if not done:
             return
         level, done = level + 1, last_id(db, series, level + 2)
-        waiting = stored(db, series, level, layout, after=done)
+        waiting = stored(db, series, level, layout, damage=damage, after=done)
 
 
 def build(db: sqlite3.Connection) -> None:
-    """Fill the table from the rows: for a file written before there was a pyramid."""
+    """Fill the table from the rows: for a file written before there were summaries."""
+    ends, damage = Ends(), Damage(Path(), checked=False)
     for series, line in db.execute("SELECT id, layout FROM series").fetchall():
         layout = Layout.from_json(line)
         open_bins, after = OpenBins(layout), 0
-        while (block := raw(db, series, layout, after=after, limit=ROWS_AT_ONCE))[0]:
-            after = block[0][-1]
-            bins = row_bins(*block, layout)
+        while (block := _block(db, series, layout, damage, after)).end:
+            after = block.end
+            bins = row_bins(*block[:3], layout)
             for b in range(len(bins)):
-                insert(db, [series], open_bins.push(np.array([0]), bins[b : b + 1]))
+                completed = open_bins.push(np.array([0]), bins[b : b + 1])
+                insert(db, [series], completed, ends=ends)
+
+
+def _block(
+    db: sqlite3.Connection, series: int, layout: Layout, damage: Damage, after: int
+) -> Rows:
+    return raw(db, series, layout, damage=damage, after=after, limit=ROWS_AT_ONCE)
