@@ -150,14 +150,16 @@ def view(
         severity: Of the verdict; by default the worst among the findings. A verdict
             that was given is not called fine because nothing else was found.
     """
+    # Before the findings: reading the numbers is what finds a damaged file.
+    numbers, figures = table(runs), panels(runs)
     found = _findings(runs)
     shown = [f for label in runs for f in _of(label, found)[:SHOWN]]
     return Report(
         title=title or " and ".join(runs),
         verdict=verdict or default_verdict(runs, found),
         severity=severity or _severity(found, given=verdict is not None),
-        table=table(runs),
-        panels=panels(runs),
+        table=numbers,
+        panels=figures,
         findings=sorted(shown, key=_gravity),
         unlisted=len(found) - len(shown),
         runs=[

@@ -32,7 +32,8 @@ class RetryingWriter:
         self, readings: Sequence[Reading], findings: Sequence[Finding] = ()
     ) -> list[Finding]:
         """Write, or keep; return what there is to say about the file itself."""
-        self._step = max([self._step, *(one.step for one in (*readings, *findings))])
+        steps = [*(r.step for r in readings), *(f.step for f in findings)]
+        self._step = max([self._step, *steps])
         self._keep(list(readings), list(findings))
         try:
             self._flush()
