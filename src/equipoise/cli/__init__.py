@@ -34,6 +34,7 @@ COMMANDS = {
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
     "selection": "Say of every head whether it selects, or has gone flat.",
+    "storms": "Score a forecaster on recorded runs that failed, and on stable ones.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
 

@@ -50,6 +50,9 @@ def run(
     name: Name,
     *,
     quick: Quick = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="For storms: three times the runs.")
+    ] = False,
     on: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time; one per core.")
@@ -65,6 +68,7 @@ def run(
     lab_actions.run(
         name,
         quick=quick,
+        full=full,
         on=on,
         workers=workers,
         out=out,

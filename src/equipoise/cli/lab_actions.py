@@ -13,8 +13,19 @@ from equipoise.lab.results.finding import rows
 from equipoise.lab.results.publishing import bars, tables, write_page
 from equipoise.lab.running.experiment import Experiment
 from equipoise.lab.running.runner import lab_directory, preflight, run_experiment
-from equipoise.lab.running.workers import Failure, Where, standing
-from equipoise.lab.studies.catalogue import FRAGILITY, RECIPES, REPORTS, finding, recipe
+from equipoise.lab.running.workers import Failure, Where, run_jobs, standing
+from equipoise.lab.storms.labels import labels
+from equipoise.lab.storms.plan import FULL, NORMAL, QUICK, Size, plan
+from equipoise.lab.storms.runs import make
+from equipoise.lab.storms.tables import label_table
+from equipoise.lab.studies.catalogue import (
+    FRAGILITY,
+    RECIPES,
+    REPORTS,
+    STORMS,
+    finding,
+    recipe,
+)
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
 from equipoise.lab.studies.selection.paper import figures_of, saved_figures
 from equipoise.report.pages import folder_place
@@ -31,12 +42,16 @@ def list_experiments() -> None:
         console.print(f"[bold]{name}[/]  {full.question}  ({runs})", highlight=False)
     runs = f"{len(Study().tasks)} runs, {len(Study(quick=True).tasks)} quick"
     console.print(f"[bold]{FRAGILITY}[/]  {QUESTION}  ({runs})", highlight=False)
+    runs = f"{len(plan(NORMAL))} runs, {len(plan(QUICK))} quick"
+    question = "Which readings foresee that a training run fails?"
+    console.print(f"[bold]{STORMS}[/]  {question}  ({runs})", highlight=False)
 
 
 def run(
     name: str,
     *,
     quick: bool,
+    full: bool,
     on: str,
     workers: int | None,
     out: Path | None,
@@ -67,12 +82,15 @@ def run(
             failures = study.run(root, on=where, workers=workers, watcher=watcher)
         failed += _listed(failures)
         _show(study.evidence(root), publish)
+    if name == STORMS:
+        size = QUICK if quick else FULL if full else NORMAL
+        failed += _storms(size, home, where=where, workers=workers)
     if failed:
         raise EquipoiseError(f"{failed} runs failed")
 
 
 def _named(name: str) -> tuple[str, ...]:
-    if name == FRAGILITY:
+    if name in (FRAGILITY, STORMS):
         return ()
     return REPORTS if name == ALL else (name,)
 
@@ -90,6 +108,21 @@ def _run(
     return _listed(failures)
 
 
+def _storms(size: Size, home: Path, *, where: Where, workers: int | None) -> int:
+    """Make the benchmark's runs and print their labels; return how many failed."""
+    root, tasks = home / _storms_folder(size), plan(size)
+    with bars(len(standing(tasks, root).left), console=Console()) as watcher:
+        failures = run_jobs(
+            tasks, root, make, on=where, workers=workers, watcher=watcher
+        )
+    Console().print(label_table(labels(root)))
+    return _listed(failures)
+
+
+def _storms_folder(size: Size) -> str:
+    return "storms-quick" if size == QUICK else STORMS
+
+
 def _listed(failures: list[Failure]) -> int:
     """Print each run that failed; return how many."""
     for failure in failures:
@@ -103,7 +136,11 @@ def status(name: str | None, *, out: Path | None) -> None:
     for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
         done = len(standing(study.tasks, (out or lab_directory()) / study.name).done)
         console.print(f"{study.name}: {done} of {len(study.tasks)} runs done")
-    if name == FRAGILITY:
+    for size in (NORMAL, QUICK) if name in (None, STORMS) else ():
+        place = _storms_folder(size)
+        done = len(standing(plan(size), (out or lab_directory()) / place).done)
+        console.print(f"{place}: {done} of {len(plan(size))} runs done")
+    if name in (FRAGILITY, STORMS):
         return
     for one in [name] if name else RECIPES:
         for experiment in (recipe(one), recipe(one, quick=True)):
@@ -123,6 +160,10 @@ def report(
     """Show tables and the finding of what is finished, and write the page."""
     if name in (ALL, SELECTION) and (figures := saved_figures(out or lab_directory())):
         _show(figures, publish)
+    if name == STORMS:
+        size = QUICK if quick else NORMAL
+        found = labels((out or lab_directory()) / _storms_folder(size))
+        Console().print(label_table(found))
     for one in _named(name):
         _report(recipe(one, quick=quick), out, publish)
     if name in (ALL, FRAGILITY):

@@ -29,6 +29,9 @@ from equipoise.lab.training.options import TrainOptions
 FRAGILITY = "fragility"
 """A sweep of its own kind, ``studies.fragility.runner.Study``, beside the recipes."""
 
+STORMS = "storms"
+"""The benchmark of instability, ``lab.storms``."""
+
 Recipe = Callable[[bool], Experiment]
 """quick → Experiment."""
 
@@ -126,7 +129,9 @@ REPORTS = (
 def recipe(name: str, *, quick: bool = False) -> Experiment:
     """Return the named experiment; the quick one has results of its own."""
     if name not in RECIPES:
-        raise InputError(f"no experiment {name!r}{meant(name, (*RECIPES, FRAGILITY))}")
+        raise InputError(
+            f"no experiment {name!r}{meant(name, (*RECIPES, FRAGILITY, STORMS))}"
+        )
     experiment = RECIPES[name](quick)
     return replace(experiment, name=f"{name}-quick") if quick else experiment
 

@@ -39,6 +39,7 @@ class Trainer:
 
     With a ``folder`` it keeps checkpoints there and continues from the newest. The
     caller seeds and builds the model; under ``torchrun`` it is wrapped here.
+    ``before_step`` may change the trainer once the step's learning rate is set.
 
     >>> from equipoise.lab.data import Windows, embedded
     >>> from equipoise.lab.models import GPT, GPTConfig
@@ -57,9 +58,11 @@ class Trainer:
         folder: Path | None = None,
         info: dict[str, Any] | None = None,
         listener: Listener | None = None,
+        before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         self.data, self.options, self.folder = data, options, folder
         self.info, self.listener = info or {}, listener
+        self.before_step = before_step
         self.device = device()
         self.model = wrapped(model.to(self.device), options.parallel)
         self.dials = dials(model) if options.tau_steps else []
@@ -162,6 +165,8 @@ class Trainer:
             group["lr"] = lr
         for dial in self.dials:
             dial.turn(self.options.temperature.at(self.step))
+        if self.before_step is not None:
+            self.before_step(self)
         self.parts.before(self.step)
 
     def _after_step(self, loss: Tensor, norm: Tensor) -> None:

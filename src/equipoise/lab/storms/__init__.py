@@ -1,0 +1,1 @@
+"""Storms: an open benchmark of training instability, labelled by the loss alone."""
