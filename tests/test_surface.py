@@ -36,6 +36,7 @@ def test_commands() -> None:
         "run",
         "runs",
         "selection",
+        "storms",
     ]
     assert sorted(COMMANDS) == expected
 
