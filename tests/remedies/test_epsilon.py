@@ -1,4 +1,4 @@
-"""ε goes up where it is told to, comes back bit for bit, and keeps to its budget."""
+"""ε goes up where it is set, is restored bit for bit, and keeps to its budget."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A normaliser is swapped into somebody's model, learnt there, and taken back."""
+"""A normaliser is swapped into a user's model, learnt there, and undone."""
 
 import copy
 
@@ -19,8 +19,12 @@ from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.normalisers import NORMALISERS
 from equipoise.remedies.base import Remedy
-from equipoise.remedies.normaliser import NormaliserSwap, Weighing, learnt_parameters
-from equipoise.remedies.normaliser_module import LEARNABLE, Weigher
+from equipoise.remedies.normaliser import (
+    NormaliserSwap,
+    SoftmaxReplacement,
+    learnt_parameters,
+)
+from equipoise.remedies.normaliser_module import LEARNABLE, NormaliserModule
 
 SIZES = {
     "hidden_size": 16,
@@ -70,8 +74,8 @@ def answers(model: nn.Module) -> Tensor:
     if isinstance(model, GPT):
         return model(X).flatten(0, 1)
     out = model(input_ids=X, attention_mask=SEEN)
-    said: Tensor = out[0]
-    return said[SEEN.bool()]
+    logits: Tensor = out[0]
+    return logits[SEEN.bool()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +89,7 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_applied_and_taken_back(name: str) -> None:
+def test_applied_and_undone(name: str) -> None:
     model = a_model(name)
     before, state = answers(model), copy.deepcopy(model.state_dict())
     undo = NormaliserSwap(to="sparsemax").apply(model)
@@ -132,17 +136,20 @@ def test_learning_starts_near_the_fixed_one(to: str) -> None:
     fixed = {"sink": "softmax1", "entmax": "entmax15"}.get(to, to)
     # α starts at 1.505, not at 1.5.
     torch.testing.assert_close(
-        Weigher(to, heads=4)(z), Weigher(fixed)(z), rtol=0.02, atol=5e-3
+        NormaliserModule(to, heads=4)(z),
+        NormaliserModule(fixed)(z),
+        rtol=0.02,
+        atol=5e-3,
     )
-    folded = Weigher(to, heads=4)(z.flatten(0, 1)).view_as(z)
-    assert torch.equal(folded, Weigher(to, heads=4)(z))
+    folded = NormaliserModule(to, heads=4)(z.flatten(0, 1)).view_as(z)
+    assert torch.equal(folded, NormaliserModule(to, heads=4)(z))
 
 
 def test_each_head_has_its_own() -> None:
-    weigher, z = Weigher("sink", heads=2), torch.zeros(1, 2, 1, 3)
+    module, z = NormaliserModule("sink", heads=2), torch.zeros(1, 2, 1, 3)
     with torch.no_grad():
-        weigher.b.copy_(torch.tensor([0.0, 50.0]))  # type: ignore[operator]
-    total = weigher(z).sum(-1).flatten()
+        module.b.copy_(torch.tensor([0.0, 50.0]))  # type: ignore[operator]
+    total = module(z).sum(-1).flatten()
     torch.testing.assert_close(total, torch.tensor([0.75, 0.0]))
 
 
@@ -171,7 +178,7 @@ def test_a_copy_swaps_in_the_copy() -> None:
 def test_only_some() -> None:
     model = a_model("gpt2-eager")
     undo = NormaliserSwap(to="sigmoid", only=("transformer.h.1.attn",)).apply(model)
-    assert sum(isinstance(m, Weigher) for m in model.modules()) == 1
+    assert sum(isinstance(m, NormaliserModule) for m in model.modules()) == 1
     undo()
     with pytest.raises(InputError, match="no attention called nowhere; there are "):
         NormaliserSwap(to="sigmoid", only=("nowhere",)).apply(model)
@@ -192,10 +199,10 @@ def test_nothing_outside_the_module_is_touched() -> None:
 def test_every_number_that_hides_a_key_hides_it(to: str, low: float) -> None:
     z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2))
     mask = torch.zeros(5).masked_fill(torch.arange(5) > 2, low)
-    with Weighing(Weigher(to)):
+    with SoftmaxReplacement(NormaliserModule(to)):
         found = torch.softmax(z + mask, -1)
     assert (found[..., 3:] == 0).all()
-    torch.testing.assert_close(found[..., :3], Weigher(to)(z[..., :3]))
+    torch.testing.assert_close(found[..., :3], NormaliserModule(to)(z[..., :3]))
 
 
 class Quiet(nn.Module):
@@ -211,7 +218,7 @@ class Quiet(nn.Module):
         return y
 
 
-def test_silence_is_an_error() -> None:
+def test_attention_without_a_softmax_is_an_error() -> None:
     model = nn.Sequential(Quiet())
     undo = NormaliserSwap(to="sparsemax").apply(model)
     with pytest.raises(InputError, match="0 made no softmax over scores"):
@@ -229,7 +236,7 @@ def test_what_cannot_be_swapped() -> None:
     with pytest.raises(InputError, match="Linear has no attention we know"):
         NormaliserSwap(to="sigmoid").apply(nn.Linear(2, 2))
     with pytest.raises(InputError, match="learns for 3 heads, but the scores are"):
-        Weigher("sink", heads=3)(torch.zeros(1, 2, 4, 4))
+        NormaliserModule("sink", heads=3)(torch.zeros(1, 2, 4, 4))
     fused = a_model("llama-eager")
     fused.config._attn_implementation = "flex_attention"
     with pytest.raises(InputError, match="runs flex_attention attention"):

@@ -1,4 +1,4 @@
-"""Temperature softens every head, and is taken back bit for bit."""
+"""Temperature softens every head, and is undone bit for bit."""
 
 import pytest
 import torch
@@ -8,7 +8,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.remedies.base import Remedy
-from equipoise.remedies.temperature import Temperature, TemperatureWarmup, dials
+from equipoise.remedies.temperature import (
+    Temperature,
+    TemperatureWarmup,
+    temperature_settings,
+)
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
@@ -32,13 +36,13 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["lab", "gpt2", "llama"])
-def test_applied_and_taken_back(name: str) -> None:
+def test_applied_and_undone(name: str) -> None:
     model, x = models()[name], torch.arange(12)[None]
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)  # so that attention is far from uniform
     before = logits(model, x)
     undo = Temperature(tau=3.0).apply(model)
-    assert len(dials(model)) == 2
+    assert len(temperature_settings(model)) == 2
     assert (logits(model, x) - before).abs().max() > 1e-3
     undo()
     assert torch.equal(logits(model, x), before)

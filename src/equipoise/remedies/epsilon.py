@@ -21,17 +21,20 @@ from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.remedies.base import Undo
 
-DIALS = ("eps", "variance_epsilon")
+ATTRIBUTES = ("eps", "variance_epsilon")
 
 
 def epsilons(model: nn.Module) -> dict[str, float]:
     """Return ε of every norm in the model."""
     return {
-        name: float(getattr(module, dial))
+        name: float(getattr(module, attribute))
         for name, module in model.named_modules()
-        for dial in DIALS
-        if isinstance(getattr(module, dial, None), float)
+        for attribute in _attributes(module)
     }
+
+
+def _attributes(module: nn.Module) -> list[str]:
+    return [a for a in ATTRIBUTES if isinstance(getattr(module, a, None), float)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +69,12 @@ class Epsilon:
 
 
 def _set(module: nn.Module, eps: float) -> None:
-    dial = next(d for d in DIALS if isinstance(getattr(module, d, None), float))
-    setattr(module, dial, eps)
+    setattr(module, _attributes(module)[0], eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormState:
-    """What a controller is told about a norm."""
+    """What a controller knows about a norm."""
 
     variance: float
     """Median over tokens of the variance of what enters it."""
@@ -82,10 +84,14 @@ class NormState:
     eps: float
 
 
-def published_rule(
-    state: NormState, format: Format, *, rho: float = 0.6, cap: float = 1e-2
-) -> float:
-    """Return ε by Baek v1: if ρ_LN < 1, raise to σ²·D·ε_mach/ρ*, within 1e-6 … cap.
+CAP = 1e-2
+RHO = 0.6
+"""ρ* of Baek v1."""
+NOISE_SHARE = 0.1
+
+
+def published_rule(state: NormState, format: Format) -> float:
+    """Return ε by Baek v1: if ρ_LN < 1, raise to σ²·D·ε_mach/ρ*, from 1e-6 to 1e-2.
 
     ρ_LN = (σ²/ε)·D·ε_mach < 1 needs σ² < 8e-5 at D = 128 in fp16, and even then ε grows
     at most by 1/ρ*: with activations of any usual size this never fires.
@@ -93,19 +99,17 @@ def published_rule(
     scale = state.variance * state.width * format.spacing
     if scale / state.eps >= 1:
         return state.eps
-    return max(state.eps, min(cap, max(1e-6, scale / rho)))
+    return max(state.eps, min(CAP, max(1e-6, scale / RHO)))
 
 
-def noise_rule(
-    state: NormState, format: Format, *, share: float = 0.1, cap: float = 1e-2
-) -> float:
-    """Return the ε at which rounding noise makes up at most ``share`` of the scale.
+def noise_rule(state: NormState, format: Format, *, cap: float = CAP) -> float:
+    """Return the ε at which rounding noise makes up at most a tenth of the scale.
 
-    Storing x costs a noise of variance n ≈ u²·mean(x²)/3. Where n > share·(v+ε), the
-    norm would blow noise up to full size; ε is raised until n = share·(v+ε).
+    Storing x costs a noise of variance n ≈ u²·mean(x²)/3. Where n > 0.1·(v+ε), the
+    norm would blow noise up to full size; ε is raised until n = 0.1·(v+ε).
     """
     noise = format.unit_roundoff**2 * state.power / 3
-    needed = noise / share - state.variance
+    needed = noise / NOISE_SHARE - state.variance
     return max(state.eps, min(cap, needed))
 
 
@@ -131,7 +135,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Bgss:
-    """The controller: told scores each step, it answers with new values of ε."""
+    """The controller: given scores each step, it returns new values of ε."""
 
     layers: int
     budget: Budget = field(default_factory=Budget)

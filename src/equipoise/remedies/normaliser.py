@@ -25,22 +25,20 @@ from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
 from equipoise.anatomy.sites import AttentionSite
 from equipoise.errors import InputError
 from equipoise.remedies.base import Undo
-from equipoise.remedies.normaliser_module import Weigher
-
-Weigh = Callable[[Tensor], Tensor]
+from equipoise.remedies.normaliser_module import NormaliserModule
 
 
-class Weighing(OpenAttention):
-    """While active, softmax over the last axis and fused attention use ``weigh``.
+class SoftmaxReplacement(OpenAttention):
+    """While active, softmax over the last axis and fused attention use ``normalise``.
 
     Everything else of the model stays its own: scale, soft-cap, position bias, mask,
     dropout. Fused attention is written out, so it costs memory for its scores.
     """
 
-    def __init__(self, weigh: Weigh) -> None:
+    def __init__(self, normalise: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.weigh = weigh
-        self.heard = 0
+        self.normalise = normalise
+        self.calls = 0
         self.attention = WrittenOut(weigh=self.softmax)
 
     def call(
@@ -54,10 +52,10 @@ class Weighing(OpenAttention):
         self, input: Tensor, dim: int | None = None, *more: Any, **options: Any
     ) -> Tensor:
         """Return the weights of scores whose hidden keys may be large and negative."""
-        self.heard += 1
+        self.calls += 1
         dtype = next((x for x in more if isinstance(x, torch.dtype)), None)
         z = input.to(options.get("dtype") or dtype or input.dtype)
-        return self.weigh(masked_to_infinity(z))
+        return self.normalise(masked_to_infinity(z))
 
 
 def _over_keys(
@@ -67,15 +65,15 @@ def _over_keys(
     return dim in (-1, input.ndim - 1) and input.ndim >= 3
 
 
-SEAT = "normaliser"
-"""The attribute under which an attention module keeps its weigher."""
+ATTRIBUTE = "normaliser"
+"""Under which an attention module holds its normaliser module."""
 # Implementations of Hugging Face models in which the scores can be reached.
 READABLE = {None, "eager", "sdpa"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserSwap:
-    """Weigh with another normaliser in every attention module, or in some.
+    """Use another normaliser in every attention module, or in some.
 
     Works where attention is written out (softmax over scores), and where it calls
     torch's ``scaled_dot_product_attention`` or ``nn.MultiheadAttention``, which are
@@ -91,16 +89,17 @@ class NormaliserSwap:
     name: str = "normaliser"
 
     def __post_init__(self) -> None:
-        Weigher(self.to, heads=1 if self.learn else None)
+        NormaliserModule(self.to, heads=1 if self.learn else None)
 
     def apply(self, model: nn.Module) -> Undo:
         """Swap now; calling the result restores the model bit for bit."""
-        _refuse_what_hides(model)
-        sites = _chosen(model, self.only)
-        weighers = [
-            Weigher(self.to, heads=_heads(s) if self.learn else None) for s in sites
+        _check_scores_are_readable(model)
+        sites = _selected_sites(model, self.only)
+        modules = [
+            NormaliserModule(self.to, heads=_heads(s) if self.learn else None)
+            for s in sites
         ]
-        undos = [_seated(s, w) for s, w in zip(sites, weighers, strict=True)]
+        undos = [_install(s, m) for s, m in zip(sites, modules, strict=True)]
 
         def undo() -> None:
             while undos:
@@ -120,11 +119,11 @@ def learnt_parameters(model: nn.Module) -> list[nn.Parameter]:
     >>> undo(); learnt_parameters(model)
     []
     """
-    weighers = [m for m in model.modules() if isinstance(m, Weigher)]
-    return [p for weigher in weighers for p in weigher.parameters()]
+    swapped = [m for m in model.modules() if isinstance(m, NormaliserModule)]
+    return [p for module in swapped for p in module.parameters()]
 
 
-def _refuse_what_hides(model: nn.Module) -> None:
+def _check_scores_are_readable(model: nn.Module) -> None:
     if type(model).__name__ == "OptimizedModule":
         raise InputError(
             "this model is compiled: swap the normaliser first, then compile"
@@ -138,7 +137,7 @@ def _refuse_what_hides(model: nn.Module) -> None:
         )
 
 
-def _chosen(model: nn.Module, only: tuple[str, ...]) -> list[AttentionSite]:
+def _selected_sites(model: nn.Module, only: tuple[str, ...]) -> list[AttentionSite]:
     sites: Mapping[str, AttentionSite] = {
         s.name: s for s in anatomy_of(model).attention
     }
@@ -168,62 +167,59 @@ def _heads(site: AttentionSite) -> int:
     )
 
 
-def _seated(site: AttentionSite, weigher: Weigher) -> Undo:
-    """Give the module its weigher; return how to take it back."""
+def _install(site: AttentionSite, normaliser: NormaliserModule) -> Undo:
+    """Give an attention module its normaliser; return how to undo it."""
     module = site.module
     device = next((p.device for p in module.parameters()), None)
-    weigher.to(device)
-    if hasattr(module, SEAT):
-        return _exchanged(module, weigher)
-    module.add_module(SEAT, weigher)
-    handles = _listening(module, Seat(site.name))
+    normaliser.to(device)
+    if hasattr(module, ATTRIBUTE):
+        return _exchange(module, normaliser)
+    module.add_module(ATTRIBUTE, normaliser)
+    hooks = ReplacementHooks(site.name)
+    handles: list[RemovableHandle] = [
+        module.register_forward_pre_hook(hooks.enter),
+        module.register_forward_hook(hooks.leave, always_call=True),
+    ]
 
     def undo() -> None:
         for handle in handles:
             handle.remove()
-        del module._modules[SEAT]
+        del module._modules[ATTRIBUTE]
 
     return undo
 
 
-def _exchanged(module: nn.Module, weigher: Weigher) -> Undo:
-    """Use the place a module offers, as our lab's attention does."""
-    before = getattr(module, SEAT)
-    setattr(module, SEAT, weigher)
+def _exchange(module: nn.Module, normaliser: NormaliserModule) -> Undo:
+    """Set the attribute a module already has, as our lab's attention does."""
+    before = getattr(module, ATTRIBUTE)
+    setattr(module, ATTRIBUTE, normaliser)
 
     def undo() -> None:
-        delattr(module, SEAT)
-        setattr(module, SEAT, before)
+        delattr(module, ATTRIBUTE)
+        setattr(module, ATTRIBUTE, before)
 
     return undo
-
-
-def _listening(module: nn.Module, seat: "Seat") -> list[RemovableHandle]:
-    return [
-        module.register_forward_pre_hook(seat.enter),
-        module.register_forward_hook(seat.leave, always_call=True),
-    ]
 
 
 @dataclass(slots=True)
-class Seat:
-    """Keeps the weigher in force while its module runs, and not a moment longer.
+class ReplacementHooks:
+    """Replace softmax while a module runs its forward, and only then.
 
     It holds no module: a deep copy of the model swaps in the copy.
     """
 
     site: str
-    open: list[Weighing] = field(default_factory=list)
+    active: list[SoftmaxReplacement] = field(default_factory=list)
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        weighing = Weighing(getattr(module, SEAT))
-        weighing.__enter__()  # type: ignore[no-untyped-call]
-        self.open.append(weighing)
+        replacement = SoftmaxReplacement(getattr(module, ATTRIBUTE))
+        replacement.__enter__()  # type: ignore[no-untyped-call]
+        self.active.append(replacement)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        weighing = self.open.pop()
-        weighing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if output is not None and not weighing.heard:
+        replacement = self.active.pop()
+        replacement.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if output is not None and not replacement.calls:
             raise InputError(
                 f"{self.site} made no softmax over scores and no fused attention that "
                 "could be replaced; write its attention out, or leave it out with only="

@@ -60,12 +60,12 @@ LEARNABLE: dict[str, Learnable] = {
 """What can be learnt, by the normaliser's name."""
 
 
-class Weigher(nn.Module):
+class NormaliserModule(nn.Module):
     """Scores in (scaled, hidden keys at -inf), attention weights out.
 
-    >>> Weigher("sparsemax")(torch.tensor([2.0, 0.0, -torch.inf]))
+    >>> NormaliserModule("sparsemax")(torch.tensor([2.0, 0.0, -torch.inf]))
     tensor([1., 0., 0.])
-    >>> [name for name, _ in Weigher("sink", heads=4).named_parameters()]
+    >>> [name for name, _ in NormaliserModule("sink", heads=4).named_parameters()]
     ['b']
     """
 

@@ -12,38 +12,38 @@ from equipoise.errors import InputError
 from equipoise.remedies.base import Undo
 
 # Attribute that holds a plain number → the power of τ it is multiplied by.
-DIALS = {"temperature": 1, "scaling": -1}
+POWERS = {"temperature": 1, "scaling": -1}
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class TemperatureSetting:
     """One attention module's number, and what it was."""
 
     module: nn.Module
     attribute: str
     original: float
 
-    def turn(self, tau: float) -> None:
-        value = self.original * tau ** DIALS[self.attribute] if tau != 1 else None
-        setattr(self.module, self.attribute, self.original if value is None else value)
+    def set(self, tau: float) -> None:
+        value = self.original * tau ** POWERS[self.attribute]
+        setattr(self.module, self.attribute, value)
 
 
-def dials(model: nn.Module) -> list[Dial]:
+def temperature_settings(model: nn.Module) -> list[TemperatureSetting]:
     """Return what sets the temperature of each attention in the model.
 
     Our lab's attention has ``temperature``; Hugging Face's have ``scaling``.
     """
     found = [
-        Dial(module, attribute, float(value))
+        TemperatureSetting(module, attribute, float(value))
         for name, module in model.named_modules()
-        for attribute in DIALS
+        for attribute in POWERS
         if isinstance(value := getattr(module, attribute, None), float)
         and "attention" in type(module).__name__.lower()
     ]
     if not found:
         raise InputError(
             f"{type(model).__name__} has no attention whose temperature can be set: "
-            f"an *Attention module needs a float attribute {' or '.join(DIALS)}"
+            f"an *Attention module needs a float attribute {' or '.join(POWERS)}"
         )
     return found
 
@@ -60,13 +60,13 @@ class Temperature:
             raise InputError(f"temperature {self.tau} is not positive")
 
     def apply(self, model: nn.Module) -> Undo:
-        found = dials(model)
-        for dial in found:
-            dial.turn(self.tau)
+        found = temperature_settings(model)
+        for setting in found:
+            setting.set(self.tau)
 
         def undo() -> None:
-            for dial in found:
-                dial.turn(1)
+            for setting in found:
+                setting.set(1)
 
         return undo
 

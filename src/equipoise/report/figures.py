@@ -51,11 +51,11 @@ class Pooled:
     broken: NDArray[np.int64]
 
 
-def pooled(run: Run, quantity: str, site: str | None = None) -> Pooled | None:
+def pooled(run: Run, quantity: str) -> Pooled | None:
     """Return the quantity over sites and heads; None if the run does not have it."""
     if quantity not in run.quantities:
         return None
-    parts = list(run.summary(quantity, site, points=POINTS).values())
+    parts = list(run.summary(quantity, points=POINTS).values())
     return _pooled(parts) if any(len(part.last) for part in parts) else None
 
 
@@ -96,7 +96,7 @@ Runs = Mapping[str, Run]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What is drawn, how to read it, and what could not be drawn."""
+    """One figure: what is drawn, how to read it, and what could not be drawn."""
 
     key: str
     title: str

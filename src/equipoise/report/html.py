@@ -25,10 +25,9 @@ def write_report(
     *,
     title: str | None = None,
     verdict: str | None = None,
-    severity: str | None = None,
 ) -> Path:
     """Write the report of some runs, side by side, and return where it is."""
-    page = rendered(view(runs, title=title, verdict=verdict, severity=severity))
+    page = rendered(view(runs, title=title, verdict=verdict))
     return write_page(Path(path), page)
 
 

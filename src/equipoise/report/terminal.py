@@ -53,14 +53,14 @@ def _read(path: Path, run: Run) -> Listed:
 COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 
-def print_listing(rows: Sequence[Listed], console: Console | None = None) -> None:
+def print_listing(rows: Sequence[Listed]) -> None:
     """Print one line per run."""
     table = Table("run", "created", "last step", "findings", "file", box=None)
     for row in rows:
         step = "none yet" if row.last_step is None else str(row.last_step)
         counts = Text(row.trouble, "red") if row.trouble else _counts(row.severities)
         table.add_row(row.name, row.created, step, counts, str(row.path))
-    (console or Console()).print(table)
+    Console().print(table)
 
 
 def _counts(severities: Mapping[str, int]) -> Text:
@@ -72,9 +72,9 @@ def _counts(severities: Mapping[str, int]) -> Text:
     return Text(", ").join(parts) if parts else Text("none")
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
+def print_report(report: Report) -> None:
     """Print the verdict, the numbers side by side, and the findings."""
-    screen = console or Console()
+    screen = Console()
     tone = COLOURS.get(report.severity, "green")
     screen.print(Text(report.verdict, tone))
     table = Table("", *(run.label for run in report.runs), box=None)
@@ -89,8 +89,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 def _finding(found: Found) -> Text:
     f = found.finding
-    place = f" {f.site}" if f.site else ""
+    site = f" {f.site}" if f.site else ""
     line = Text(f"{f.severity:5} ", COLOURS[f.severity])
-    line.append(f"{found.run}, step {f.step}{place}: ", "bold")
+    line.append(f"{found.run}, step {f.step}{site}: ", "bold")
     line.append(f.message)
     return line.append(f" Try: {f.advice}", "italic") if f.advice else line

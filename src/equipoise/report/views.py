@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from equipoise.records import Finding, RunInfo
-from equipoise.report import figures as over_training
-from equipoise.report.figures import Panel, Runs, first_to_last, layers
+from equipoise.report.figures import (
+    Panel,
+    Runs,
+    first_to_last,
+    gradient,
+    layers,
+    loss,
+    theta,
+)
 from equipoise.store import Run
 
 ABSENT = "not recorded"
@@ -33,7 +40,7 @@ def table(runs: Runs) -> Rows:
 
 
 def short(value: float | None) -> str:
-    """Return a number for people: four digits, and NaN said as it is.
+    """Return a number for people: four digits, and NaN as ``NaN``.
 
     >>> short(0.000123456), short(3.0), short(math.nan), short(None)
     ('1.235e-04', '3', 'NaN', 'not recorded')
@@ -91,8 +98,8 @@ def _finding_counts(run: Run) -> str:
     counts = {kind: 0 for kind in ("error", "warn", "info")}
     for finding in run.findings:
         counts[finding.severity] += 1
-    said = [f"{count} {kind}" for kind, count in counts.items() if count]
-    return ", ".join(said) or "none"
+    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    return ", ".join(parts) or "none"
 
 
 RANK = {"error": 0, "warn": 1, "info": 2}
@@ -177,8 +184,7 @@ def _severity(found: Sequence[Found], *, given: bool) -> str:
 
 def panels(runs: Runs) -> list[Panel]:
     """Return the four figures."""
-    over = (over_training.loss, over_training.gradient, over_training.theta)
-    return [figure(runs) for figure in (*over, layers)]
+    return [figure(runs) for figure in (loss, gradient, theta, layers)]
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, Run]:

@@ -1,8 +1,8 @@
-"""Activation functions: their values, first and second derivatives, and the largest.
+"""Activation functions: their largest slope, and first and second derivatives.
 
-A bound on a feed-forward net that takes 1 for GELU's slope is 13 % too small. Maxima
-are exact where a maximiser is known (GELU's slope at √2; |φ''| of GELU and SiLU at 0,
-of tanh at tanh² = 1/3) and rounded up at 1e-12 otherwise.
+A bound on a feed-forward net that takes 1 for GELU's slope is 13 % too small. The
+maxima of GELU's tanh form, SiLU and Mish have no closed form: they are rounded up at
+1e-12.
 """
 
 import math
@@ -116,13 +116,13 @@ def _identity_derivatives(z: Tensor) -> Derivatives:
     return Derivatives(z, torch.ones_like(z), torch.zeros_like(z))
 
 
-_DERIVATIVES: dict[str, tuple[Callable[[Tensor], Derivatives], float]] = {
-    "gelu": (_gelu_derivatives, math.sqrt(2 / math.pi)),
-    "gelu_tanh": (_gelu_tanh_derivatives, math.sqrt(2 / math.pi)),
-    "identity": (_identity_derivatives, 0.0),
-    "relu": (_relu_derivatives, 0.0),
-    "silu": (_silu_derivatives, 0.5),
-    "tanh": (_tanh_derivatives, 4 / (3 * math.sqrt(3))),
+_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
+    "gelu": _gelu_derivatives,
+    "gelu_tanh": _gelu_tanh_derivatives,
+    "identity": _identity_derivatives,
+    "relu": _relu_derivatives,
+    "silu": _silu_derivatives,
+    "tanh": _tanh_derivatives,
 }
 CURVED = tuple(_DERIVATIVES)
 
@@ -134,16 +134,7 @@ def derivatives(name: str, z: Tensor) -> Derivatives:
         >>> round(float(derivatives("silu", torch.tensor(0.0)).second), 6)
         0.5
     """
-    return _known(name)[0](z)
-
-
-def largest_second_derivative(name: str) -> float:
-    """Return max |φ''| (for ReLU, of the smooth pieces: zero)."""
-    return _known(name)[1]
-
-
-def _known(name: str) -> tuple[Callable[[Tensor], Derivatives], float]:
     if name not in _DERIVATIVES:
         known = ", ".join(CURVED)
         raise InputError(f"no second derivative of {name!r} is known; known: {known}")
-    return _DERIVATIVES[name]
+    return _DERIVATIVES[name](z)

@@ -28,6 +28,7 @@ in Frobenius norms unless marked, and to first order in the unit roundoff u
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,8 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
+
+QKV = tuple[Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,10 @@ class HeadBound:
 
 
 def head_bound(
-    qkv: tuple[
-        Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]
-    ],
+    qkv: QKV,
     w_xdD: Float[Tensor, "*x d D"],
     *,
     format: Format,
-    scale: float | None = None,
     visible_QK: Tensor | None = None,
 ) -> HeadBound:
     """Return a certified bound on the relative error of softmax(c·QKᵀ)V·W.
@@ -68,13 +68,7 @@ def head_bound(
     if any(x.dtype != torch.float64 for x in (*qkv, w_xdD)):
         raise InputError("head_bound is certified in float64 only: widen the tensors")
     grid = _Grid(format)
-    c = q_xQd.shape[-1] ** -0.5 if scale is None else scale
-    s_xQK = c * (q_xQd @ k_xKd.mT)
-    everywhere = torch.ones_like(s_xQK, dtype=torch.bool)
-    seen_QK = everywhere if visible_QK is None else visible_QK.expand_as(s_xQK)
-    p_xQK = s_xQK.masked_fill(~seen_QK, -math.inf).softmax(-1)
-    a_xQd = p_xQK @ v_xKd
-    o_xQD = a_xQd @ w_xdD
+    c, s_xQK, seen_QK, p_xQK, a_xQd, o_xQD = _forward(qkv, w_xdD, visible_QK)
 
     ds_xQK = _score_shift(q_xQd, k_xKd, s_xQK, grid, c) * seen_QK
     dp_xQ, size_p_xQK = _prob_shift(p_xQK, ds_xQK, grid)
@@ -89,6 +83,28 @@ def head_bound(
     return HeadBound(
         relative=torch.where(in_range | top.isnan(), bound, math.inf), in_range=in_range
     )
+
+
+class _Forward(NamedTuple):
+    """One head as it computes: scale, scores, visible keys, P, PV and PVW."""
+
+    c: float
+    s_xQK: Tensor
+    seen_QK: Tensor
+    p_xQK: Tensor
+    a_xQd: Tensor
+    o_xQD: Tensor
+
+
+def _forward(qkv: QKV, w_xdD: Tensor, visible_QK: Tensor | None) -> _Forward:
+    q_xQd, k_xKd, v_xKd = qkv
+    c = float(q_xQd.shape[-1]) ** -0.5
+    s_xQK = c * (q_xQd @ k_xKd.mT)
+    everywhere = torch.ones_like(s_xQK, dtype=torch.bool)
+    seen_QK = everywhere if visible_QK is None else visible_QK.expand_as(s_xQK)
+    p_xQK = s_xQK.masked_fill(~seen_QK, -math.inf).softmax(-1)
+    a_xQd = p_xQK @ v_xKd
+    return _Forward(c, s_xQK, seen_QK, p_xQK, a_xQd, a_xQd @ w_xdD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +190,14 @@ class Conditions:
 
 
 def conditions(
-    qkv: tuple[
-        Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]
-    ],
+    qkv: QKV,
     w_xdD: Float[Tensor, "*x d D"],
     *,
-    scale: float | None = None,
     visible_QK: Tensor | None = None,
 ) -> Conditions:
     """Return the condition numbers of softmax(c·QKᵀ)V·W; hidden scores count as 0."""
     q_xQd, k_xKd, v_xKd = qkv
-    c = q_xQd.shape[-1] ** -0.5 if scale is None else scale
-    s_xQK = c * (q_xQd @ k_xKd.mT)
-    seen = torch.ones_like(s_xQK, dtype=torch.bool)
-    seen = seen if visible_QK is None else visible_QK.expand_as(s_xQK)
-    p_xQK = s_xQK.masked_fill(~seen, -torch.inf).softmax(-1)
-    a_xQd = p_xQK @ v_xKd
-    o_xQD = a_xQd @ w_xdD
+    c, s_xQK, seen, p_xQK, a_xQd, o_xQD = _forward(qkv, w_xdD, visible_QK)
     s_xQK = s_xQK.masked_fill(~seen, 0.0)
     top_xQ1 = s_xQK.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
     gain_x = softmax_jacobian_norm(p_xQK).amax(-1)

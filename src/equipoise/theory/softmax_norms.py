@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         return torch.cat([self.away_x[..., None], others_xK], -1)
 
 
-def taken_apart(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
+def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
     """Return the rows in at least the dtype ``least``; NaN if not probabilities.
 
     Negative entries, NaN, or a sum off 1 by more than the dtype explains: an
@@ -184,7 +184,7 @@ def inf_to_two(p_xK: Tensor) -> Interval:
     tensor(0.7071)
     """
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
-    rows = taken_apart(p_xK, least=torch.float64)
+    rows = split_rows(p_xK, least=torch.float64)
     p_xK = rows.p_xK.sort(-1, descending=True).values[..., :-1]  # the top left a zero
     lower_x, upper_x = _all(p_xK) if p_xK.shape[-1] <= _ALL_SUBSETS else _bounds(p_xK)
     alone_x, settled = _top_alone(rows), rows.top_x >= 0.5
@@ -296,7 +296,7 @@ def softmax_jacobian_norm(p_xK: Float[Tensor, "*x K"]) -> Float[Tensor, "*x"]:
         >>> softmax_jacobian_norm(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]))
         tensor([0.5000, 0.0000])
     """
-    return secular_root(taken_apart(p_xK))
+    return secular_root(split_rows(p_xK))
 
 
 def softmax_jacobian_bracket(p_xK: Float[Tensor, "*x K"]) -> Bracket:
@@ -308,7 +308,7 @@ def softmax_jacobian_bracket(p_xK: Float[Tensor, "*x K"]) -> Bracket:
         >>> softmax_jacobian_bracket(torch.tensor([0.5, 0.25, 0.25])).upper
         tensor(0.5000)
     """
-    rows = taken_apart(p_xK)
+    rows = split_rows(p_xK)
     entry_x = rows.top_x * rows.away_x
     return Bracket(
         torch.maximum(rows.second_x, entry_x), torch.minimum(rows.top_x, 2 * entry_x)
@@ -322,7 +322,7 @@ def softmax_maximiser(p_xK: Float[Tensor, "*x K"]) -> Maximiser:
         >>> softmax_maximiser(torch.tensor([0.5, 0.5])).direction.abs()
         tensor([0.7071, 0.7071])
     """
-    rows = taken_apart(p_xK)
+    rows = split_rows(p_xK)
     v_xK = secular_vector(rows)
     v_xK = v_xK[..., 1:].scatter(-1, rows.at_x1, v_xK[..., :1])
     return Maximiser(secular_root(rows), v_xK)
@@ -339,7 +339,7 @@ def softmax_jacobian_norms(
     """
     if not temperature > 0:
         raise InputError(f"temperature {temperature}: give a positive number")
-    rows = taken_apart(p_xK)
+    rows = split_rows(p_xK)
     entry_x, lengths_xK = rows.top_x * rows.away_x, _row_lengths(rows)
     return JacobianNorms(
         entry=entry_x / temperature,

@@ -23,8 +23,8 @@ from equipoise.lab.training.options import TrainResult
 from equipoise.lab.training.trainer import Listener, Trainer
 from equipoise.numerics.normalisers import NORMALISERS, Normaliser
 from equipoise.numerics.normalisers.exponential import Softmax
-from equipoise.remedies.normaliser import SEAT, NormaliserSwap
-from equipoise.remedies.normaliser_module import LEARNABLE, Weigher
+from equipoise.remedies.normaliser import ATTRIBUTE, NormaliserSwap
+from equipoise.remedies.normaliser_module import LEARNABLE, NormaliserModule
 
 VALIDATION_BATCHES = 8
 
@@ -199,7 +199,7 @@ def set_normaliser(model: nn.Module, name: str) -> None:
     >>> from equipoise.lab.models import GPT, GPTConfig
     >>> model = GPT(GPTConfig(depth=1))
     >>> seat(model, "sink-learnt"); model.blocks[0].attention.normaliser
-    Weigher(sink, heads=4)
+    NormaliserModule(sink, heads=4)
     """
     learn = name.endswith(LEARNT)
     NormaliserSwap(to=name.removesuffix(LEARNT), learn=learn).apply(model)
@@ -207,5 +207,5 @@ def set_normaliser(model: nn.Module, name: str) -> None:
 
 def normaliser_of(attention: nn.Module) -> Normaliser:
     """Return what an attention module of the lab weighs with."""
-    weigher = getattr(attention, SEAT)
-    return weigher.normaliser if isinstance(weigher, Weigher) else Softmax()
+    module = getattr(attention, ATTRIBUTE)
+    return module.normaliser if isinstance(module, NormaliserModule) else Softmax()

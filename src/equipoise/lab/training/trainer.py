@@ -27,7 +27,7 @@ from equipoise.lab.training.options import (
     TrainOptions,
     TrainResult,
 )
-from equipoise.remedies.temperature import dials
+from equipoise.remedies.temperature import temperature_settings
 from equipoise.watching import Watch, watch
 
 Listener = Callable[[Progress], None]
@@ -65,7 +65,7 @@ class Trainer:
         self.before_step = before_step
         self.device = device()
         self.model = wrapped(model.to(self.device), options.parallel)
-        self.dials = dials(model) if options.tau_steps else []
+        self.temperatures = temperature_settings(model) if options.tau_steps else []
         self.routers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
         self.optimizer = adamw(self.model, options)
         self.scaler = torch.amp.GradScaler(
@@ -163,8 +163,8 @@ class Trainer:
         lr = self.options.schedule.at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        for dial in self.dials:
-            dial.turn(self.options.temperature.at(self.step))
+        for setting in self.temperatures:
+            setting.set(self.options.temperature.at(self.step))
         if self.before_step is not None:
             self.before_step(self)
         self.parts.before(self.step)

@@ -94,23 +94,11 @@ def cross_entropy_hessian(
     return weight_x[..., None, None] * j_xVW
 
 
-def cross_entropy_curvature(
-    z_xV: Float[Tensor, "*x V"], *, weight_x: Tensor
-) -> Float[Tensor, "*x"]:
-    """Return w·‖diag a − aaᵀ‖₂ of each row, exactly; at most w/2."""
-    return weight_x * softmax_jacobian_norm(z_xV.softmax(-1))
-
-
 def squared_error_product(
     dz_xV: Float[Tensor, "*x V"], *, entries: int
 ) -> Float[Tensor, "*x V"]:
     """Return (2/entries)·dz, the Hessian of ‖z − target‖²/entries times dz."""
     return 2 / entries * dz_xV
-
-
-def squared_error_curvature(*, entries: int) -> float:
-    """Return 2/entries: the Hessian is this times the identity."""
-    return 2 / entries
 
 
 class LinearProduct(NamedTuple):

@@ -101,16 +101,14 @@ class Rotary:
         return torch.cat([-b, a], -1)
 
 
-def rotary(
-    length: int, width: int, *, base: float = 1e4, interleaved: bool = False
-) -> Rotary:
-    """Return the usual tables: position l turns pair r by the angle l·base^(−2r/width).
+def rotary(length: int, width: int, *, interleaved: bool = False) -> Rotary:
+    """Return the usual tables: position l turns pair r by the angle l·10⁴^(−2r/width).
 
     Example:
         >>> rotary(2, 4).cos_LR[0]
         tensor([1., 1., 1., 1.], dtype=torch.float64)
     """
-    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    rate = 1e4 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     rate = rate.repeat_interleave(2) if interleaved else rate.repeat(2)
     angle_LR = torch.arange(length, dtype=torch.float64)[:, None] * rate
     return Rotary(cos_LR=angle_LR.cos(), sin_LR=angle_LR.sin(), interleaved=interleaved)

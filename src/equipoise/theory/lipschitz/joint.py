@@ -121,9 +121,6 @@ def _query_path(part: Attended) -> Tensor:
     return moment_norm(query_matrices(part))
 
 
-# Numbers in a stack of D × D blocks: 128 MiB in fp64.
-
-
 def block_bound(
     heads: Heads,
     x_KD: Float[Tensor, "K D"],
@@ -207,13 +204,12 @@ def dual_bound(
     x_KD: Float[Tensor, "K D"],
     *,
     mask: Tensor | None = None,
-    steps: int = 8,
 ) -> Bound:
     """Return the largest upper end: within a few per cent of the local constant.
 
-    Cost: about ``steps`` × keys × D³ per query. For small layers, or few queries.
+    Cost: about 8 × keys × D³ per query. For small layers, or few queries.
     """
-    found = dual_rows(attend(heads, x_KD, mask=mask), steps=steps)
+    found = dual_rows(attend(heads, x_KD, mask=mask))
     lower, upper = float(found.lower.max()), float(found.upper.max())
     note = f"dual certificate; {lower:.6g} is attained"
     return Bound(value=upper, scope="local", kind="first order", note=note)

@@ -132,18 +132,16 @@ def gated_local(
     w_up_DM: Float[Tensor, "D M"],
     *,
     w_down_MD: Float[Tensor, "M D"],
-    activation: str = "silu",
 ) -> Bound:
-    """Return the worst token's constant of SwiGLU's (φ(x W_gate) ⊙ x W_up) W_down:
+    """Return the worst token's constant of SwiGLU, (silu(x W_gate) ⊙ x W_up) W_down:
 
     max_i ‖(W_gate diag(φ'(g_i) ⊙ u_i) + W_up diag(φ(g_i))) W_down‖₂.
     """
-    function, _ = activation_named(activation)
+    function, _ = activation_named("silu")
     x_KD, gate_DM, up_DM, down_MD = map(wide, (x_KD, w_gate_DM, w_up_DM, w_down_MD))
     value_KM, slope_KM = slopes(function, x_KD @ gate_DM)
     pairs = zip(slope_KM * (x_KD @ up_DM), value_KM, strict=True)
-    note = f"gated {activation}"
-    return _worst([(gate_DM * s + up_DM * g) @ down_MD for s, g in pairs], note)
+    return _worst([(gate_DM * s + up_DM * g) @ down_MD for s, g in pairs], "gated silu")
 
 
 def _worst(j_DD: list[Tensor], note: str) -> Bound:

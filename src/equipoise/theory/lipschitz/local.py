@@ -17,7 +17,7 @@ matrix products for a whole stack at once, and never fails to converge.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -76,10 +76,11 @@ def _safe(t_x: Tensor) -> Tensor:
 
 # Keys at a time: pairs × width is the largest tensor, whatever the sequence length.
 _KEYS = 1024
+# Of each query matrix; 6 leave a 64 × 64 one at most 3.3 % too large.
+_SQUARINGS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
+class Paths(NamedTuple):
     """What each path can contribute to each query's output, per head."""
 
     value_HQ: Tensor
@@ -91,8 +92,7 @@ class Paths:
         return self.value_HQ + self.key_HQ + self.query_HQ
 
 
-@dataclass(frozen=True, slots=True)
-class _Factors:
+class _Factors(NamedTuple):
     """Triangular factors: every norm through a D-wide weight needs only E × E of it."""
 
     q_HEE: Tensor
@@ -125,9 +125,7 @@ def local_bound(
     return Bound(value=value, scope="local", kind="estimate", note=note)
 
 
-def local_paths(
-    attended: Attended, *, squarings: int = 6, any_rotation: bool = False
-) -> Paths:
+def local_paths(attended: Attended, *, any_rotation: bool = False) -> Paths:
     """Return the three paths of every head and query, one head in memory at a time.
 
     Cost: queries × keys × E² per head, like attention itself. Extra memory: queries ×
@@ -135,28 +133,18 @@ def local_paths(
 
     Args:
         attended: From ``attend`` or ``attend_captured``.
-        squarings: Of each query matrix; 6 leave a 64 × 64 one at most 3.3 % too large.
         any_rotation: Bound ‖W_K R q‖ by ‖W_K‖₂‖q‖ and the query path likewise, for
             captured q and k that were rotated by tables we do not have.
     """
+    factors = _isotropic if any_rotation else _factors
     each = [
-        _one_head(
-            attended.some(heads=slice(h, h + 1)),
-            squarings=squarings,
-            factors=_isotropic if any_rotation else _factors,
-        )
+        _one_head(attended.some(heads=slice(h, h + 1)), factors)
         for h in range(len(attended.q_HQE))
     ]
-    return Paths(
-        value_HQ=torch.cat([paths.value_HQ for paths in each]),
-        key_HQ=torch.cat([paths.key_HQ for paths in each]),
-        query_HQ=torch.cat([paths.query_HQ for paths in each]),
-    )
+    return Paths(*(torch.cat(path) for path in zip(*each, strict=True)))
 
 
-def _one_head(
-    head: Attended, *, squarings: int, factors: Callable[[Heads], _Factors]
-) -> Paths:
+def _one_head(head: Attended, factors: Callable[[Heads], _Factors]) -> Paths:
     r = factors(head.heads)
     key_HQ = torch.zeros_like(head.q_HQE[..., 0])
     c_HQEF = head.q_HQE.new_zeros(*head.q_HQE.shape, head.v_HKF.shape[-1])
@@ -169,7 +157,7 @@ def _one_head(
     return Paths(
         value_HQ=value_H[:, None] * head.p_HQK.sum(-1),
         key_HQ=key_HQ,
-        query_HQ=moment_norm(query_HQEF, squarings=squarings),
+        query_HQ=moment_norm(query_HQEF, squarings=_SQUARINGS),
     )
 
 
