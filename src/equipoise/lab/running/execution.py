@@ -198,7 +198,7 @@ def set_normaliser(model: nn.Module, name: str) -> None:
 
     >>> from equipoise.lab.models import GPT, GPTConfig
     >>> model = GPT(GPTConfig(depth=1))
-    >>> seat(model, "sink-learnt"); model.blocks[0].attention.normaliser
+    >>> set_normaliser(model, "sink-learnt"); model.blocks[0].attention.normaliser
     NormaliserModule(sink, heads=4)
     """
     learn = name.endswith(LEARNT)
