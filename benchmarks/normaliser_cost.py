@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.table import cpu_seconds, publish
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.remedies.normaliser_module import Weigher
+from equipoise.remedies.normaliser_module import NormaliserModule
 
 SHAPE = GPTConfig(width=64, depth=2, heads=4, context=1024)
 BARS = {
@@ -44,7 +44,7 @@ def weigher(name: str) -> Weigh:
         return lambda z: z.softmax(-1)
     if name in LIBRARY:
         return LIBRARY[name]
-    return Weigher(name, heads=SHAPE.heads if name == "entmax" else None)
+    return NormaliserModule(name, heads=SHAPE.heads if name == "entmax" else None)
 
 
 def pass_of(name: str, *, sharp: float) -> Callable[[], object]:
