@@ -132,7 +132,7 @@ def test_stored_at_the_edges_of_half_precision() -> None:
         ({"residual": "deepnorm-original", "decoder_depth": 0}, "at least 1"),
     ],
 )
-def test_what_is_not_known_is_said(options: dict[str, Any], says: str) -> None:
+def test_unknown_options_raise(options: dict[str, Any], says: str) -> None:
     sizes = {"depth": 12, "width": 64, "heads": 4}
     with pytest.raises(InputError, match=says):
         plan(**{**sizes, **options})

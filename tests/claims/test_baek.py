@@ -8,7 +8,7 @@ from equipoise.claims import baek_estimators, baek_heads, baek_networks
 from equipoise.remedies.epsilon import Bgss, Budget
 
 
-def test_rescaled_twins_get_different_v1_terms() -> None:
+def test_rescaled_copies_get_different_v1_terms() -> None:
     verdict = baek_heads.not_unitless()
     assert verdict.outcome == "fails"
     e = verdict.evidence
@@ -101,7 +101,7 @@ def test_a_budget_that_could_cut_the_error_would_hold(
     assert baek_estimators.bgss_moves_little().outcome == "holds"
 
 
-def test_twins_to_the_bit_get_other_v2_risks() -> None:
+def test_bit_identical_copies_get_other_v2_risks() -> None:
     verdict = baek_networks.risk_is_not_unitless()
     assert verdict.outcome == "fails"
     e = verdict.evidence

@@ -39,7 +39,7 @@ def test_weights_need_not_vanish_when_the_range_grows_as_ln_n() -> None:
     assert (falling[0], falling[-1]) == pytest.approx((0.412, 0.137), abs=1e-3)
 
 
-def test_self_adjusted_softmax_has_no_healthy_band() -> None:
+def test_self_adjusted_softmax_has_no_bounded_jacobian() -> None:
     verdict = claims.self_adjusted_spectrum()
     found = verdict.evidence
     assert verdict.outcome == "fails"
@@ -96,7 +96,7 @@ def test_lemma_2_holds_with_the_slope_of_the_logarithm() -> None:
         assert tie == pytest.approx(SUPREMA["spectral"])
 
 
-def test_a_vanishing_minimum_harms_nobody() -> None:
+def test_a_vanishing_minimum_does_no_harm() -> None:
     verdict = claims.vanishing_minimum()
     assert verdict.outcome == "fails"
     assert verdict.evidence["min F at -100"] < 1e-43

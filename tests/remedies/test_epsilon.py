@@ -83,7 +83,7 @@ def test_noise_rule_fires_where_stored_tokens_are_noise() -> None:
     assert 0.3 < noise / model_noise < 1.2
 
 
-def test_bgss_ladder_and_budget() -> None:
+def test_bgss_steps_and_budget() -> None:
     controller = Bgss(layers=1)
     ladder = []
     for step in range(200):
@@ -92,7 +92,7 @@ def test_bgss_ladder_and_budget() -> None:
     assert ladder == pytest.approx(expected, rel=5e-3)
 
 
-def test_bgss_waits_ranks_rests_and_stops() -> None:
+def test_bgss_warmup_ranking_cooldown_and_limit() -> None:
     controller = Bgss(layers=20)
     scores = [float(i) for i in range(20)]
     acted: dict[int, list[int]] = {}

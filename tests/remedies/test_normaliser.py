@@ -104,7 +104,7 @@ def test_applied_and_undone(name: str) -> None:
 
 @pytest.mark.parametrize("way", ["eager", "sdpa"])
 @pytest.mark.parametrize("to", sorted(NORMALISERS))
-def test_padding_and_the_future_have_no_say(to: str, way: str) -> None:
+def test_padding_and_future_keys_do_not_matter(to: str, way: str) -> None:
     """A causal model's first answer is that of the first token alone: n counts."""
     model = a_model(f"llama-{way}")
     NormaliserSwap(to=to).apply(model)
@@ -228,7 +228,7 @@ def test_attention_without_a_softmax_is_an_error() -> None:
         NormaliserSwap(to="sink", learn=True).apply(model)
 
 
-def test_what_cannot_be_swapped() -> None:
+def test_unsupported_models_raise() -> None:
     with pytest.raises(InputError, match="no normaliser 'maxsoft'; there are "):
         NormaliserSwap(to="maxsoft")
     with pytest.raises(InputError, match="sigmoid has nothing to learn; ssmax"):

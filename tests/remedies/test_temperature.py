@@ -76,7 +76,7 @@ def test_warmup_ends_at_exactly_one() -> None:
     assert TemperatureWarmup(steps=0).at(0) == 1.0
 
 
-def test_what_cannot_be_warmed() -> None:
+def test_invalid_warmups_raise() -> None:
     with pytest.raises(InputError, match="Linear has no attention"):
         Temperature(tau=2.0).apply(nn.Linear(2, 2))
     with pytest.raises(InputError, match="not positive"):

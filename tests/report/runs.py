@@ -68,7 +68,7 @@ def _step(
     norms = [*(slope * noise), 0.05]
     total = math.sqrt(sum(v * v for v in norms))
     readings.append(Reading.scalar(step, "gradient.norm.total", total))
-    # As heard during the backward pass: the last layer first.
+    # As read during the backward pass: the last layer first.
     readings.append(
         _per_site(step, "gradient.norm", (*BLOCKS, "embed")[::-1], norms[::-1])
     )

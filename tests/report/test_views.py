@@ -65,7 +65,7 @@ def test_theta_band_and_sharpest_head(tmp_path: Path) -> None:
     assert worst.faint and not line.faint
 
 
-def test_absent_is_said_and_never_zero(path: Path) -> None:
+def test_absent_quantities_are_named_and_never_zero(path: Path) -> None:
     report = view({"r": written(path, Reading.scalar(0, "learning_rate", 0.1))})
     assert all(not panel.curves and panel.absent for panel in report.panels)
     assert "r: loss was not recorded" in report.panels[0].absent
@@ -156,7 +156,7 @@ def test_the_largest_sensitivity_is_broken_if_any_is(path: Path) -> None:
     assert dict(view({"r": written(path, S)}).table)["largest S over layers"] == ["NaN"]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     runs = [written(tmp_path / f"{i}.eqp") for i in range(3)]
     assert list(labelled(runs)) == ["made", "made (2)", "made (3)"]
     assert dict(view(labelled(runs)).table)["steps"] == ["none yet"] * 3

@@ -118,7 +118,7 @@ def test_nan_in_nan_out() -> None:
     assert math.isnan(block_curvature_bound(held, x, broken, loss_curvature=1.0))
 
 
-def test_what_no_bound_is_known_for_is_said() -> None:
+def test_unsupported_layers_raise() -> None:
     # Turned row by row, X W may be longer than ‖X‖‖W‖: norms alone do not do.
     turned = Heads(
         w_q_HDE=torch.ones(1, 3, 2),

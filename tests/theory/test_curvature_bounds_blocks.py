@@ -229,7 +229,7 @@ def broken(holder: Any, name: str, value: float) -> Any:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_what_is_broken_anywhere_is_nan(activation: str, value: float) -> None:
+def test_nan_in_any_input_gives_nan(activation: str, value: float) -> None:
     case = case_of(0, gated=True, turned=True)
     block = replace(case.block, net=replace(case.block.net, activation=activation))
     held = ("gain_1_D", "gain_2_D", "shift_1_D", "b_o_D", "b_out_D")

@@ -190,7 +190,7 @@ def test_nan_in_nan_out() -> None:
     assert attention_hessian(heads, x, g).qq_DEDE[0].isnan().any()
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_invalid_inputs_raise() -> None:
     x = torch.ones(1, 2)
     with pytest.raises(InputError, match="negative"):
         norm_curvature(x, x, eps=-1.0)

@@ -31,7 +31,7 @@ def test_holds_for_random_heads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_holds_for_heads_made_to_hurt(name: str) -> None:
+def test_holds_for_adversarial_heads(name: str) -> None:
     for head in adversarial(48, seed=2):
         bound = head_bound(head.qkv, head.w, format=FORMATS[name]).relative
         assert oracle.measured_head_error(head.parts, FORMATS[name]) <= bound, head.kind

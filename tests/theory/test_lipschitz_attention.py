@@ -62,7 +62,7 @@ def test_the_bracket_closes(case: Case) -> None:
     assert (upper <= 1.1 * lower).all()
 
 
-def test_the_lower_end_is_attained() -> None:
+def test_the_lower_bound_is_attained() -> None:
     case = plain(3, gain=2.0)
     J = oracle.jacobian(oracle.attention(case.heads), case.x)
     lower = dual_rows(attend(case.heads, case.x)).lower.max()
@@ -190,7 +190,7 @@ def test_linear_layers_split_into_heads() -> None:
         heads_from_linear(**flat, heads=3, kv_heads=1)
 
 
-def test_what_cannot_be_read_says_why() -> None:
+def test_invalid_inputs_raise() -> None:
     case = plain()
     with pytest.raises(InputError, match="G dividing H"):
         replace(case.heads, w_k_GDE=case.heads.w_k_GDE[:, :3])
@@ -244,7 +244,7 @@ def test_unknown_rotations_are_bounded_all_the_same() -> None:
     assert (paths.total_HQ <= 20 * exact.total_HQ).all()
 
 
-def test_queries_are_counted_from_the_first_unless_told() -> None:
+def test_queries_are_counted_from_the_first_by_default() -> None:
     case = plain(13)
     given_qkv = captured(case, torch.arange(3))
     del given_qkv["queries"]

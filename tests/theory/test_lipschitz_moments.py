@@ -46,7 +46,7 @@ def test_no_power_overflows(scale: float, dtype: torch.dtype) -> None:
     assert float(moment_norm(m)) == pytest.approx(truth, rel=5e-3)
 
 
-def test_nothing_and_broken() -> None:
+def test_zero_and_nan_matrices() -> None:
     stack = torch.stack([torch.zeros(2, 2), torch.full((2, 2), math.nan), torch.eye(2)])
     found = moment_norm(stack)
     assert found[0] == 0 and found[1].isnan() and 1 <= found[2] < 1.01

@@ -136,13 +136,13 @@ def test_rotations_are_refused_where_the_proof_breaks() -> None:
         yudin_local(heads, case.x)
 
 
-def test_no_tokens_no_bound() -> None:
+def test_zero_tokens_raise() -> None:
     one = torch.ones(1, 1, 1)
     with pytest.raises(InputError, match="at least one token"):
         kim_l2_attention(one, one, one, tokens=0)
 
 
-def test_a_blind_query_counts_for_nothing() -> None:
+def test_a_fully_masked_query_counts_for_nothing() -> None:
     case = plain(3)
     found = emadi_local(case.heads, case.x, mask=MASKS["blind"])
     assert math.isfinite(found.value)

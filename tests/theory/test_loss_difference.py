@@ -127,7 +127,7 @@ def test_takeuchi_is_what_refitting_costs(rng: torch.Generator) -> None:
     assert abs(float(excess.mean()) - law) <= error + 0.05 * law
 
 
-def test_takeuchi_wants_a_minimum() -> None:
+def test_takeuchi_needs_a_minimum() -> None:
     saddle = torch.diag(torch.tensor([1.0, -1.0]))
     with pytest.raises(InputError, match="not positive definite"):
         takeuchi(saddle, torch.eye(2), samples=5)

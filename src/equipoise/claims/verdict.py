@@ -29,18 +29,18 @@ Found = tuple[Outcome, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One published claim, what we found, and what to use in its place."""
+    """One published claim, what we found, and what to use in its place.
+
+    ``paper`` is a short key such as ``emadi2026``; ``where`` a theorem, figure or
+    section; ``instead`` the true statement, or what a claim that holds does not show.
+    """
 
     paper: str
-    """Short key, for instance ``emadi2026``."""
     where: str
-    """Theorem, corollary, figure or section."""
     claim: str
-    """The statement, in our words."""
     outcome: Outcome
     evidence: Mapping[str, float]
     instead: str
-    """The true statement, or what a claim that holds does not show."""
 
 
 @dataclass(frozen=True, slots=True)

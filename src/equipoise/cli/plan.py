@@ -37,18 +37,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Recommend gains, residual multipliers, warm-up and ε, each with its reference."""
-    found = plan(
-        depth,
-        width,
-        heads,
-        residual=residual,
-        attention=attention,
-        norm=norm,
-        precision=precision,
-        warmup=warmup,
-        beta2=beta2,
-        decoder_depth=decoder_depth,
-    )
+    # Every option but --json is one of plan's, under the same name.
+    given = {name: value for name, value in locals().items() if name != "json"}
+    found = plan(**given)
     if json:
         typer.echo(found.to_json())
     else:

@@ -200,10 +200,7 @@ class Bracket(NamedTuple):
 
 
 def dual_bound(
-    heads: Heads,
-    x_KD: Float[Tensor, "K D"],
-    *,
-    mask: Tensor | None = None,
+    heads: Heads, x_KD: Float[Tensor, "K D"], *, mask: Tensor | None = None
 ) -> Bound:
     """Return the largest upper end: within a few per cent of the local constant.
 
