@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.auditing.curvature.attribution_nodes import Node, Report, observed
 from equipoise.auditing.curvature.attribution_rules import rule_of
-from equipoise.auditing.curvature.objective import Call, Loss, calls, cast, mean_loss
+from equipoise.auditing.curvature.objective import Call, Loss, Options, prepared
 from equipoise.errors import InputError
 
 Direction = Mapping[str, Tensor]
@@ -126,9 +126,7 @@ LARGEST = 4096
 def node_hessians(
     model: nn.Module,
     batch: Any,
-    *,
-    loss: Loss | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[Options],
 ) -> dict[tuple[str, str], Tensor]:
     """Return Jᵀ∇²⟨λ, φ⟩J by (site, kind): matrices N × N whose sum is the Hessian.
 
@@ -140,7 +138,7 @@ def node_hessians(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    model_copy = ModelCopy(model, dtype=dtype)
+    model_copy, parts, value = prepared(model, batch, options)
     at = {name: model_copy.parameters[name] for name in model_copy.trainable}
     count = sum(p.numel() for p in at.values())
     if count > LARGEST:
@@ -148,11 +146,8 @@ def node_hessians(
             f"{count} parameters: matrices are for at most {LARGEST}; use attributed"
         )
     total: dict[tuple[str, str], Tensor] = {}
-    wide = next(iter(at.values())).dtype
-    for part in cast(calls(model, batch), wide):
-        for name, matrix in _call_hessians(
-            model_copy, part, at, loss or mean_loss
-        ).items():
+    for part in parts:
+        for name, matrix in _call_hessians(model_copy, part, at, value).items():
             total[name] = total[name] + matrix if name in total else matrix
     return total
 
@@ -246,16 +241,13 @@ def attributed(
     model: nn.Module,
     batch: Any,
     direction: Direction,
-    *,
-    loss: Loss | None = None,
-    micro_batch: int | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[Options],
 ) -> Attribution:
     """Return vᵀHv of a model's mean loss along a direction, term by term.
 
     Args:
         model: Any PyTorch model; a copy with the same weights is differentiated.
-        batch, loss, micro_batch, dtype: As for :func:`..curvature.hessian`.
+        batch, options: As for :func:`..curvature.hessian`.
         direction: The tangent of each parameter that moves.
 
     Example:
@@ -265,9 +257,8 @@ def attributed(
         >>> found.total, [(s.kind, s.value) for s in found.shares]
         (2.0, [('loss', 2.0)])
     """
-    model_copy = ModelCopy(model, dtype=dtype)
+    model_copy, parts, loss = prepared(model, batch, options)
     direction = _matched(model_copy, direction)
-    parts = cast(calls(model, batch, micro_batch=micro_batch), _dtype(model_copy))
     sums: dict[tuple[str, str], float] = defaultdict(float)
 
     def on_cotangent(node: Node, cotangent: Tensor) -> None:
@@ -277,9 +268,7 @@ def attributed(
 
     total = 0.0
     for part in parts:
-        products = differentiated(
-            model_copy, part, direction, loss or mean_loss, on_cotangent
-        )
+        products = differentiated(model_copy, part, direction, loss, on_cotangent)
         total += sum(_dot(products[name], v) for name, v in direction.items())
     # Cotangents arrive from the end of the network; readers begin at its beginning.
     return _attribution(dict(reversed(sums.items())), total)
@@ -309,21 +298,14 @@ def trace_attributed(
     *,
     probes: int,
     generator: torch.Generator,
-    loss: Loss | None = None,
-    micro_batch: int | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[Options],
 ) -> Attribution:
     """Return tr H term by term: the mean of zᵀHz over random signs z (Hutchinson)."""
     if probes < 1:
         raise InputError(f"probes {probes}: at least one is needed")
     moving = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    settings: dict[str, Any] = {
-        "loss": loss,
-        "micro_batch": micro_batch,
-        "dtype": dtype,
-    }
     return combined(
-        attributed(model, batch, _signs(moving, generator), **settings)
+        attributed(model, batch, _signs(moving, generator), **options)
         for _ in range(probes)
     )
 
@@ -354,10 +336,6 @@ def _matched(model_copy: ModelCopy, direction: Direction) -> dict[str, Tensor]:
             got, wanted = tuple(tangent.shape), tuple(model_copy.parameters[name].shape)
             raise InputError(f"direction of {name!r} is {got}; the parameter {wanted}")
     return {n: v.detach().to(model_copy.parameters[n]) for n, v in direction.items()}
-
-
-def _dtype(model_copy: ModelCopy) -> torch.dtype:
-    return next(iter(model_copy.parameters.values())).dtype
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

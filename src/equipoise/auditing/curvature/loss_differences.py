@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.anatomy.model_copy import ModelCopy
-from equipoise.auditing.curvature.objective import Call, Loss, calls, cast
+from equipoise.auditing.curvature.objective import Call, Loss, Options, prepared
 from equipoise.auditing.curvature.operator import Operator, gauss_newton, hessian
 from equipoise.errors import InputError
 from equipoise.numerics.hessian_products import unflattened
@@ -30,12 +30,11 @@ def sample_losses(
     *,
     move: Mapping[str, Tensor] | None = None,
     loss: Loss | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "S"]:
     """Return ℓ_i of every sample, at the weights or moved away from them.
 
     Args:
-        model, batch, loss, dtype: As for :func:`..curvature.hessian`; a loss
+        model, batch, loss: As for :func:`..curvature.hessian`; a loss
             of one's own is called sample by sample.
         move: What to add to some parameters, by name.
 
@@ -45,10 +44,9 @@ def sample_losses(
         >>> sample_losses(model, (x, 2.5 * x))
         tensor([4., 4.])
     """
-    model_copy = ModelCopy(model, dtype=dtype)
+    size: Options = {"micro_batch": 1 if loss else CHUNK}
+    model_copy, parts, _ = prepared(model, batch, size)
     values = {name: model_copy.parameters[name] + d for name, d in (move or {}).items()}
-    wide = next(iter(model_copy.parameters.values())).dtype
-    parts = cast(calls(model, batch, micro_batch=1 if loss else CHUNK), wide)
     return torch.cat(
         [_each(model_copy(values, p.args, p.kwargs), p, loss) for p in parts]
     )

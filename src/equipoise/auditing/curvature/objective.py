@@ -2,20 +2,35 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.anatomy.sites import unwrapped
+from equipoise.auditing.subject import batch_as
 from equipoise.errors import InputError
 from equipoise.probes.logits import output_logits
 from equipoise.probes.stored_batch import batch_length, cut
 
 Loss = Callable[[Any, Any], Tensor]
 """(what the model returned, the targets) → a mean."""
+
+
+class Options(TypedDict, total=False):
+    """How a loss is differentiated: what every function of this package takes."""
+
+    loss: Loss | None
+    """(output, targets) → mean; by default the model's own ``.loss``, else
+    cross-entropy, or MSE for real targets."""
+    micro_batch: int | None
+    """Samples at a time: memory is that of one such part."""
+    dtype: torch.dtype | None
+    """Of the products; that of the model by default, float32 at least."""
+
 
 TARGETS = ("labels", "targets", "target", "label", "y")
 IGNORED = -100
@@ -156,7 +171,7 @@ def _cut(
 
 
 def _counted(kwargs: Mapping[str, Any], target: Any) -> int:
-    """Return over how many targets the mean of this part is accepted."""
+    """Return over how many targets the mean of this part is."""
     if isinstance(target, Tensor):
         if target.is_floating_point():
             return target.numel()
@@ -170,24 +185,24 @@ def _counted(kwargs: Mapping[str, Any], target: Any) -> int:
     return batch_length(kwargs)
 
 
+def prepared(
+    model: nn.Module, batch: Any, options: Options
+) -> tuple[ModelCopy, tuple[Call, ...], Loss]:
+    """Return a copy of the model, its calls in the copy's dtype, and the loss."""
+    copied = ModelCopy(model, dtype=options.get("dtype"))
+    wide = next(iter(copied.parameters.values())).dtype
+    parts = calls(model, batch, micro_batch=options.get("micro_batch"))
+    return copied, cast(parts, wide), options.get("loss") or mean_loss
+
+
 def cast(calls: Sequence[Call], dtype: torch.dtype) -> tuple[Call, ...]:
     """Return the calls with floating-point inputs and targets in another dtype."""
-
-    def wide(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return x.to(dtype) if x.is_floating_point() else x
-        if isinstance(x, Mapping):
-            return {key: wide(item) for key, item in x.items()}
-        if isinstance(x, tuple | list):
-            return tuple(wide(item) for item in x)
-        return x
-
     return tuple(
-        Call(
-            args=wide(call.args),
-            kwargs=wide(call.kwargs),
-            target=wide(call.target),
-            weight=call.weight,
+        replace(
+            call,
+            args=batch_as(call.args, dtype),
+            kwargs=batch_as(call.kwargs, dtype),
+            target=batch_as(call.target, dtype),
         )
         for call in calls
     )

@@ -1,4 +1,4 @@
-"""The curvature of a loss at a model's weights, as an operator nobody ever forms.
+"""The curvature of a loss at a model's weights, as an operator that is never formed.
 
 Axes, in this file:  N all chosen parameters, flat, in the order of ``names``.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.anatomy.sharding import is_sharded
-from equipoise.auditing.curvature.objective import Call, Loss, calls, cast, mean_loss
+from equipoise.auditing.curvature.objective import (
+    Call,
+    Loss,
+    Options,
+    mean_loss,
+    prepared,
+)
 from equipoise.errors import InputError
 from equipoise.numerics.hessian_products import (
     Composite,
@@ -82,10 +88,8 @@ def hessian(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None = None,
     parameters: Iterable[str] = ("*",),
-    micro_batch: int | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[Options],
 ) -> Operator:
     """Return ∇²L of a model's mean loss over a batch.
 
@@ -96,12 +100,12 @@ def hessian(
     Args:
         model: Any PyTorch model.
         batch: (inputs, targets), keyword arguments, or tokens.
-        loss: (output, targets) → mean; by default the model's own ``.loss``, else
-            cross-entropy, or MSE for real targets.
         parameters: Patterns of names; trainable ones that match are differentiated.
-        micro_batch: Samples at a time: memory is that of one such part, and each
-            product then costs a forward and two backward passes of every part.
-        dtype: Of the products; that of the model by default, float32 at least.
+        options: ``loss`` ((output, targets) → mean; by default the model's own
+            ``.loss``, else cross-entropy, or MSE for real targets), ``micro_batch``
+            (samples at a time: memory is that of one such part, and each product then
+            costs a forward and two backward passes of every part) and ``dtype`` (of
+            the products; that of the model by default, float32 at least).
 
     Example:
         >>> model, x = nn.Linear(2, 1, bias=False), torch.eye(2)
@@ -109,40 +113,22 @@ def hessian(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    return _operator(
-        "hessian",
-        model,
-        batch,
-        loss=loss,
-        patterns=tuple(parameters),
-        micro_batch=micro_batch,
-        dtype=dtype,
-    )
+    return _operator("hessian", model, batch, tuple(parameters), options)
 
 
 def gauss_newton(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None = None,
     parameters: Iterable[str] = ("*",),
-    micro_batch: int | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[Options],
 ) -> Operator:
     """Return Jᵀ(∇²ℓ)J: what of the Hessian remains where the network is linearised.
 
     Arguments as for :func:`hessian`; the loss must be a function of the model's
     logits (a model's own ``.loss`` cannot be taken apart: give targets).
     """
-    return _operator(
-        "gauss-newton",
-        model,
-        batch,
-        loss=loss,
-        patterns=tuple(parameters),
-        micro_batch=micro_batch,
-        dtype=dtype,
-    )
+    return _operator("gauss-newton", model, batch, tuple(parameters), options)
 
 
 def matching(names: Sequence[str], patterns: Iterable[str]) -> tuple[str, ...]:
@@ -161,23 +147,18 @@ def _operator(
     kind: Kind,
     model: nn.Module,
     batch: Any,
-    *,
-    loss: Loss | None,
     patterns: tuple[str, ...],
-    micro_batch: int | None,
-    dtype: torch.dtype | None,
+    options: Options,
 ) -> Operator:
-    model_copy = ModelCopy(model, dtype=dtype)
-    parts = calls(model, batch, micro_batch=micro_batch)
-    wide = next(iter(model_copy.parameters.values())).dtype
+    copied, parts, loss = prepared(model, batch, options)
     source = _Source(
         kind=kind,
-        model_copy=model_copy,
-        calls=cast(parts, wide),
-        loss=loss or mean_loss,
+        model_copy=copied,
+        calls=parts,
+        loss=loss,
         group=is_distributed(model),
     )
-    return source.over(matching(model_copy.trainable, patterns))
+    return source.over(matching(copied.trainable, patterns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

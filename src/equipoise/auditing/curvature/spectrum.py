@@ -7,7 +7,7 @@ Axes, in this file:  N all chosen parameters, flat.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.model_copy import shallow
 from equipoise.anatomy.sites import unwrapped
-from equipoise.auditing.curvature.objective import Loss
+from equipoise.auditing.curvature.objective import Options
 from equipoise.auditing.curvature.operator import Operator, hessian
 from equipoise.numerics.spectra.density import Density, spectral_density
 from equipoise.numerics.spectra.estimate import Estimate, Search
@@ -94,13 +94,13 @@ def trace(
 
 
 def seeded() -> torch.Generator:
-    """Return the generator that every answer here starts from unless told otherwise."""
+    """Return the generator that every answer here starts from unless one is given."""
     return torch.Generator().manual_seed(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """The sharpness that matters to an optimiser, and the most it can bear."""
+    """The sharpness that matters to an optimiser, and the largest stable one."""
 
     value: Estimate
     """λ_max of H for SGD, of P^{-½}HP^{-½} for Adam."""
@@ -120,11 +120,9 @@ def edge_of_stability(
     batch: Any,
     optimizer: Optimizer,
     *,
-    loss: Loss | None = None,
     parameters: Iterable[str] = ("*",),
-    micro_batch: int | None = None,
     search: Search = LOOSE,
-    generator: torch.Generator | None = None,
+    **options: Unpack[Options],
 ) -> Edge:
     """Return the (preconditioned) sharpness of a model against its step size.
 
@@ -138,13 +136,9 @@ def edge_of_stability(
         >>> round(edge_of_stability(model, (x, x), sgd).ratio, 6)
         0.5
     """
-    operator = hessian(
-        model, batch, loss=loss, parameters=parameters, micro_batch=micro_batch
-    )
+    operator = hessian(model, batch, parameters=parameters, **options)
     scale = scale_of(model, optimizer)
-    (value,) = eigenvalues(
-        preconditioned(operator, scale), search=search, generator=generator
-    )
+    (value,) = eigenvalues(preconditioned(operator, scale), search=search)
     return Edge(value=value, threshold=scale.threshold, kind=scale.kind, lr=scale.lr)
 
 

@@ -1,11 +1,11 @@
-"""Everything ``equipoise curvature`` says about a model, as plain data.
+"""The study behind ``equipoise curvature``: how sharp a loss is, and because of what.
 
 Axes, in this file:  N all trainable parameters, flat.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from equipoise.auditing.curvature.attribution import (
     sublayer,
     trace_attributed,
 )
-from equipoise.auditing.curvature.objective import Loss
+from equipoise.auditing.curvature.objective import Options
 from equipoise.auditing.curvature.operator import Operator, hessian
 from equipoise.auditing.curvature.spectrum import (
     Edge,
@@ -73,36 +73,32 @@ def study(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     count: int = 5,
     probes: int = 4,
     steps: int = 25,
     every_block: bool = False,
-    micro_batch: int | None = None,
+    **options: Unpack[Options],
 ) -> CurvatureStudy:
     """Return the spectrum of a model's Hessian and who makes it.
 
     Args:
-        model, batch, loss, micro_batch: As for :func:`..curvature.hessian`.
+        model, batch, options: As for :func:`..curvature.hessian`.
         optimizer: For the edge of stability and the direction of the next step.
         count: Largest eigenvalues to find.
         probes: Random vectors, for the density, and for the attribution of the trace.
         steps: Of each Krylov space of the density: as many vectors are held.
         every_block: Also the sharpness of each sublayer's own block: slow.
     """
-    operator = hessian(model, batch, loss=loss, micro_batch=micro_batch)
+    operator = hessian(model, batch, **options)
     top = eigenvalues(operator, count, search=COARSE)
     (bottom,) = eigenvalues(operator, smallest=True, search=COARSE)
     slope_N = operator.gradient()
     assert top[0].vector is not None
-    settings: dict[str, Any] = {"loss": loss, "micro_batch": micro_batch}
     parts = (
-        trace_attributed(model, batch, probes=probes, generator=seeded(), **settings),
-        attributed(model, batch, operator.split(top[0].vector), **settings),
-        attributed(
-            model, batch, _step(operator, slope_N, model, optimizer), **settings
-        ),
+        trace_attributed(model, batch, probes=probes, generator=seeded(), **options),
+        attributed(model, batch, operator.split(top[0].vector), **options),
+        attributed(model, batch, _step(operator, slope_N, model, optimizer), **options),
     )
     return CurvatureStudy(
         model=type(model).__name__,
