@@ -99,12 +99,22 @@ def test_one_line_and_nothing_touched(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("curvature", "mine.py:hidden"), "returns its loss (FILE.py:FUNCTION"),
+        (
+            ("curvature", "mine.py:hidden", "--random-tokens"),
+            "returns its loss (FILE.py:FUNCTION",
+        ),
         (("curvature", "mine.py:pair", "--lr", "0"), "a learning rate is positive"),
         (("curvature", "mine.py:pair", "--lr", "nan"), "a learning rate is positive"),
         (("curvature", "mine.py:pair", "--optimizer", "torn.pt"), "is not the state"),
         (("precision", "mine.py:pair", "--format", "fp9"), "unknown format 'fp9'"),
-        (("selection", "mine.py:gpt"), "give one with --batch"),
+        (("selection", "mine.py:gpt"), "give one with --batch FILE (torch.save({"),
+        (("precision", "mine.py:gpt"), "--random-tokens runs it on noise"),
+        (("curvature", "mine.py:gpt"), "or --text FILE"),
+        (
+            ("precision", "mine.py:gpt", "--random-tokens", "--batch", "a.pt"),
+            "give one",
+        ),
+        (("precision", "mine.py:gpt", "--text", "a.txt"), "--text needs a tokenizer"),
     ],
 )
 def test_what_one_command_refuses(

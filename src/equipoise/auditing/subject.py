@@ -9,10 +9,11 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,8 @@ def _main(output: Any) -> Tensor:
     )
 
 
+# A checkpoint is data: no code of its own runs, and nothing is downloaded.
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # What reading a pickle may raise, as its documentation warns.
 UNPICKLING = (
     *(UnpicklingError, EOFError, AttributeError, ImportError, LookupError),
@@ -77,14 +80,70 @@ SENTENCES = [
     "A model that trains in one precision may not serve in another.",
     "Where does the error come from, and how large will it be?",
 ]
+# Attributes of a configuration that bound the length of a sequence.
+LENGTHS = ("max_position_embeddings", "n_positions", "context", "block_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a study was run on, for its first line."""
+
+    name: str
+    random: bool = False
+    """Made of random tokens: a verdict on noise, whatever the model learnt."""
+
+    def introduce(self, headline: str) -> str:
+        """Return a verdict with what it stands on before it."""
+        if self.random:
+            noise = "NOT on text, so this is no verdict on a trained model"
+            return f"Run on {self.name}, {noise}. {headline}"
+        return f"Run on {self.name}. {headline}"
+
+
+def introduced(headline: str, source: Source | None) -> str:
+    """Return a verdict with what it stands on before it, where that is known."""
+    return headline if source is None else source.introduce(headline)
+
+
+class Subject(NamedTuple):
+    """A model, and a batch for it with its source, where there is one."""
+
+    model: nn.Module
+    batch: Batch | None
+    source: Source | None
 
 
 def loaded(
-    spec: str, *, tokens: int = 64, seed: int = 0
-) -> tuple[nn.Module, Batch | None]:
-    """Return the model a string names, and a batch when one can be made for it."""
+    spec: str,
+    *,
+    text: Path | None = None,
+    random_tokens: bool = False,
+    tokens: int = 64,
+) -> Subject:
+    """Return the model a string names, and a batch where one is given or asked for.
+
+    Args:
+        spec: As typed.
+        text: A file of text to be read with the model's own tokenizer.
+        random_tokens: Whether to make a batch of random tokens.
+        tokens: Length of a sequence of text or of random tokens.
+    """
     if Path(spec).is_dir():
-        return _from_directory(Path(spec), tokens, seed)
+        model = _from_directory(Path(spec))
+        batch, source = _directory_batch(Path(spec), model, text, tokens)
+    else:
+        model, batch = _from_function(spec)
+        source = Source(name=f"the batch that {spec} returned")
+        if text is not None:
+            raise InputError(
+                f"--text needs a tokenizer, and {spec} brings none: --batch FILE"
+            )
+    if random_tokens:
+        batch, source = _random_batch(spec, model, tokens)
+    return Subject(model, batch, None if batch is None else source)
+
+
+def _from_function(spec: str) -> tuple[nn.Module, Batch | None]:
     place, _, name = spec.rpartition(":")
     if not place:
         raise InputError(f"cannot find a model called {spec!r}; give {MODEL_FORMS}")
@@ -130,9 +189,7 @@ def _from_json(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _from_directory(
-    path: Path, tokens: int, seed: int
-) -> tuple[nn.Module, Batch | None]:
+def _from_directory(path: Path) -> nn.Module:
     from transformers import AutoModel, AutoModelForCausalLM
 
     if not (path / "config.json").is_file():
@@ -142,28 +199,63 @@ def _from_directory(
         "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())
     )
     kind = AutoModelForCausalLM if causal else AutoModel
-    model: nn.Module = kind.from_pretrained(path, local_files_only=True).float()
-    return model, _text_batch(path) or _random_tokens(model.config, tokens, seed)
+    model: nn.Module = kind.from_pretrained(path, **LOCAL).float()
+    return model
 
 
-def _text_batch(path: Path) -> dict[str, Tensor] | None:
+def _directory_batch(
+    path: Path, model: nn.Module, text: Path | None, tokens: int
+) -> tuple[Batch | None, Source | None]:
+    """Return the user's text, or two sentences of ours, in the model's own tokens."""
     if not (path / "tokenizer.json").is_file():
-        return None
+        if text is not None:
+            raise InputError(f"--text needs {path / 'tokenizer.json'}: --batch FILE")
+        return None, None
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
+    if text is not None:
+        ids = torch.tensor(tokenizer(_text(text))["input_ids"])
+        ids_BT = _folded(ids, _length(model, tokens), text)
+        size = " × ".join(map(str, ids_BT.shape))
+        return {"input_ids": ids_BT}, Source(name=f"the first {size} tokens of {text}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
+    batch = dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
+    return batch, Source(name="two English sentences of ours (--text FILE for yours)")
 
 
-def _random_tokens(config: Any, tokens: int, seed: int) -> dict[str, Tensor] | None:
-    words = getattr(config, "vocab_size", None)
-    if words is None:  # a model of images, perhaps: only its user knows a batch
-        return None
-    rng = torch.Generator().manual_seed(seed)
-    shape = (2, min(tokens, getattr(config, "max_position_embeddings", tokens)))
-    return {"input_ids": torch.randint(0, words, shape, generator=rng)}
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a text file ({error})") from error
+
+
+def _folded(ids_N: Tensor, tokens: int, text: Path) -> Tensor:
+    """Return two sequences of so many tokens; one where the text is too short."""
+    if len(ids_N) < 2:
+        raise InputError(f"{text} holds {len(ids_N)} tokens: at least 2 are needed")
+    rows = 2 if len(ids_N) >= 2 * tokens else 1
+    return ids_N[: rows * tokens].view(rows, -1)
+
+
+def _length(model: nn.Module, tokens: int) -> int:
+    config = getattr(model, "config", None)
+    limits = (getattr(config, name, None) for name in LENGTHS)
+    return min([tokens, *(n for n in limits if isinstance(n, int) and n > 1)])
+
+
+def _random_batch(spec: str, model: nn.Module, tokens: int) -> tuple[Batch, Source]:
+    words = getattr(getattr(model, "config", None), "vocab_size", None)
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not (words or tables):  # a model of images, perhaps: only its user knows a batch
+        raise InputError(f"{spec} reads no tokens: give a batch with --batch")
+    rng = torch.Generator().manual_seed(0)
+    shape = (2, _length(model, tokens))
+    ids_BT = torch.randint(0, words or tables[0], shape, generator=rng)
+    source = Source(name=f"{shape[0]} × {shape[1]} random tokens", random=True)
+    return {"input_ids": ids_BT} if Path(spec).is_dir() else ids_BT, source
 
 
 def _callable(place: str, name: str) -> Any:

@@ -22,6 +22,18 @@ BatchFile = Annotated[
         ".json, name → tensor.",
     ),
 ]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--text", help="Text to run on, where the model's folder has a tokenizer.json."
+    ),
+]
+RandomTokens = Annotated[
+    bool,
+    typer.Option(
+        "--random-tokens", help="Run on random tokens; every verdict is marked."
+    ),
+]
 Rows = Annotated[int, typer.Option(min=1, help="Rows of the table to show.")]
 
 

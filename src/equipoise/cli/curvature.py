@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, Model, Rows
+from equipoise.cli.arguments import BatchFile, Html, Model, RandomTokens, Rows, TextFile
 from equipoise.errors import InputError
 
 
@@ -14,6 +14,8 @@ def command(
     model: Model,
     *,
     batch: BatchFile = None,
+    text: TextFile = None,
+    random_tokens: RandomTokens = False,
     lr: Annotated[
         float | None,
         typer.Option(help="Learning rate to judge; SGD unless --optimizer."),
@@ -42,17 +44,17 @@ def command(
 
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr {lr}: a learning rate is positive")
-    network, own_batch = subject(model, batch, targets=True)
-    given = loss_batch(model, network, own_batch)
+    found = subject(model, batch, text=text, random_tokens=random_tokens, targets=True)
+    given = loss_batch(model, found)
     result = study(
-        network,
+        found.model,
         given,
-        optimizer=optimizer_for(network, optimizer, lr=lr, momentum=momentum),
+        optimizer=optimizer_for(found.model, optimizer, lr=lr, momentum=momentum),
         count=eigenvalues,
         probes=probes,
         every_block=every_block,
         micro_batch=micro_batch,
     )
-    print_study(result, rows=rows)
+    print_study(result, rows=rows, source=found.source)
     if html is not None:
-        typer.echo(f"wrote {write_study(result, html)}")
+        typer.echo(f"wrote {write_study(result, html, source=found.source)}")

@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, Model, Rows
+from equipoise.cli.arguments import BatchFile, Html, Model, RandomTokens, Rows, TextFile
 
 
 def command(
     model: Model,
     *,
     batch: BatchFile = None,
+    text: TextFile = None,
+    random_tokens: RandomTokens = False,
     format: Annotated[
         str, typer.Option(help="bf16, fp16, tf32, e4m3, e5m2, or generic e5m10.")
     ] = "bf16",
@@ -37,14 +39,14 @@ def command(
 
     # First what is cheap to refuse: weights may take minutes to load.
     storage = Storage.named(format, scaled=scaled)
-    network, own_batch = subject(model, batch)
+    found = subject(model, batch, text=text, random_tokens=random_tokens)
     result = study(
-        network,
-        checked_batch(model, network, own_batch),
+        found.model,
+        checked_batch(model, found),
         storage=storage,
         target=target,
         every_module=every_module,
     )
-    print_study(result, rows=rows)
+    print_study(result, rows=rows, source=found.source)
     if html is not None:
-        typer.echo(f"wrote {write_study(result, html)}")
+        typer.echo(f"wrote {write_study(result, html, source=found.source)}")

@@ -4,15 +4,18 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, Model, Rows
+from equipoise.cli.arguments import BatchFile, Html, Model, RandomTokens, Rows, TextFile
 
 
 def command(
     model: Model,
     *,
     batch: BatchFile = None,
+    text: TextFile = None,
+    random_tokens: RandomTokens = False,
     tokens: Annotated[
-        int, typer.Option(min=2, help="Length, where the batch has to be made up.")
+        int,
+        typer.Option(min=2, help="Length of a sequence of --text or --random-tokens."),
     ] = 256,
     queries: Annotated[
         int, typer.Option(min=1, help="Queries of each sequence to read.")
@@ -29,9 +32,9 @@ def command(
     from equipoise.auditing.selection.study import study
     from equipoise.cli.subject import checked_batch, subject
 
-    network, own_batch = subject(model, batch, tokens=tokens)
-    given = checked_batch(model, network, own_batch)
-    result = study(network, given, queries=queries, top=top)
-    print_study(result, rows=rows)
+    found = subject(model, batch, text=text, random_tokens=random_tokens, tokens=tokens)
+    given = checked_batch(model, found)
+    result = study(found.model, given, queries=queries, top=top)
+    print_study(result, rows=rows, source=found.source)
     if html is not None:
-        typer.echo(f"wrote {write_study(result, html)}")
+        typer.echo(f"wrote {write_study(result, html, source=found.source)}")

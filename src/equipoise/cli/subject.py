@@ -4,29 +4,26 @@ The user's code is not trusted here: what a model, or the function that makes it
 becomes one line that names it. ``EQUIPOISE_TRACEBACK=1`` shows where it was raised.
 """
 
-import __future__
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from equipoise.auditing.curvature.objective import calls, mean_loss
 from equipoise.auditing.subject import (
     UNPICKLING,
     Batch,
+    Source,
+    Subject,
     loaded,
     loaded_batch,
     output_of,
 )
 from equipoise.errors import EquipoiseError, InputError
 
-TEXT_SHAPE = (4, 32)
-"""Sequences and tokens of the text that stands in where no batch is given."""
 # What Python and torch raise; an interruption or a call of exit() is left alone.
 FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
@@ -52,30 +49,45 @@ def in_one_line(error: BaseException) -> str:
 
 
 def subject(
-    spec: str, batch: Path | None, *, tokens: int = 64, targets: bool = False
-) -> tuple[nn.Module, Any]:
+    spec: str,
+    batch: Path | None,
+    *,
+    text: Path | None = None,
+    random_tokens: bool = False,
+    tokens: int = 64,
+    targets: bool = False,
+) -> Subject:
     """Return the model that was typed, in evaluation mode, and a batch for it if any.
 
     Args:
         spec: As typed.
         batch: A file with a batch; read first, since weights may take minutes.
-        tokens: Length, where a batch has to be made up.
+        text: A file of text, for the model's own tokenizer.
+        random_tokens: Whether random tokens are wanted.
+        tokens: Length of a sequence of text or of random tokens.
         targets: Whether a run of the lab gives (inputs, targets), or inputs alone.
     """
+    if sum((batch is not None, text is not None, random_tokens)) > 1:
+        raise InputError("--batch, --text and --random-tokens: give one of them")
     given = None if batch is None else loaded_batch(batch)
     with user_code(spec):
-        model, own = _opened(spec, tokens, targets)
-    return model.eval(), own if given is None else given
+        if is_lab_folder(Path(spec)):
+            found = _lab_subject(Path(spec), targets)
+        else:
+            found = loaded(spec, text=text, random_tokens=random_tokens, tokens=tokens)
+    found.model.eval()
+    if given is None:
+        return found
+    return found._replace(batch=given, source=Source(name=f"the batch in {batch}"))
 
 
-def _opened(spec: str, tokens: int, targets: bool) -> tuple[nn.Module, Any]:
-    if not is_lab_folder(Path(spec)):
-        return loaded(spec, tokens=tokens)
+def _lab_subject(path: Path, targets: bool) -> Subject:
     # Only for a run of the lab: a user's own model must not load the lab.
     from equipoise.lab.running.saved_runs import reopened
 
-    model, pair = reopened(Path(spec))
-    return model, pair if targets else pair[0]
+    model, pair = reopened(path)
+    source = Source(name="a batch of the run's own data")
+    return Subject(model, pair if targets else pair[0], source)
 
 
 def is_lab_folder(path: Path) -> bool:
@@ -86,32 +98,34 @@ def is_lab_folder(path: Path) -> bool:
     return (path / "run.eqp").is_file() or (path / "state.json").is_file()
 
 
-def checked_batch(spec: str, model: nn.Module, batch: Batch | None) -> Batch:
+def checked_batch(spec: str, found: Subject) -> Batch:
     """Return the batch when the model can be called on it."""
-    if batch is None:
-        raise InputError(f"{spec} came without a batch: give one with --batch")
+    batch = _needed(spec, found)
     with user_code(f"{spec} cannot be called on this batch"), torch.no_grad():
-        output_of(model, batch)
+        output_of(found.model, batch)
     return batch
 
 
-def loss_batch(spec: str, model: nn.Module, batch: Any) -> Any:
-    """Return a batch of which the model has a loss; text is used if there is none."""
-    given = _text_batch(spec, model) if batch is None else batch
+def loss_batch(spec: str, found: Subject) -> Any:
+    """Return a batch of which the model has a loss."""
+    # Here, not above: no other command needs what curvature is made of.
+    from equipoise.auditing.curvature.objective import calls, mean_loss
+
+    batch = _needed(spec, found)
     with user_code(f"{spec} has no loss on this batch"), torch.no_grad():
-        for part in calls(model, given):
-            mean_loss(model(*part.args, **part.kwargs), part.target)
-    return given
+        for part in calls(found.model, batch):
+            mean_loss(found.model(*part.args, **part.kwargs), part.target)
+    return batch
 
 
-def _text_batch(spec: str, model: nn.Module) -> Tensor:
-    """Return the first bytes of Python's own library, for a model that reads tokens."""
-    words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    if not words:
-        raise InputError(f"{spec} came without a batch: give one with --batch")
-    B, T = TEXT_SHAPE
-    text = Path(__future__.__file__).read_bytes()[: B * T]
-    return torch.tensor(list(text)).view(B, T) % max(words)
+def _needed(spec: str, found: Subject) -> Batch:
+    if found.batch is None:
+        raise InputError(
+            f"{spec} came without a batch: give one with --batch FILE "
+            "(torch.save({'input_ids': ids}, 'batch.pt') makes one), or --text FILE "
+            "where it has a tokenizer.json; --random-tokens runs it on noise"
+        )
+    return found.batch
 
 
 def optimizer_for(

@@ -92,8 +92,13 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     gpt, page = f"{tmp_path}/mine.py:gpt", str(tmp_path / "page.html")
     quick = ["--eigenvalues", "1", "--probes", "2"]
-    code, said = run("curvature", gpt, "--lr", "0.1", "--html", page, *quick)
+    code, said = run("curvature", gpt)
+    assert code != 0 and "give one with --batch" in said
+    noise = ["--random-tokens", "--lr", "0.1", "--html", page]
+    code, said = run("curvature", gpt, *noise, *quick)
     assert code == 0, said
+    marked = "Run on 2 × 32 random tokens, NOT on text"
+    assert said.startswith(marked) and marked in Path(page).read_text()
     assert "sharpness" in said and "blocks.0.attention" in said and "wrote" in said
     assert Path(page).is_file()
     code, said = run("curvature", f"{tmp_path}/mine.py:vit")
@@ -123,7 +128,7 @@ def test_an_optimiser_from_a_file(tmp_path: Path) -> None:
     model(subjects.tokens(2, 8)).square().sum().backward()
     adam.step()
     torch.save(adam.state_dict(), tmp_path / "adam.pt")
-    quick = ["--eigenvalues", "1", "--probes", "2", "--optimizer"]
+    quick = ["--random-tokens", "--eigenvalues", "1", "--probes", "2", "--optimizer"]
     gpt = f"{tmp_path}/mine.py:gpt"
     code, said = run("curvature", gpt, *quick, f"{tmp_path}/adam.pt")
     assert code == 0 and "preconditioned sharpness" in said, said

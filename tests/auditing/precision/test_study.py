@@ -168,7 +168,8 @@ def wrong():
 def test_loading(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(MAKER)
-    model, batch = loaded(f"{file}:make")
+    model, batch, source = loaded(f"{file}:make")
+    assert source is not None and source.name == f"the batch that {file}:make returned"
     assert isinstance(model, Residual) and isinstance(batch, Tensor)
     assert loaded("tests.auditing.precision.models:tokens")[0] is not None
     for spec, words in {
@@ -187,14 +188,54 @@ def test_loading_a_hugging_face_directory(tmp_path: Path) -> None:
 
     config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    model, batch = loaded(str(tmp_path))
-    assert isinstance(batch, dict) and batch["input_ids"].shape[0] == 2
+    assert loaded(str(tmp_path)).batch is None  # no tokenizer: nothing is made up
+    with pytest.raises(InputError, match=r"--text needs .*tokenizer.json"):
+        loaded(str(tmp_path), text=tmp_path / "config.json")
+    model, batch, source = loaded(str(tmp_path), random_tokens=True)
+    assert isinstance(batch, dict) and batch["input_ids"].shape == (2, 32)
+    assert source is not None and source.random
     assert (
         0.5
         < Bench(model, batch).mismatch(BF16)
         / predicted(model, batch, storage=BF16).total
         < 2
     )
+
+
+def test_text_is_read_with_the_models_own_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = "a b c d e".split()
+    table = {word: i for i, word in enumerate(["<end>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = {"eos_token": "<end>", "unk_token": "<end>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(
+        tmp_path
+    )
+    config = GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=1, n_positions=8)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    text = tmp_path / "mine.txt"
+    text.write_text("a b c d e " * 4)
+    _, batch, source = loaded(str(tmp_path), text=text, tokens=64)
+    assert isinstance(batch, dict) and source is not None
+    assert batch["input_ids"].tolist() == [
+        [1, 2, 3, 4, 5, 1, 2, 3],
+        [4, 5, *range(1, 6), 1],
+    ]
+    assert source.introduce("So.") == f"Run on the first 2 × 8 tokens of {text}. So."
+    _, ours, source = loaded(str(tmp_path))
+    assert isinstance(ours, dict) and "attention_mask" in ours
+    assert source is not None and "two English sentences of ours" in source.name
+    text.write_text("a")
+    with pytest.raises(InputError, match="holds 1 tokens: at least 2"):
+        loaded(str(tmp_path), text=text)
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not a text file"):
+        loaded(str(tmp_path), text=text)
+    with pytest.raises(InputError, match="brings none"):
+        loaded("tests.auditing.precision.models:tokens", text=text)
 
 
 def test_a_model_without_words_needs_a_batch(tmp_path: Path) -> None:
@@ -209,7 +250,9 @@ def test_a_model_without_words_needs_a_batch(tmp_path: Path) -> None:
         patch_size=4,
     )
     ViTModel(config).save_pretrained(tmp_path)
-    assert loaded(str(tmp_path))[1] is None
+    assert loaded(str(tmp_path)).batch is None
+    with pytest.raises(InputError, match="reads no tokens"):
+        loaded(str(tmp_path), random_tokens=True)
     (tmp_path / "config.json").unlink()
     with pytest.raises(InputError, match=r"no config.json"):
         loaded(str(tmp_path))
@@ -252,8 +295,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["precision", f"{file}:make", "--format", "e4m3", "--html", str(page)])
     assert left.value.code in (0, None)
-    assert "Residual in e4m3, tensors scaled" in capsys.readouterr().out
-    assert page.is_file()
+    first = f"Run on the batch that {file}:make returned. Residual in e4m3, tensors"
+    assert capsys.readouterr().out.startswith(first)
+    assert first in page.read_text()
     with pytest.raises(SystemExit) as left:
         main(["precision", f"{file}:bare"])
     assert left.value.code == InputError.exit_code

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.curvature.study import CurvatureRow, CurvatureStudy
+from equipoise.auditing.subject import Source, introduced
 from equipoise.numerics.spectra.density import Density
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
@@ -93,10 +94,12 @@ def remarks(study: CurvatureStudy) -> list[str]:
     return lines
 
 
-def print_study(study: CurvatureStudy, *, rows: int = 40) -> None:
+def print_study(
+    study: CurvatureStudy, *, rows: int = 40, source: Source | None = None
+) -> None:
     """Print the verdict, the sublayers in their order, and the remarks."""
     console = Console()
-    console.print(headline(study), soft_wrap=True, highlight=False)
+    console.print(introduced(headline(study), source), soft_wrap=True, highlight=False)
     table = Table(caption=NOTES)
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "sublayer")
@@ -111,11 +114,13 @@ def print_study(study: CurvatureStudy, *, rows: int = 40) -> None:
         console.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
-def write_study(study: CurvatureStudy, path: Path) -> Path:
+def write_study(
+    study: CurvatureStudy, path: Path, *, source: Source | None = None
+) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     return _PAGE.write(
         path,
-        headline=headline(study),
+        headline=introduced(headline(study), source),
         remarks=remarks(study),
         columns=COLUMNS,
         rows=[(cells(row), bars(study, row)) for row in study.rows],

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.precision.study import FINITE, PrecisionRow, PrecisionStudy
+from equipoise.auditing.subject import Source, introduced
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
 
@@ -105,10 +106,12 @@ def table(study: PrecisionStudy) -> tuple[list[str], list[list[str]]]:
     return [COLUMNS[i] for i in used], [[line[i] for i in used] for line in lines]
 
 
-def print_study(study: PrecisionStudy, *, rows: int = 20) -> None:
+def print_study(
+    study: PrecisionStudy, *, rows: int = 20, source: Source | None = None
+) -> None:
     """Print the verdict, the largest modules and the remarks."""
     console = Console()
-    console.print(headline(study), soft_wrap=True)
+    console.print(introduced(headline(study), source), soft_wrap=True)
     columns, lines = table(study)
     shown = Table(caption=NOTES)
     for name in columns:
@@ -124,7 +127,9 @@ def print_study(study: PrecisionStudy, *, rows: int = 20) -> None:
         console.print(f"- {remark}", soft_wrap=True, markup=False, highlight=False)
 
 
-def write_study(study: PrecisionStudy, path: Path) -> Path:
+def write_study(
+    study: PrecisionStudy, path: Path, *, source: Source | None = None
+) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     columns, lines = table(study)
     largest = max((row.share for row in study.rows), default=1.0)
@@ -134,7 +139,7 @@ def write_study(study: PrecisionStudy, path: Path) -> Path:
     ]
     return _PAGE.write(
         path,
-        headline=headline(study),
+        headline=introduced(headline(study), source),
         remarks=remarks(study),
         columns=columns,
         rows=rows,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.selection.study import SelectionRow, SelectionStudy
+from equipoise.auditing.subject import Source, introduced
 from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
 
@@ -51,10 +52,12 @@ def cells(row: SelectionRow) -> list[str]:
     return [row.site, str(row.head), row.verdict, *shown, *shares]
 
 
-def print_study(study: SelectionStudy, *, rows: int = 40) -> None:
+def print_study(
+    study: SelectionStudy, *, rows: int = 40, source: Source | None = None
+) -> None:
     """Print the verdict and the flattest heads."""
     console = Console()
-    console.print(headline(study), soft_wrap=True)
+    console.print(introduced(headline(study), source), soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "layer")
@@ -81,12 +84,14 @@ def _order(row: SelectionRow) -> float:
     return -math.inf if math.isnan(row.evenness) else row.evenness
 
 
-def write_study(study: SelectionStudy, path: Path) -> Path:
+def write_study(
+    study: SelectionStudy, path: Path, *, source: Source | None = None
+) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     by_site = groupby(study.rows, key=lambda row: row.site)
     return _PAGE.write(
         path,
-        headline=headline(study),
+        headline=introduced(headline(study), source),
         counts=study.counts,
         says=SAYS,
         layers=[(site, list(rows)) for site, rows in by_site],
