@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.errors import InputError, MissingExtraError
 from equipoise.records import Reading
-from equipoise.sinks import SINKS, scalars, sink
+from equipoise.sinks import SINKS, IsolatedSink, by_step, open_sinks, sink
 from tests.conftest import PATIENCE
 
 STEPS = {0: {"loss": 2.5, "norm/h.0": 1e-3}, 10: {"loss": math.nan, "norm/h.0": 4.0}}
@@ -40,13 +40,13 @@ def fill(target: object, run: Path) -> None:
     opened = sink(target, run=run)
     for step, values in STEPS.items():
         opened.log(values, step)
-    opened.close()
+    getattr(opened, "close", lambda: None)()
 
 
-def test_scalars_are_means_over_heads() -> None:
+def test_numbers_are_means_over_heads() -> None:
     values = ((1.0, 3.0), (math.nan, 1.0))
     per_head = Reading(step=0, quantity="q", sites=("a", "b"), values=values)
-    found = scalars([Reading.scalar(0, "loss", 2.0), per_head])
+    found = by_step([Reading.scalar(0, "loss", 2.0), per_head])[0]
     assert list(found) == ["loss", "q/a", "q/b"]
     assert (found["loss"], found["q/a"]) == (2.0, 2.0) and math.isnan(found["q/b"])
 
@@ -118,20 +118,46 @@ def test_mlflow_joins_the_active_run(run: Path, tmp_path: Path) -> None:
     assert not run.with_suffix("").exists()
 
 
-def test_wandb_joins_the_open_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stride", [1, 7, 40])
+def test_wandb_beside_a_script_that_logs_by_itself(
+    run: Path, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    """Nothing of theirs is ignored, whether they log more often than we do or less."""
     import wandb
 
     monkeypatch.setenv("WANDB_SILENT", "true")
-    theirs = wandb.init(mode="disabled", dir=run.parent)
-    logged = []
-    monkeypatch.setattr(theirs, "log", logged.append)
-    fill("wandb", run)
-    assert logged[0] == {
-        "equipoise/loss": 2.5,
-        "equipoise/norm/h.0": 1e-3,
-        "equipoise/step": 0,
-    }
+    theirs = wandb.init(mode="offline", dir=run.parent)
+    opened = sink("wandb", run=run)
+    for step in range(40):
+        opened.log({"loss": step / 8}, step)
+        if step % stride == 0:
+            theirs.log({"mine": step}, step=step // stride)
+            assert theirs.step == step // stride
+    opened.close()
+    theirs.log({"mine": 99}, step=39 // stride + 1)
+    assert theirs.step == 39 // stride + 1  # W&B would ignore an earlier one
+    seen = theirs.summary["equipoise/step"]
     theirs.finish()
+    assert seen == {1: 39, 7: 39, 40: 0}[stride]
+
+
+def test_wandb_in_a_run_without_other_logs_gets_every_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    theirs = wandb.init(mode="offline", dir=run.parent)
+    opened = sink(theirs, run=run)  # the run itself means the same
+    for step in range(12):
+        opened.log({"loss": step / 8}, step)
+    assert theirs.step == 0
+    opened.close()
+    theirs.log({"mine": 1}, step=0)  # they may still log at their first step
+    opened.write_rows()  # as the interpreter ends
+    assert theirs.step == 11
+    theirs.finish()
+    opened.write_rows()  # nothing is left, and the run is finished
 
 
 def test_wandb_stays_offline(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +180,54 @@ def test_unknown_and_missing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"equipoise\[loggers\]"):
         sink("wandb", run=run)
+
+
+class Failing:
+    """Fails at some calls, counted from 0."""
+
+    def __init__(self, *at: int) -> None:
+        self.at, self.calls, self.got = at, 0, []
+
+    def log(self, values, step):
+        self.calls += 1
+        if self.calls - 1 in self.at:
+            raise ConnectionError("no route to host")
+        self.got.append(step)
+
+
+def test_a_hiccup_is_tried_again() -> None:
+    mine = Failing(1)
+    isolated = IsolatedSink("mine", mine)
+    assert [isolated.log({step: {"loss": 1.0}}) for step in range(4)] == [[]] * 4
+    assert mine.got == [0, 1, 2, 3]
+
+
+def test_a_sink_that_fails_is_one_finding_and_is_tried_after_pauses() -> None:
+    mine = Failing(*range(4, 30))
+    isolated = IsolatedSink("mine", mine)
+    found = [f for step in range(200) for f in isolated.log({step: {"loss": 1.0}})]
+    assert [f.rule for f in found] == ["sink.failed"]
+    assert found[0].step == 4 and "no route to host" in found[0].message
+    assert mine.got[:4] == [0, 1, 2, 3] and mine.calls < 80
+    assert isolated.close(200) == []  # it has no close()
+
+
+def test_closing_may_fail_too() -> None:
+    class Unclosable(Failing):
+        def close(self):
+            raise OSError("gone")
+
+    (found,) = IsolatedSink("mine", Unclosable()).close(7)
+    assert found.step == 7 and "OSError('gone')" in found.message
+
+
+@pytest.mark.parametrize("wrong", [3, None, object(), "wanbd", ("jsonl",)])
+def test_what_cannot_be_a_sink_is_refused_before_any_is_opened(
+    wrong: object, run: Path
+) -> None:
+    with pytest.raises(InputError, match="no sink"):
+        open_sinks(["jsonl", wrong], run=run)
+    assert not list(run.parent.iterdir())
 
 
 def test_only_what_is_asked_for_is_imported() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from equipoise.errors import InputError
 from equipoise.probes.attention import AttentionRows
@@ -24,14 +24,9 @@ from equipoise.probes.logits import OutputLogits, RouterLoad
 from equipoise.probes.protocols import Probe
 from equipoise.probes.updates import AdamUpdates
 from equipoise.records import Finding
+from equipoise.sinks import Given, check, is_sequence
 
 Preset = Literal["minimal", "default", "deep"]
-
-
-class Sink(Protocol):
-    """Somewhere else the numbers go: a mapping of names to numbers, and the step."""
-
-    def log(self, values: dict[str, float], step: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +51,9 @@ class WatchOptions:
     """Print nothing on attaching and closing."""
     on_finding: Callable[[Finding], Any] | None = field(default=None, compare=False)
     """Called with each finding, on every rank."""
-    sinks: Sequence[Sink] = field(default=(), compare=False)
-    """Where readings go besides the run file."""
+    sinks: Sequence[Given] = field(default=(), compare=False)
+    """Where readings go besides the run file: names (``"wandb"``, ``"jsonl:PATH"``),
+    callables taking ``(values, step)``, anything with ``log(values, step)``."""
 
     def __post_init__(self) -> None:
         if not _steps(self.every, least=1):
@@ -69,6 +65,14 @@ class WatchOptions:
             raise InputError(f"preset={self.preset!r}: choose one of {known}")
         if not isinstance(self.at, Collection) or not all(map(_steps, self.at)):
             raise InputError(f"at={self.at!r}: a list of steps, which count from 0")
+        if self.on_finding is not None and not callable(self.on_finding):
+            raise InputError(
+                f"on_finding={self.on_finding!r}: a function that takes a finding"
+            )
+        if not is_sequence(self.sinks):
+            object.__setattr__(self, "sinks", (self.sinks,))
+        for sink in self.sinks:
+            check(sink)
 
 
 def _steps(value: object, *, least: int = 0) -> bool:

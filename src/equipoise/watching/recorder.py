@@ -15,9 +15,9 @@ from rich.console import Console
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Boundary, Table
 from equipoise.records import Finding, Reading
-from equipoise.store import RunWriter
+from equipoise.sinks import IsolatedSink, by_step
+from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
-from equipoise.watching.options import Sink
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
@@ -36,40 +36,35 @@ LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 class StepWriter:
     """Writes readings and findings; only the first rank has a file and sinks."""
 
-    def __init__(self, run: RunWriter | None, sinks: Sequence[Sink]) -> None:
-        self._run = run
-        self._sinks = sinks if run is not None else ()
+    def __init__(
+        self, run: RunWriter | None = None, sinks: Sequence[IsolatedSink] = ()
+    ) -> None:
+        self._run = None if run is None else RetryingWriter(run)
+        self._sinks = sinks
+        self._step = 0
 
-    def write(self, readings: Sequence[Reading], findings: Sequence[Finding]) -> None:
-        """Commit readings and findings in one transaction, then log to the sinks."""
+    def write(
+        self, readings: Sequence[Reading], findings: Sequence[Finding]
+    ) -> list[Finding]:
+        """Write to the run file and the sinks; return what went wrong with them."""
         if self._run is None or not (readings or findings):
-            return
-        self._run.append(readings, findings=findings)
-        for sink in self._sinks:
-            for step, values in by_step(readings).items():
-                sink.log(values, step)
+            return []
+        found = self._run.append(readings, findings)
+        steps = by_step(readings)
+        self._step = max(steps, default=self._step)
+        failed = [f for sink in self._sinks for f in sink.log(steps)]
+        if failed:
+            found += [*failed, *self._run.append((), failed)]
+        return found
 
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.close()
-            self._run = None
-
-
-def by_step(readings: Sequence[Reading]) -> dict[int, dict[str, float]]:
-    """Return step → flat names → numbers, one per site: the mean over its heads.
-
-    Example:
-        >>> by_step([Reading.scalar(3, "loss", 0.5)])
-        {3: {'loss': 0.5}}
-    """
-    out: dict[int, dict[str, float]] = {}
-    for reading in readings:
-        here = out.setdefault(reading.step, {})
-        for site, values in zip(reading.sites, reading.values, strict=True):
-            name = f"{reading.quantity}/{site}" if site else reading.quantity
-            if values:
-                here[name] = sum(values) / len(values)
-    return out
+    def close(self) -> list[Finding]:
+        """Close the sinks and the file; return what went wrong with them."""
+        if self._run is None:
+            return []
+        run, self._run = self._run, None
+        failed = [f for sink in self._sinks for f in sink.close(self._step)]
+        found = run.append((), failed) if failed else []
+        return [*failed, *found, *run.close()]
 
 
 @dataclass(slots=True)
@@ -110,8 +105,7 @@ class Recorder:
         shared = self.sampler.read_parts([message.parts for message in messages])
         merged.table = add_shared(merged.table, shared)
         findings = [*merged.findings, *self._adapt(step, merged)]
-        self._write(step, merged, findings)
-        return findings
+        return findings + self._write(step, merged, findings)
 
     def flush_if_due(self) -> list[Finding]:
         """Write what gathered off-sample, if it is time and no other rank is needed."""
@@ -126,9 +120,7 @@ class Recorder:
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
             message.findings.append(_rank_lost(self.schedule.step, self.ranks))
-        findings = self._flush(last or [message])
-        self.writer.close()
-        return findings
+        return self._flush(last or [message]) + self.writer.close()
 
     def add_failures(self, step: int, boundary: Boundary) -> None:
         """Add a finding for each probe that failed since the last step."""
@@ -158,16 +150,18 @@ class Recorder:
     def _flush(self, messages: Sequence[Message]) -> list[Finding]:
         self._findings = []
         merged = merge_messages(messages) if len(messages) > 1 else messages[0]
-        self.writer.write(scalar_readings(merged.scalars), merged.findings)
-        return merged.findings
+        readings = scalar_readings(merged.scalars)
+        return merged.findings + self.writer.write(readings, merged.findings)
 
-    def _write(self, step: int, merged: Message, findings: Sequence[Finding]) -> None:
+    def _write(
+        self, step: int, merged: Message, findings: Sequence[Finding]
+    ) -> list[Finding]:
         scalars = scalar_readings(merged.scalars)
         now = [reading for reading in scalars if reading.step == step]
         sampled = table_readings(step, merged.table)
         blocks = list(self.sampler.anatomy.blocks)
         derived = derived_readings(step, [*now, *sampled], blocks)
-        self.writer.write([*scalars, *sampled, *derived], findings)
+        return self.writer.write([*scalars, *sampled, *derived], findings)
 
     def _adapt(self, step: int, merged: Message) -> list[Finding]:
         interval = self.schedule.adapt(cost=merged.cost, plain=merged.plain)

@@ -15,6 +15,7 @@ from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
 from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
+from equipoise.sinks import IsolatedSink, open_sinks
 from equipoise.store import RunWriter, open_run, run_path
 from equipoise.watching.handle import Watch, log
 from equipoise.watching.options import WatchOptions, preset_probes, read_options
@@ -70,12 +71,16 @@ def watch(
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
-    run_writer = RunWriter(run_path(run, title), about) if ranks.rank == 0 else None
+    run_writer, sinks = None, list[IsolatedSink]()
+    if ranks.rank == 0:
+        place = run_path(run, title)
+        sinks = open_sinks(chosen.sinks, run=place)  # first: it may refuse
+        run_writer = RunWriter(place, about)
     path, step = ranks.agree_on_start(_start(run_writer) if run_writer else None)
     handle = Watch(
         anatomy,
         probes,
-        StepWriter(run_writer, chosen.sinks),
+        StepWriter(run_writer, sinks),
         path=Path(path),
         optimizer=optimizer,
         options=chosen,
