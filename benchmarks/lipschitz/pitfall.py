@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.lipschitz.specimens import gaussian
 from equipoise.lab.models.gpt import GPTConfig
-from equipoise.theory.lipschitz.forward import Attended, attend
+from equipoise.theory.lipschitz.forward import AttentionForward, attend
 from equipoise.theory.lipschitz.joint import block_norms, dual_rows, joint_rows
 from equipoise.theory.lipschitz.local import local_paths
 
 
-def careless(attended: Attended) -> Attended:
+def careless(attended: AttentionForward) -> AttentionForward:
     """Return the same attention with the rotation forgotten on the way back."""
     return replace(attended, heads=replace(attended.heads, rotary=None))
 

@@ -47,7 +47,7 @@ class Case:
         q, k, v, w_in, *w_up, w_out = weights
         block, x, times = self.block, self.x, len(q) // len(k)
         k, v = (w.repeat_interleave(times, 0) for w in (k, v))
-        scores = self.turned(x @ q) @ self.turned(x @ k).mT / q.shape[-1] ** 0.5
+        scores = self.rotate(x @ q) @ self.rotate(x @ k).mT / q.shape[-1] ** 0.5
         rows = scores.masked_fill(~self.seen, -torch.inf).softmax(-1)
         first = x + (rows @ (x @ v) @ block.heads.w_o_HFD).sum(0) + block.b_o_D
         y = oracle.norm(first, block.gain_1_D, eps=block.eps, centred=True)
@@ -58,7 +58,7 @@ class Case:
         second = y + hidden @ w_out + block.b_out_D
         return oracle.norm(second, block.gain_2_D, eps=block.eps, centred=True)
 
-    def turned(self, u_HLE: Tensor) -> Tensor:
+    def rotate(self, u_HLE: Tensor) -> Tensor:
         """Rotate as a complex number: the first and second channel of each head."""
         rotary = self.block.heads.rotary
         if rotary is None:

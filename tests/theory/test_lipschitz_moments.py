@@ -75,15 +75,15 @@ def test_norms_match_torch() -> None:
 def test_rotations_are_undone(name: str) -> None:
     tables, at = ROTATIONS[name], torch.tensor([4, 0, 2])
     u = normal(4, 3, 4)
-    turned = tables.turned(u, at)
-    torch.testing.assert_close(tables.unturned(turned, at), u)
+    turned = tables.rotate(u, at)
+    torch.testing.assert_close(tables.rotate_back(turned, at), u)
     torch.testing.assert_close(turned.norm(dim=-1), u.norm(dim=-1))
 
 
 def test_scores_depend_on_distance_alone() -> None:
     tables, (q, k) = rotary(9, 4), normal(5, 2, 1, 4)
     score = [
-        tables.turned(q, torch.tensor([i])) @ tables.turned(k, torch.tensor([j])).T
+        tables.rotate(q, torch.tensor([i])) @ tables.rotate(k, torch.tensor([j])).T
         for i, j in [(2, 0), (8, 6)]
     ]
     torch.testing.assert_close(*score)

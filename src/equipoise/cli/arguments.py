@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from equipoise.auditing import MODEL_FORMS
-from equipoise.report.pages import page_place
+from equipoise.report.pages import check_page_path
 
 Model = Annotated[
     str, typer.Argument(help=f"The model: {MODEL_FORMS}.", show_default=False)
@@ -39,7 +39,7 @@ Rows = Annotated[int, typer.Option(min=1, help="Rows of the table to show.")]
 
 def _page(path: Path | None) -> Path | None:
     """Refuse a page that cannot be written before the work, not after it."""
-    return None if path is None else page_place(path)
+    return None if path is None else check_page_path(path)
 
 
 Html = Annotated[

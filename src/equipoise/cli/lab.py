@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.report.pages import folder_place
+from equipoise.report.pages import check_folder_path
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -22,7 +22,7 @@ Publish = Annotated[
     Path | None,
     typer.Option(
         help="Write page, figures and raw numbers here as well.",
-        callback=lambda path: path and folder_place(path),
+        callback=lambda path: path and check_folder_path(path),
     ),
 ]
 Data = Annotated[

@@ -28,7 +28,7 @@ from equipoise.lab.studies.catalogue import (
 )
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
 from equipoise.lab.studies.selection.paper import figures_of, saved_figures
-from equipoise.report.pages import folder_place
+from equipoise.report.pages import check_folder_path
 
 ALL, SELECTION = "all", "selection"
 
@@ -62,7 +62,7 @@ def run(
     """Make every run that is not finished, then report."""
     one_of("--on", on, ("local", "ray"))
     where: Where = "ray" if on == "ray" else "local"
-    home, failed = folder_place(out or lab_directory()), 0
+    home, failed = check_folder_path(out or lab_directory()), 0
     experiments = [recipe(one, quick=quick) for one in _named(name)]
     study = Study(quick=quick, cifar10=data)
     # First what is cheap to refuse: the rest takes minutes or hours.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.report.pages import page_place
+from equipoise.report.pages import check_page_path
 from equipoise.report.terminal import print_report
 from equipoise.report.views import labelled, view
 from equipoise.store import open_run, runs_directory
@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Show runs here, or write them into one offline HTML page."""
     if html is not None:
-        page_place(html)
+        check_page_path(html)
     opened = labelled([open_run(path) for path in runs or [newest(runs_directory())]])
     if html is None:
         print_report(view(opened))

@@ -55,7 +55,7 @@ class ShardedNorms:
     _parts: PendingParts = field(default_factory=PendingParts)
     _sites: dict[str, int] = field(default_factory=dict)
     """In the order in which they were met, so that they can take turns."""
-    _turns: int = 1
+    _rotations: int = 1
     _samples: int = 0
 
     def begin(self, anatomy: Anatomy) -> int:
@@ -71,8 +71,8 @@ class ShardedNorms:
                 if rows_MD is not None:
                     self._basis[name] = leading_basis(rows_MD)
                     numbers += self._basis[name].numel()
-        self._turns = max(1, math.ceil(numbers / MOST_NUMBERS))
-        return math.ceil(numbers / self._turns)
+        self._rotations = max(1, math.ceil(numbers / MOST_NUMBERS))
+        return math.ceil(numbers / self._rotations)
 
     def add(
         self, site: str, projections: Projections, norm: Callable[[str, Tensor], Tensor]
@@ -82,7 +82,7 @@ class ShardedNorms:
         ``norm`` reads a map that every rank has in full.
         """
         number = self._sites.setdefault(site, len(self._sites))
-        if (number + self._samples) % self._turns:
+        if (number + self._samples) % self._rotations:
             return None
         found = {
             name: self._part(name, getattr(projections, name[-1]), norm)

@@ -124,7 +124,7 @@ def loss(runs: Runs) -> Panel:
         x="step",
         y="loss",
     )
-    return _filled(panel, runs, "loss")
+    return _add_curves(panel, runs, "loss")
 
 
 def gradient(runs: Runs) -> Panel:
@@ -138,12 +138,12 @@ def gradient(runs: Runs) -> Panel:
         y="norm",
         log=True,
     )
-    return _filled(panel, runs, "gradient.norm.total")
+    return _add_curves(panel, runs, "gradient.norm.total")
 
 
-def _filled(panel: Panel, runs: Runs, quantity: str) -> Panel:
+def _add_curves(panel: Panel, runs: Runs, quantity: str) -> Panel:
     for label, run in runs.items():
-        found = _noted(panel, label, run, quantity)
+        found = _read_pooled(panel, label, run, quantity)
         if found is not None:
             band = (found.low, found.high)
             panel.curves.append(_curve(label, label, found, band=band))
@@ -169,7 +169,8 @@ def theta(runs: Runs) -> Panel:
 
 def _add_theta(panel: Panel, label: str, run: Run) -> None:
     low, middle, high = (
-        _noted(panel, label, run, f"attention.theta.{q}") for q in ("p5", "p50", "p100")
+        _read_pooled(panel, label, run, f"attention.theta.{q}")
+        for q in ("p5", "p50", "p100")
     )
     if middle is not None:
         band = _band(middle, low, high)
@@ -190,7 +191,7 @@ def _band(middle: Pooled, low: Pooled | None, high: Pooled | None) -> Band | Non
     return (low.mean, high.mean) if alike else None
 
 
-def _noted(panel: Panel, label: str, run: Run, quantity: str) -> Pooled | None:
+def _read_pooled(panel: Panel, label: str, run: Run, quantity: str) -> Pooled | None:
     """Return the quantity, having noted on the panel what is wrong with it."""
     found = pooled(run, quantity)
     if found is None:

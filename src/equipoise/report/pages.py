@@ -17,7 +17,7 @@ from equipoise.errors import InputError
 PAGE = (b"<!doctype html", b"<html")
 
 
-def page_place(path: Path) -> Path:
+def check_page_path(path: Path) -> Path:
     """Return the path if a page may stand there, or say why not.
 
     A file that is not a page is never overwritten: the name was probably a slip.
@@ -29,7 +29,7 @@ def page_place(path: Path) -> Path:
     return _reachable(path)
 
 
-def folder_place(path: Path) -> Path:
+def check_folder_path(path: Path) -> Path:
     """Return the path if files may be written into a folder there, or say why not."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: a folder is wanted")
@@ -46,7 +46,7 @@ def _reachable(path: Path) -> Path:
 
 def write_page(path: Path, page: str) -> Path:
     """Write a page, whole or not at all, and return where it is."""
-    page_place(path)
+    check_page_path(path)
     draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import RunFileError
-from equipoise.report.views import Found, Report
+from equipoise.report.views import Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedRun:
     """A run in a list; one that cannot be read keeps its line and says why."""
 
     path: Path
@@ -27,21 +27,21 @@ class Listed:
     trouble: str = ""
 
 
-def listing(directory: Path) -> list[Listed]:
+def listing(directory: Path) -> list[ListedRun]:
     """Return the runs of a directory, newest first."""
     return [_listed(path) for path in run_files(directory)]
 
 
-def _listed(path: Path) -> Listed:
+def _listed(path: Path) -> ListedRun:
     try:
         return _read(path, open_run(path))
     except RunFileError as error:
-        return Listed(path=path, trouble=str(error))
+        return ListedRun(path=path, trouble=str(error))
 
 
-def _read(path: Path, run: Run) -> Listed:
+def _read(path: Path, run: Run) -> ListedRun:
     steps = run.steps
-    return Listed(
+    return ListedRun(
         path=path,
         name=run.info.name,
         created=run.info.created,
@@ -53,7 +53,7 @@ def _read(path: Path, run: Run) -> Listed:
 COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 
-def print_listing(rows: Sequence[Listed]) -> None:
+def print_listing(rows: Sequence[ListedRun]) -> None:
     """Print one line per run."""
     table = Table("run", "created", "last step", "findings", "file", box=None)
     for row in rows:
@@ -87,7 +87,7 @@ def print_report(report: Report) -> None:
         screen.print(f"{report.unlisted} more findings are in the run files")
 
 
-def _finding(found: Found) -> Text:
+def _finding(found: RunFinding) -> Text:
     f = found.finding
     site = f" {f.site}" if f.site else ""
     line = Text(f"{f.severity:5} ", COLOURS[f.severity])

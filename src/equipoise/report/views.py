@@ -108,7 +108,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RunFinding:
     """A finding, and the run it belongs to."""
 
     run: str
@@ -116,7 +116,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class RunDetails:
     """What a run is, for the end of the page."""
 
     label: str
@@ -134,11 +134,11 @@ class Report:
     """The worst among the findings, or ``ok``."""
     table: Rows
     panels: list[Panel]
-    findings: list[Found]
+    findings: list[RunFinding]
     """The gravest first, then by step."""
     unlisted: int
     """How many more findings the run files hold."""
-    runs: list[About]
+    runs: list[RunDetails]
 
 
 def view(
@@ -170,13 +170,13 @@ def view(
         findings=sorted(shown, key=_gravity),
         unlisted=len(found) - len(shown),
         runs=[
-            About(label=label, file=run.path.name, info=run.info)
+            RunDetails(label=label, file=run.path.name, info=run.info)
             for label, run in runs.items()
         ],
     )
 
 
-def _severity(found: Sequence[Found], *, given: bool) -> str:
+def _severity(found: Sequence[RunFinding], *, given: bool) -> str:
     if found:
         return found[0].finding.severity
     return "info" if given else "ok"
@@ -198,12 +198,12 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
     return found
 
 
-def default_verdict(runs: Runs, found: Sequence[Found]) -> str:
+def default_verdict(runs: Runs, found: Sequence[RunFinding]) -> str:
     """Return the gravest finding of each run in a sentence, or that there is none."""
     return "\n".join(_sentence(label, _of(label, found)) for label in runs)
 
 
-def _sentence(label: str, own: Sequence[Found]) -> str:
+def _sentence(label: str, own: Sequence[RunFinding]) -> str:
     if not own:
         return f"{label}: nothing found."
     worst = own[0].finding
@@ -211,16 +211,18 @@ def _sentence(label: str, own: Sequence[Found]) -> str:
     return f"{label}: {worst.message.rstrip('.')}, from step {worst.step}{more}."
 
 
-def _findings(runs: Runs) -> list[Found]:
+def _findings(runs: Runs) -> list[RunFinding]:
     found = (
-        Found(run=label, finding=f) for label, r in runs.items() for f in r.findings
+        RunFinding(run=label, finding=f)
+        for label, r in runs.items()
+        for f in r.findings
     )
     return sorted(found, key=_gravity)
 
 
-def _gravity(found: Found) -> tuple[int, int]:
+def _gravity(found: RunFinding) -> tuple[int, int]:
     return RANK[found.finding.severity], found.finding.step
 
 
-def _of(label: str, found: Iterable[Found]) -> list[Found]:
+def _of(label: str, found: Iterable[RunFinding]) -> list[RunFinding]:
     return [f for f in found if f.run == label]

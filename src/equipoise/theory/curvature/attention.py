@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.theory.curvature.softmax import softmax_gradient, softmax_product
-from equipoise.theory.lipschitz.forward import Attended, Mask, attend
+from equipoise.theory.lipschitz.forward import AttentionForward, Mask, attend
 from equipoise.theory.lipschitz.heads import Heads
 
 
@@ -75,7 +75,7 @@ def attention_weights_product(
     mask: Mask | None = None,
 ) -> Weights:
     """Return ∇²⟨g, y⟩·(dW_Q, dW_K, dW_V, dW_O): x and g are of one sequence."""
-    at = plainly_attended(heads, x_LD, mask=mask)
+    at = plain_attention(heads, x_LD, mask=mask)
     x_LD = x_LD.to(at.p_HQK.dtype)
     g_LD, tangent = g_LD.to(x_LD), Weights(*(t.to(x_LD) for t in tangent))
     c_HLF, dc_HLF = g_LD @ at.heads.w_o_HFD.mT, g_LD @ tangent.o_HFD.mT
@@ -93,7 +93,9 @@ def attention_weights_product(
     return _pulled(at, x_LD, into, groups=len(heads.w_k_GDE), o_HFD=do_HLF.mT @ g_LD)
 
 
-def plainly_attended(heads: Heads, x_LD: Tensor, *, mask: Mask | None) -> Attended:
+def plain_attention(
+    heads: Heads, x_LD: Tensor, *, mask: Mask | None
+) -> AttentionForward:
     """Return the forward pass; softcap and QK-norm are nodes of their own."""
     if heads.softcap is not None or heads.q_norm or heads.k_norm:
         raise InputError(
@@ -103,32 +105,32 @@ def plainly_attended(heads: Heads, x_LD: Tensor, *, mask: Mask | None) -> Attend
     return attend(heads, x_LD, mask=mask)
 
 
-def _moved(at: Attended, x_LD: Tensor, tangent: Weights) -> QKV:
+def _moved(at: AttentionForward, x_LD: Tensor, tangent: Weights) -> QKV:
     times = len(at.p_HQK) // len(tangent.k_GDE)
     dq, dk = x_LD @ tangent.q_HDE, x_LD @ tangent.k_GDE.repeat_interleave(times, 0)
     if (rotary := at.heads.rotary) is not None:
-        dq, dk = rotary.turned(dq, at.at_Q), rotary.turned(dk, at.at_K)
+        dq, dk = rotary.rotate(dq, at.at_Q), rotary.rotate(dk, at.at_K)
     return QKV(dq, dk, x_LD @ tangent.v_GDF.repeat_interleave(times, 0))
 
 
-def _gradient(at: Attended, c_HLF: Tensor) -> QKV:
+def _gradient(at: AttentionForward, c_HLF: Tensor) -> QKV:
     """Return the gradient of ⟨c, o⟩ by q, k and v."""
     p_HQK = at.heads.slope * softmax_gradient(at.p_HQK, c_HLF @ at.v_HKF.mT)
     return QKV(p_HQK @ at.k_HKE, p_HQK.mT @ at.q_HQE, at.p_HQK.mT @ c_HLF)
 
 
-def _output_moved(at: Attended, moved: QKV) -> Tensor:
+def _output_moved(at: AttentionForward, moved: QKV) -> Tensor:
     dt_HQK = moved.q_xQE @ at.k_HKE.mT + at.q_HQE @ moved.k_xKE.mT
     da_HQK = softmax_gradient(at.p_HQK, at.heads.slope * dt_HQK)
     return da_HQK @ at.v_HKF + at.p_HQK @ moved.v_xKF
 
 
 def _pulled(
-    at: Attended, x_LD: Tensor, into: QKV, *, groups: int, o_HFD: Tensor
+    at: AttentionForward, x_LD: Tensor, into: QKV, *, groups: int, o_HFD: Tensor
 ) -> Weights:
     q, k, v = into
     if (rotary := at.heads.rotary) is not None:
-        q, k = rotary.unturned(q, at.at_Q), rotary.unturned(k, at.at_K)
+        q, k = rotary.rotate_back(q, at.at_Q), rotary.rotate_back(k, at.at_K)
 
     def shared(w_HDE: Tensor) -> Tensor:
         w_GDE: Tensor = w_HDE.unflatten(0, (groups, -1)).sum(1)

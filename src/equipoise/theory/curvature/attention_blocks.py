@@ -28,9 +28,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.theory.curvature.attention import plainly_attended
+from equipoise.theory.curvature.attention import plain_attention
 from equipoise.theory.curvature.softmax import softmax_gradient
-from equipoise.theory.lipschitz.forward import Attended, Mask
+from equipoise.theory.lipschitz.forward import AttentionForward, Mask
 from equipoise.theory.lipschitz.heads import Heads, Rotary
 
 
@@ -38,7 +38,7 @@ from equipoise.theory.lipschitz.heads import Heads, Rotary
 class Queries:
     """One head at its point, as seen by some of its queries."""
 
-    at: Attended
+    at: AttentionForward
     """Of one head."""
     x_QD: Tensor
     x_KD: Tensor
@@ -68,7 +68,7 @@ class Queries:
         return eye_FF[:, None, None, :] * m_CD[None, :, :, None]
 
 
-def queries_of(at: Attended, x_LD: Tensor, g_LD: Tensor) -> Queries:
+def queries_of(at: AttentionForward, x_LD: Tensor, g_LD: Tensor) -> Queries:
     """Return what a block needs of one head; ``at`` may hold a part of its queries."""
     g_QC = g_LD[at.at_Q]
     c_QF = g_QC @ at.heads.w_o_HFD[0].mT
@@ -182,7 +182,7 @@ def _crossed(queries: Queries, rotary: Rotary) -> Tensor:
     E = queries.at.k_HKE.shape[-1]
     eye_EE = torch.eye(E).to(queries.x_KD)
     # Row l of the turned identity is R_j e_l; R_j has it as a column.
-    turn_KEA = rotary.turned(eye_EE[:, None], queries.at.at_K).permute(1, 2, 0)
+    turn_KEA = rotary.rotate(eye_EE[:, None], queries.at.at_K).permute(1, 2, 0)
     z_KEDA = queries.x_KD[:, None, :, None] * turn_KEA[:, :, None, :]
     z_QX = queries.p_QK @ z_KEDA.flatten(1)
     return z_QX.reshape(len(z_QX), E, -1)
@@ -293,7 +293,7 @@ def attention_hessian(
         >>> attention_hessian(heads, x, torch.ones(2, 1)).qq_DEDE[0].shape
         torch.Size([1, 1, 1, 1])
     """
-    at = plainly_attended(heads, x_LD, mask=mask)
+    at = plain_attention(heads, x_LD, mask=mask)
     x_LD = x_LD.to(at.p_HQK.dtype)
     parts = [
         _head(at, x_LD, g_LD.to(x_LD), h, output=output) for h in range(len(at.p_HQK))
@@ -319,7 +319,7 @@ def _shared(blocks: Blocks, times: int) -> Blocks:
 
 
 def _head(
-    at: Attended, x_LD: Tensor, g_LD: Tensor, h: int, *, output: bool
+    at: AttentionForward, x_LD: Tensor, g_LD: Tensor, h: int, *, output: bool
 ) -> list[Tensor]:
     """Return one head's blocks, summed over chunks of its queries."""
     L, D = x_LD.shape

@@ -11,7 +11,7 @@ block of the second is Σ_i l_i ⊗ M_i ⊗ r_i over queries, M_i a small matrix
 (Cauchy–Schwarz, weight ‖M_i‖ on each query). The norm of a matrix of blocks is at most
 that of the matrix of their norms; heads meet only in the first term.
 
-How scores move with W_K has several bounds (``key_sides``). Plain keys:
+How scores move with W_K has several bounds (``key_factors``). Plain keys:
 dt_ij = s·q_iᵀ dW_Kᵀ x_j, the factor x_j at every query's own q_i. Rotation couples
 them, dt_ij = s·⟨x_j ⊗ R_jᵀq_i, dW_K⟩: either all of it is the factor and no more is
 left to a query; or the keys move freely, the factor e_j at every q_i, times
@@ -28,13 +28,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.theory.curvature.attention import plainly_attended
+from equipoise.theory.curvature.attention import plain_attention
 from equipoise.theory.curvature.attention_blocks import Queries, queries_of
 from equipoise.theory.lipschitz.forward import Mask
 from equipoise.theory.lipschitz.heads import Heads, Rotary
 
 
-class KeySide(NamedTuple):
+class KeyFactor(NamedTuple):
     """Σ_j b_ij f_ij (dt_ij/s), for any f: ‖M_i‖ with this factor, times ‖left_i‖."""
 
     factor_QKA: Tensor
@@ -42,18 +42,18 @@ class KeySide(NamedTuple):
     left_QE: Tensor
 
 
-def key_sides(queries: Queries) -> list[KeySide]:
+def key_factors(queries: Queries) -> list[KeyFactor]:
     """Return every way; a bound may take the least."""
     q_QE, rotary = queries.at.q_HQE[0], queries.at.heads.rotary
     if rotary is None:
-        return [KeySide(queries.about(queries.x_KD), q_QE)]
-    turns_KEE = _turns(rotary, queries)
+        return [KeyFactor(queries.about(queries.x_KD), q_QE)]
+    turns_KEE = _rotations(rotary, queries)
     sizes_K1 = torch.linalg.matrix_norm(turns_KEE, ord=2)[:, None]
     most = torch.linalg.matrix_norm(sizes_K1 * queries.x_KD, ord=2)
     free_QKK = queries.about(torch.eye(len(queries.x_KD)).to(q_QE))
     return [
-        KeySide(_whole(queries), torch.ones_like(q_QE[:, :1])),
-        KeySide(most * free_QKK, q_QE),
+        KeyFactor(_whole(queries), torch.ones_like(q_QE[:, :1])),
+        KeyFactor(most * free_QKK, q_QE),
     ]
 
 
@@ -68,10 +68,10 @@ def _whole(queries: Queries) -> Tensor:
     return factor_QKA
 
 
-def _turns(rotary: Rotary, queries: Queries) -> Tensor:
+def _rotations(rotary: Rotary, queries: Queries) -> Tensor:
     """Return R_j of every key."""
     eye_EE = torch.eye(queries.at.k_HKE.shape[-1]).to(queries.x_KD)
-    return rotary.turned(eye_EE[:, None], queries.at.at_K).permute(1, 2, 0)
+    return rotary.rotate(eye_EE[:, None], queries.at.at_K).permute(1, 2, 0)
 
 
 def crossed_norm(queries: Queries) -> Tensor:
@@ -81,9 +81,9 @@ def crossed_norm(queries: Queries) -> Tensor:
     if rotary is None:
         plain: Tensor = norm(queries.x_QD.mT @ p_QK @ x_KD, ord=2)
         return plain
-    turns_KEE = _turns(rotary, queries)
+    turns_KEE = _rotations(rotary, queries)
     found = []
-    for channels in _turned_together(rotary, turns_KEE.shape[-1]):
+    for channels in _rotation_pairs(rotary, turns_KEE.shape[-1]):
         turn_KEE = turns_KEE[:, channels][..., channels]
         moved_EKX = torch.einsum("KEA,KD->EKDA", turn_KEE, x_KD).flatten(2)
         asked_EQX = moved_EKX[:, queries.at.at_Q]
@@ -91,7 +91,7 @@ def crossed_norm(queries: Queries) -> Tensor:
     return torch.stack(found).max()
 
 
-def _turned_together(rotary: Rotary, width: int) -> list[list[int]]:
+def _rotation_pairs(rotary: Rotary, width: int) -> list[list[int]]:
     """Return the channels in groups that a rotation does not mix."""
     turned = rotary.cos_LR.shape[-1]
     half = turned // 2
@@ -174,7 +174,7 @@ def attention_norms(
     heads: Heads, x_LD: Tensor, g_LD: Tensor, *, mask: Mask | None = None
 ) -> AttentionNorms:
     """Return what a bound on a layer, or on a block around it, is made of."""
-    at = plainly_attended(heads, x_LD, mask=mask)
+    at = plain_attention(heads, x_LD, mask=mask)
     x_LD = x_LD.to(at.p_HQK.dtype)
     each = [
         queries_of(at.some(heads=slice(h, h + 1)), x_LD, g_LD.to(x_LD))
@@ -190,7 +190,7 @@ class _Head:
         self.queries, self.scale = queries, queries.scale
         self.k_QKE = _pulled(queries, queries.about(queries.at.k_HKE[0]))
         self.x_QKD = queries.about(queries.x_KD)
-        self.keys = key_sides(queries)
+        self.keys = key_factors(queries)
         left_QFK = (queries.a_QK[..., None] * queries.about(queries.at.v_HKF[0])).mT
         # Norms of products see only R of Mᵀ = QR.
         self.moved = [

@@ -120,7 +120,7 @@ def mixing_norms(heads: Heads) -> Tensor:
     return heads.slope * spectral(r_q @ r_k.mT)
 
 
-def refuse(heads: Heads, author: str, *, rotary: bool = False) -> None:
+def check_covered(heads: Heads, author: str, *, rotary: bool = False) -> None:
     """Raise for what the theorem does not cover, naming what to use in its place."""
     normed = heads.q_norm is not None or heads.k_norm is not None
     if normed or (rotary and heads.rotary is not None):

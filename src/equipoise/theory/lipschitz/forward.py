@@ -26,7 +26,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attended:
+class AttentionForward:
     """Queries, keys and values as the scores see them, with weights and slopes."""
 
     heads: Heads
@@ -45,7 +45,7 @@ class Attended:
 
     def some(
         self, *, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL
-    ) -> "Attended":
+    ) -> "AttentionForward":
         """Return the same attention restricted to a block; o stays as it was."""
         h = self.heads
         few = replace(
@@ -55,7 +55,7 @@ class Attended:
             w_v_GDF=h.w_v_GDF[heads],
             w_o_HFD=h.w_o_HFD[heads],
         )
-        return Attended(
+        return AttentionForward(
             heads=few,
             q_HQE=self.q_HQE[heads, queries],
             k_HKE=self.k_HKE[heads, keys],
@@ -73,14 +73,14 @@ class Attended:
         """Return what q_i means to x_j W_K, pair by pair; K is 1 if all keys agree."""
         q_HQ1E, norm = self.q_HQE[:, :, None], self.heads.k_norm
         if self.heads.rotary is not None:
-            q_HQ1E = self.heads.rotary.unturned(q_HQ1E, self.at_K)
+            q_HQ1E = self.heads.rotary.rotate_back(q_HQ1E, self.at_K)
         return q_HQ1E if norm is None else norm.pulled(q_HQ1E, self.raw_k_HKE[:, None])
 
     def pulled_queries(self, c_HQEF: Tensor) -> Float[Tensor, "H Q E F"]:
         """Return each column of c, a direction of q_i, as a direction of x_i W_Q."""
         c_HFQE, norm = c_HQEF.permute(0, 3, 1, 2), self.heads.q_norm
         if self.heads.rotary is not None:
-            c_HFQE = self.heads.rotary.unturned(c_HFQE, self.at_Q)
+            c_HFQE = self.heads.rotary.rotate_back(c_HFQE, self.at_Q)
         if norm is not None:
             c_HFQE = norm.pulled(c_HFQE, self.raw_q_HQE[:, None])
         return c_HFQE.permute(0, 2, 3, 1)
@@ -99,7 +99,7 @@ def attend(
     *,
     mask: Mask | None = None,
     queries: Int[Tensor, " Q"] | None = None,
-) -> Attended:
+) -> AttentionForward:
     """Return one sequence's attention, of all queries or of those named.
 
     Args:
@@ -137,7 +137,7 @@ def attend_captured(
     v_GKF: Float[Tensor, "G K F"],
     mask: Mask | None = None,
     queries: Int[Tensor, " Q"] | None = None,
-) -> Attended:
+) -> AttentionForward:
     """Return attention from q, k and v as ``scaled_dot_product_attention`` got them.
 
     Args:
@@ -176,13 +176,13 @@ def _attended(
     v_HKF: Tensor,
     added_HQK: Tensor,
     at_Q: Tensor,
-) -> Attended:
+) -> AttentionForward:
     """Return the record; q and k are (raw, as the scores see them)."""
     at_K = torch.arange(v_HKF.shape[1], device=v_HKF.device)
     if h.causal:
         added_HQK = added_HQK.masked_fill(at_K > at_Q[:, None], -torch.inf)
     p_HQK, slope_HQK = _weights(h, q[1] @ k[1].mT, added_HQK.to(v_HKF))
-    return Attended(
+    return AttentionForward(
         heads=h,
         q_HQE=q[1],
         k_HKE=k[1],
@@ -204,7 +204,7 @@ def _projected(x_KD: Tensor, w_HDE: Tensor, b_HE: Tensor | None) -> Tensor:
 
 def _seen(h: Heads, raw_HKE: Tensor, at_K: Tensor, norm: HeadNorm | None) -> Tensor:
     u_HKE = raw_HKE if norm is None else norm.normalised(raw_HKE)
-    return u_HKE if h.rotary is None else h.rotary.turned(u_HKE, at_K)
+    return u_HKE if h.rotary is None else h.rotary.rotate(u_HKE, at_K)
 
 
 def _added(mask: Tensor | None, shape: tuple[int, int, int], like: Tensor) -> Tensor:

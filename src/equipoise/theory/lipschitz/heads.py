@@ -73,11 +73,11 @@ class Rotary:
                 f"got {tuple(self.cos_LR.shape)} and {tuple(self.sin_LR.shape)}"
             )
 
-    def turned(self, u_xLE: Float[Tensor, "*x L E"], at_L: Tensor) -> Tensor:
+    def rotate(self, u_xLE: Float[Tensor, "*x L E"], at_L: Tensor) -> Tensor:
         """Return R_l u for the vector at each position."""
         return self._map(u_xLE, at_L, transpose=False)
 
-    def unturned(self, u_xLE: Float[Tensor, "*x L E"], at_L: Tensor) -> Tensor:
+    def rotate_back(self, u_xLE: Float[Tensor, "*x L E"], at_L: Tensor) -> Tensor:
         """Return R_lᵀ u: what a change of the rotated vector means before rotation."""
         return self._map(u_xLE, at_L, transpose=True)
 

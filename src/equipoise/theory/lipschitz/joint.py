@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.theory.lipschitz.bound import Bound, Norm, spectral
-from equipoise.theory.lipschitz.forward import Attended, attend
+from equipoise.theory.lipschitz.forward import AttentionForward, attend
 from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.lipschitz.local import covariance, moment_norm, moment_root
 
@@ -40,7 +40,7 @@ def joint_bound(
     return Bound(value=value, scope="local", kind="first order", note="joint heads")
 
 
-def joint_rows(attended: Attended) -> Float[Tensor, " Q"]:
+def joint_rows(attended: AttentionForward) -> Float[Tensor, " Q"]:
     """Return, per query, value + key + query path with the heads summed inside norms:
 
     Σ_j ‖Σ_h p^h_ij W_V W_O‖ + Σ_j ‖Σ_h key rank-ones‖ + ‖Σ_h query matrices‖,
@@ -60,7 +60,7 @@ def joint_rows(attended: Attended) -> Float[Tensor, " Q"]:
     return value_Q + torch.cat(rows)
 
 
-def value_path(attended: Attended) -> Float[Tensor, " Q"]:
+def value_path(attended: AttentionForward) -> Float[Tensor, " Q"]:
     """Return Σ_j of the least of three bounds on ‖Σ_h p^h_ij M_h‖, M_h = W_V^h W_O^h:
 
     - (Σ_hg p^h p^g T_hg)^½ with T_hg the norm of M_hᵀM_g, or of M_h M_gᵀ;
@@ -95,7 +95,7 @@ def _overlaps(heads: Heads) -> tuple[Tensor, Tensor]:
     return spectral(left), spectral(right)
 
 
-def rank_ones(part: Attended) -> tuple[Tensor, Tensor]:
+def rank_ones(part: AttentionForward) -> tuple[Tensor, Tensor]:
     """Return a, b with Σ_h a^h_ij ⊗ b^h_ij the key path; a's K is 1 if all agree."""
     a_QKHD = torch.einsum("HQKE,HDE->QKHD", part.pulled_keys(), part.heads.w_k_GDE)
     weighted_HQKF = (part.p_HQK * part.slope_HQK)[..., None] * part.deviations()
@@ -103,21 +103,21 @@ def rank_ones(part: Attended) -> tuple[Tensor, Tensor]:
     return a_QKHD, b_QKHD
 
 
-def query_matrices(part: Attended) -> Float[Tensor, "Q D D"]:
+def query_matrices(part: AttentionForward) -> Float[Tensor, "Q D D"]:
     """Return Σ_h W_Q [covariance of keys and values] W_O, as a map of x_i to y_i."""
     c_HQEF = part.pulled_queries(covariance(part))
     h = part.heads
     return torch.einsum("HDE,HQEF,HFC->QDC", h.w_q_HDE, c_HQEF, h.w_o_HFD)
 
 
-def _key_path(part: Attended) -> Tensor:
+def _key_path(part: AttentionForward) -> Tensor:
     """Return Σ_j ‖AᵀB‖₂ from two H × H Gram matrices: ‖AᵀB‖₂² = λ_max(AAᵀ·BBᵀ)."""
     a_QKHD, b_QKHD = rank_ones(part)
     gram_QKHH = (a_QKHD @ a_QKHD.mT) @ (b_QKHD @ b_QKHD.mT)
     return moment_root(gram_QKHH).sqrt().sum(-1)
 
 
-def _query_path(part: Attended) -> Tensor:
+def _query_path(part: AttentionForward) -> Tensor:
     return moment_norm(query_matrices(part))
 
 
@@ -145,7 +145,7 @@ def block_bound(
     )
 
 
-def block_norms(attended: Attended) -> Float[Tensor, "Q K"]:
+def block_norms(attended: AttentionForward) -> Float[Tensor, "Q K"]:
     """Return ‖J_ij‖₂, the Jacobian of output i by input j, for every query and key."""
     rows = [
         torch.cat([_largest(j_KDC) for j_KDC in row_blocks(attended, i)])
@@ -154,7 +154,7 @@ def block_norms(attended: Attended) -> Float[Tensor, "Q K"]:
     return torch.stack(rows)
 
 
-def row_blocks(attended: Attended, i: int) -> Iterator[Float[Tensor, "K D C"]]:
+def row_blocks(attended: AttentionForward, i: int) -> Iterator[Float[Tensor, "K D C"]]:
     """Yield a query's blocks, dy_i = Σ_j dx_j J_ij, a budget of keys at a time."""
     row = attended.some(queries=slice(i, i + 1))
     own_DC = query_matrices(row)[0]
@@ -166,7 +166,7 @@ def row_blocks(attended: Attended, i: int) -> Iterator[Float[Tensor, "K D C"]]:
         yield j_KDC
 
 
-def _value_and_key_path(part: Attended) -> Tensor:
+def _value_and_key_path(part: AttentionForward) -> Tensor:
     values_HDC = part.heads.w_v_GDF @ part.heads.w_o_HFD
     a_KHD, b_KHD = (t[0] for t in rank_ones(part))
     value_KDC = torch.einsum("HK,HDC->KDC", part.p_HQK[:, 0], values_HDC)
@@ -212,7 +212,7 @@ def dual_bound(
     return Bound(value=upper, scope="local", kind="first order", note=note)
 
 
-def dual_rows(attended: Attended, *, steps: int = 8) -> Bracket:
+def dual_rows(attended: AttentionForward, *, steps: int = 8) -> Bracket:
     """Return the bracket of every query of this attention."""
     rows = (torch.cat(list(row_blocks(attended, i))) for i in range(len(attended.at_Q)))
     brackets = [block_inf_norm(j_KDC, steps=steps) for j_KDC in rows]

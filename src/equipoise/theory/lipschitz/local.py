@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise.theory.lipschitz.bound import Bound, spectral
-from equipoise.theory.lipschitz.forward import Attended, attend
+from equipoise.theory.lipschitz.forward import AttentionForward, attend
 from equipoise.theory.lipschitz.heads import Heads
 
 
@@ -125,7 +125,7 @@ def local_bound(
     return Bound(value=value, scope="local", kind="estimate", note=note)
 
 
-def local_paths(attended: Attended, *, any_rotation: bool = False) -> Paths:
+def local_paths(attended: AttentionForward, *, any_rotation: bool = False) -> Paths:
     """Return the three paths of every head and query, one head in memory at a time.
 
     Cost: queries × keys × E² per head, like attention itself. Extra memory: queries ×
@@ -144,7 +144,7 @@ def local_paths(attended: Attended, *, any_rotation: bool = False) -> Paths:
     return Paths(*(torch.cat(path) for path in zip(*each, strict=True)))
 
 
-def _one_head(head: Attended, factors: Callable[[Heads], _Factors]) -> Paths:
+def _one_head(head: AttentionForward, factors: Callable[[Heads], _Factors]) -> Paths:
     r = factors(head.heads)
     key_HQ = torch.zeros_like(head.q_HQE[..., 0])
     c_HQEF = head.q_HQE.new_zeros(*head.q_HQE.shape, head.v_HKF.shape[-1])
@@ -175,7 +175,7 @@ def _isotropic(heads: Heads) -> _Factors:
     return _Factors(q_HEE, k_HEE, r.v_HFF, r.o_HFF)
 
 
-def _key_path(part: Attended, r: _Factors) -> Tensor:
+def _key_path(part: AttentionForward, r: _Factors) -> Tensor:
     """Return Σ_j p_ij |c_ij| ‖(v_j − o_i)W_O‖ ‖W_K q_i‖ over the keys of this part."""
     step_HQK = torch.cdist(
         part.o_HQF @ r.o_HFF.mT,
@@ -190,7 +190,7 @@ def _key_path(part: Attended, r: _Factors) -> Tensor:
     return (weight_HQK * step_HQK * reach_HQK).sum(-1)
 
 
-def covariance(part: Attended) -> Float[Tensor, "H Q E F"]:
+def covariance(part: AttentionForward) -> Float[Tensor, "H Q E F"]:
     """Return Σ_l p_il c_il k_l ⊗ (v_l − o_i): what moving q_i does to o_i."""
     weighted_HQKF = (part.p_HQK * part.slope_HQK)[..., None] * part.deviations()
     return torch.einsum("HKE,HQKF->HQEF", part.k_HKE, weighted_HQKF)

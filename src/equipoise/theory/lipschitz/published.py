@@ -44,10 +44,10 @@ from equipoise.errors import InputError
 from equipoise.numerics.rows.balance import balance
 from equipoise.theory.lipschitz.bound import (
     Bound,
+    check_covered,
     is_biased,
     length,
     mixing_norms,
-    refuse,
     score_weights,
     spectral,
 )
@@ -62,7 +62,7 @@ def emadi_local(
 
     A query that sees no key has no row, and counts with θ = 0.
     """
-    refuse(heads, "Emadi")
+    check_covered(heads, "Emadi")
     attended = attend(heads, x_KD, mask=mask)
     theta_HQ = balance(attended.p_HQK).upper
     blind_HQ = attended.p_HQK.sum(-1) == 0
@@ -77,7 +77,7 @@ def emadi_ball(heads: Heads, *, radius: float) -> Bound:
 
     After LayerNorm, radius = (‖γ‖_∞ + ‖β‖_∞)√D covers every input there is.
     """
-    refuse(heads, "Emadi")
+    check_covered(heads, "Emadi")
     h = heads.expanded(heads.w_q_HDE)
     value = _thm_5_1(h, torch.ones(len(h.w_q_HDE)), radius)
     note = f"Emadi Thm 5.1 with theta 1, tokens up to {radius:.4g}"
@@ -95,7 +95,7 @@ def _thm_5_1(heads: Heads, theta_H: Tensor, radius: float) -> float:
 
 def castin_bound(heads: Heads, *, radius: float, tokens: int) -> Bound:
     """Return the √n bound for every input whose tokens are no longer than radius."""
-    refuse(heads, "Castin et al.")
+    check_covered(heads, "Castin et al.")
     h = heads.expanded(heads.w_q_HDE)
     reach_H = mixing_norms(h).square() * length(h, radius) ** 4 * (4 * tokens + 1)
     value_H = spectral(h.w_v_GDF) * spectral(h.w_o_HFD)
@@ -158,7 +158,7 @@ def yudin_local(
     heads: Heads, x_KD: Float[Tensor, "K D"], *, mask: Tensor | None = None
 ) -> Bound:
     """Return Thm 3 at x. Rotations are refused: they break ‖XW‖₂ ≤ ‖X‖₂‖W‖₂."""
-    refuse(heads, "Yudin et al.", rotary=True)
+    check_covered(heads, "Yudin et al.", rotary=True)
     attended = attend(heads, x_KD, mask=mask)
     h, p_HQK = attended.heads, attended.p_HQK
     x_KD = x_KD.to(p_HQK)
