@@ -80,6 +80,8 @@ SENTENCES = [
     "A model that trains in one precision may not serve in another.",
     "Where does the error come from, and how large will it be?",
 ]
+LARGEST_JSON = 64 << 20
+"""Bytes of a JSON batch; parsed, it takes twenty times as much memory."""
 # Attributes of a configuration that bound the length of a sequence.
 LENGTHS = ("max_position_embeddings", "n_positions", "context", "block_size")
 
@@ -158,11 +160,30 @@ def loaded_batch(path: Path) -> Batch:
     """Return a batch from ``.pt`` (tensors only), ``.safetensors`` or ``.json``."""
     if not path.is_file():
         raise InputError(f"{path}: no such batch file")
+    _check_start(path)
     if path.suffix == ".json":
         return _from_json(path)
     if path.suffix in {".safetensors", ".pt", ".pth"}:
         return _from_tensors(path)
     raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
+
+
+def _check_start(path: Path) -> None:
+    """Refuse what cannot be a batch by its first bytes, before all of it is read."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        start = stream.read(8)
+    if path.suffix == ".json" and size > LARGEST_JSON:
+        raise InputError(
+            f"{path}: {size / 2**20:.0f} MB of JSON; save so large a batch as .pt or "
+            ".safetensors"
+        )
+    if path.suffix == ".safetensors":
+        whole = 8 < int.from_bytes(start, "little") + 8 <= size
+    else:
+        whole = path.suffix == ".json" or start.startswith((b"PK\x03\x04", b"\x80"))
+    if not whole:
+        raise InputError(f"{path}: not a whole file of tensors")
 
 
 def _from_tensors(path: Path) -> Batch:
@@ -182,7 +203,7 @@ def _from_json(path: Path) -> dict[str, Tensor]:
     try:
         given = json.loads(path.read_text())
         return {key: torch.tensor(item) for key, item in given.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(
             f"{path}: expected a mapping of names to numbers, as in "
             f'{{"input_ids": [[1, 2, 3]]}} ({error})'
@@ -194,6 +215,7 @@ def _from_directory(path: Path) -> nn.Module:
 
     if not (path / "config.json").is_file():
         raise InputError(f"{path} has no config.json; give {MODEL_FORMS}")
+    _check_files(path)
     config = json.loads((path / "config.json").read_text())
     causal = any(
         "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())
@@ -201,6 +223,16 @@ def _from_directory(path: Path) -> nn.Module:
     kind = AutoModelForCausalLM if causal else AutoModel
     model: nn.Module = kind.from_pretrained(path, **LOCAL).float()
     return model
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a folder with a pipe or a device in it: reading one would wait for ever.
+
+    Links are followed: the Hugging Face cache is made of them.
+    """
+    for file in path.iterdir():
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise InputError(f"{file} is no regular file: this is no model directory")
 
 
 def _directory_batch(

@@ -10,9 +10,11 @@ pins them. ``arguments`` and ``subject`` are what several commands share.
 
 Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
 and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
-2 also for wrong usage · 70 a defect of ours · 130 interrupted.
+2 also for wrong usage · 70 a defect of ours · 130 interrupted · 141 the reader of a
+pipe left early.
 """
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -53,22 +55,36 @@ EXTRAS = {
     "PIL": "lab",
 }
 """Module that may be absent → the extra that brings it."""
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
-DEFECT, INTERRUPTED = 70, 130
+DEFECT, INTERRUPTED, CLOSED_PIPE = 70, 130, 141
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and leave with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        application(given)(given, prog_name="equipoise")
+        try:
+            application(given)(given, prog_name="equipoise")
+        finally:
+            sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except KeyboardInterrupt:  # while a command is loaded; typer sees to the rest
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # `| head` has seen enough
+        _drop_output()
+        sys.exit(CLOSED_PIPE)
     except Exception as error:
         if os.environ.get("EQUIPOISE_TRACEBACK"):
             raise
+        if _is_output(error):
+            _drop_output()
         typer.echo(f"equipoise: {_message(error)}", err=True)
         sys.exit(_code(error))
+
+
+def _drop_output() -> None:
+    """Let the interpreter flush what is left into nothing as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def application(given: list[str]) -> typer.Typer:
@@ -126,8 +142,8 @@ def _message(error: Exception) -> str:
     if (extra := _extra(error)) is not None:
         name = getattr(error, "name", "")
         return f'needs {name}, not installed: pip install "equipoise[{extra}]"'
-    if _is_outside(error):
-        return f"{error.filename}: {error.strerror}"  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and _is_outside(error):
+        return f"{error.filename or 'standard output'}: {error.strerror}"
     return (
         f"unexpected {type(error).__name__}: {error}\n"
         "This is a defect of ours. EQUIPOISE_TRACEBACK=1 shows where it happened."
@@ -151,4 +167,9 @@ def _extra(error: Exception) -> str | None:
 
 def _is_outside(error: Exception) -> bool:
     """Say whether the system refused a file: no room, no right, no such place."""
-    return isinstance(error, OSError) and error.filename is not None
+    return _is_output(error) or (isinstance(error, OSError) and bool(error.filename))
+
+
+def _is_output(error: Exception) -> bool:
+    """Say whether standard output has no room for what we print."""
+    return isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename

@@ -28,6 +28,7 @@ def command(
     batch, the random state and the weights; and your function that builds the model.
     """
     # Here, not above: --help must not load torch.
+    from equipoise.cli.subject import user_code
     from equipoise.watching.nonfinite import first_bad_module
     from equipoise.watching.options import preset_probes
     from equipoise.watching.replay import NEEDED, bundles, load_step, measure
@@ -40,10 +41,11 @@ def command(
     chosen = max(saved) if step is None else step
     network = built(model)
     batch = load_step(saved[chosen], network)
-    origin = first_bad_module(network, batch)
+    with user_code(f"{saved[chosen]} does not run on --model {model}"):
+        origin = first_bad_module(network, batch)
+        table = measure(network, batch, preset_probes("minimal"))
     summary = "every output is finite" if origin is None else origin.sentence
     typer.echo(f"step {chosen} of {run}: {summary}")
-    table = measure(network, batch, preset_probes("minimal"))
     for quantity, sites in table.items():
         for site, cell in sites.items():
             numbers = " ".join(f"{value:.4g}" for value in cell.values)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from equipoise.errors import RunFileError
-from equipoise.report.terminal import listing, print_listing
+from equipoise.report.terminal import listing, listing_json, print_listing
 from equipoise.store import runs_directory
 
 
@@ -15,9 +15,15 @@ def command(
         Path | None,
         typer.Argument(help="Where to look; $EQUIPOISE_RUNS or ./runs unless given."),
     ] = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
-    """List the runs of a directory, newest first."""
+    """List the runs of a directory and of those inside it, newest first."""
     place = directory or runs_directory()
     if not place.is_dir():
         raise RunFileError(f"{place}: no such directory of runs")
-    print_listing(listing(place))
+    found = listing(place)
+    if json:
+        typer.echo(listing_json(found))
+    else:
+        print_listing(found)

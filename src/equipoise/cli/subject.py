@@ -24,21 +24,17 @@ from equipoise.auditing.subject import (
 )
 from equipoise.errors import EquipoiseError, InputError
 
-# What Python and torch raise; an interruption or a call of exit() is left alone.
-FAULTS = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(NameError, OSError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
-
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn what the user's code raises into one line."""
+    """Turn what the user's code and files raise into one line."""
     try:
         yield
     except EquipoiseError:
         raise
-    except FAULTS as error:
+    # A boundary, like the CLI's main: libraries raise errors of their own for a broken
+    # file (SafetensorError, UnpicklingError, a bare Exception from tokenizers).
+    except Exception as error:
         raise InputError(f"{what}: {in_one_line(error)}") from error
 
 

@@ -1,8 +1,10 @@
 """Runs on a terminal: a report of some, or a listing of a directory, one line each."""
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -28,8 +30,8 @@ class ListedRun:
 
 
 def listing(directory: Path) -> list[ListedRun]:
-    """Return the runs of a directory, newest first."""
-    return [_listed(path) for path in run_files(directory)]
+    """Return the runs of a directory and of those inside it, newest first."""
+    return [_listed(path) for path in run_files(directory, recursive=True)]
 
 
 def _listed(path: Path) -> ListedRun:
@@ -50,6 +52,7 @@ def _read(path: Path, run: Run) -> ListedRun:
     )
 
 
+WIDE = 10_000
 COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 
@@ -60,7 +63,14 @@ def print_listing(rows: Sequence[ListedRun]) -> None:
         step = "none yet" if row.last_step is None else str(row.last_step)
         counts = Text(row.trouble, "red") if row.trouble else _counts(row.severities)
         table.add_row(row.name, row.created, step, counts, str(row.path))
-    Console().print(table)
+    # A pipe has no width: nothing may be cut there, least of all a path.
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(table)
+
+
+def listing_json(rows: Sequence[ListedRun]) -> str:
+    """Return the runs as one JSON array, for scripts."""
+    return json.dumps([{**asdict(row), "path": str(row.path)} for row in rows])
 
 
 def _counts(severities: Mapping[str, int]) -> Text:

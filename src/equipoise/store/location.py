@@ -30,15 +30,24 @@ def run_path(run: str | os.PathLike[str] | None, name: str) -> Path:
     return runs_directory() / f"{plain}-{moment}-{secrets.token_hex(2)}{SUFFIX}"
 
 
-def run_files(directory: Path) -> list[Path]:
-    """Return the run files of a directory, newest first."""
-    found = directory.glob(f"*{SUFFIX}")
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True)
+def run_files(directory: Path, *, recursive: bool = False) -> list[Path]:
+    """Return the run files of a directory, newest first; broken links come last."""
+    pattern = f"**/*{SUFFIX}" if recursive else f"*{SUFFIX}"
+    return sorted(
+        directory.glob(pattern), key=lambda path: (_age(path), path), reverse=True
+    )
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # a link to nothing, or a file that has just gone
+        return 0.0
 
 
 def newest(directory: Path) -> Path:
     """Return the newest run of a directory, or say that there is none."""
-    found = run_files(directory)
+    found = [path for path in run_files(directory) if path.is_file()]
     if not found:
         raise RunFileError(
             f"no {SUFFIX} file in {directory}/: give one, or set EQUIPOISE_RUNS"

@@ -5,6 +5,7 @@ were saved. ``watch(..., hold_batch=True)`` saves all three beside the run when 
 or the gradient norm turns non-finite.
 """
 
+import glob
 import pickle
 from pathlib import Path
 
@@ -29,8 +30,10 @@ def bundle_path(run: Path, step: int) -> Path:
 
 def bundles(run: Path) -> dict[int, Path]:
     """Return the steps of a run that can be repeated."""
-    found = run.parent.glob(f"{run.name}.step-*.pt")
-    return {int(p.name.rsplit("-", 1)[1].removesuffix(".pt")): p for p in sorted(found)}
+    # Escaped: a run may be called lr[1e-3].eqp.
+    found = run.parent.glob(f"{glob.escape(run.name)}.step-*.pt")
+    numbers = ((p.name.rsplit("-", 1)[1].removesuffix(".pt"), p) for p in sorted(found))
+    return {int(number): path for number, path in numbers if number.isdecimal()}
 
 
 def save_step(path: Path, batch: Batch, model: nn.Module) -> None:
@@ -68,16 +71,17 @@ def load_step(path: Path, model: nn.Module) -> Batch:
     try:
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["weights"])
-    except (RuntimeError, KeyError) as error:
-        raise InputError(f"{path}: does not fit this model ({error})") from error
+        model.train(saved["training"])
+        random_state = RandomState(
+            saved["host"], saved["cuda"], saved["python"], saved["numpy"]
+        )
+        now = CallState(random_state, Autocast(saved["autocast"]))
+        return Batch(saved["args"], saved["kwargs"], now)
     except (pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
         raise InputError(f"{path}: cannot be loaded safely ({error})") from error
-    model.train(saved["training"])
-    random_state = RandomState(
-        saved["host"], saved["cuda"], saved["python"], saved["numpy"]
-    )
-    now = CallState(random_state, Autocast(saved["autocast"]))
-    return Batch(saved["args"], saved["kwargs"], now)
+    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: does not fit this model ({reason})") from error
 
 
 NEEDED = (

@@ -183,7 +183,7 @@ def tokenizer(name: str) -> Encode:
     """Return a Hugging Face tokenizer by name; each document ends in its EOS."""
     from transformers import AutoTokenizer
 
-    loaded = AutoTokenizer.from_pretrained(name)
+    loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return lambda text: [*loaded(text)["input_ids"], loaded.eos_token_id]
 
 

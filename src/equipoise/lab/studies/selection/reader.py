@@ -110,9 +110,14 @@ def _from_hugging_face(path: Path) -> Reader:
 
     # Fused attention is called with queries, keys and values: all there is to read.
     model: Any = AutoModel.from_pretrained(
-        path, local_files_only=True, attn_implementation="sdpa"
+        path,
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
     )
-    tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False
+    )
     text = bytes(_bytes(1 << 13).tolist()).decode("utf-8", errors="replace")
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids.flatten()
     longest = int(getattr(model.config, "max_position_embeddings", ids.numel()))
