@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import equipoise
 from equipoise.anatomy.families import FAMILIES, Separate, family
+from equipoise.probes.window import SLOT
 from equipoise.watching import Watch
 
 WIDTH, HEADS, TOKENS, LENGTH = 16, 2, 11, 6
@@ -245,7 +246,7 @@ def evaluated(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def hooks_on(model: nn.Module) -> int:
-    """Return how many hooks a model meets of any kind, torch's global ones included."""
+    """Return how many hooks and wrapped calls a model has, torch's global ones too."""
     kinds = (
         "_forward_hooks",
         "_forward_pre_hooks",
@@ -261,4 +262,5 @@ def hooks_on(model: nn.Module) -> int:
     everywhere = torch.nn.modules.module
     on_all = len(everywhere._global_forward_hooks)
     on_all += len(everywhere._global_forward_pre_hooks)
-    return on_modules + on_parameters + on_all
+    wrapped = sum(SLOT in m.__dict__ for m in model.modules())
+    return on_modules + on_parameters + on_all + wrapped

@@ -1,5 +1,6 @@
-"""CoverageCheck is an error at first, a finding later, and never a guess's fault."""
+"""What was not read is a finding; with strict=True an exception."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,15 +59,30 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> N
     optimizer.zero_grad()
 
 
-def test_a_declared_site_without_attention_is_an_error(tmp_path: Path) -> None:
+NOT_READ = r"blocks\.1\.attention.*1 of 2.*softmax"
+
+
+def test_a_declared_site_without_attention_is_a_warning(tmp_path: Path) -> None:
     model, _ = model_that_skips_attention(from_the_start=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with declared("TinyAttention", "SkipsAttention"):
         handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
-    with pytest.raises(SilentSiteError, match=r"blocks\.1\.attention.*1 of 2.*softmax"):
+    step(model, optimizer, batches(1)[0])
+    handle.close()
+    (found,) = handle.findings
+    assert (found.severity, found.rule) == ("warn", "watch.silent")
+    assert re.search(NOT_READ, found.message) and hooks_on(model) == 0
+
+
+def test_a_declared_site_without_attention_raises_if_strict(tmp_path: Path) -> None:
+    model, _ = model_that_skips_attention(from_the_start=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with declared("TinyAttention", "SkipsAttention"):
+        handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", strict=True)
+    with pytest.raises(SilentSiteError, match=NOT_READ):
         step(model, optimizer, batches(1)[0])
-    assert handle.closed and hooks_on(model) == 0
-    step(model, optimizer, batches(1)[0])  # whoever catches it may go on unwatched
+    handle.close()
+    assert hooks_on(model) == 0
 
 
 def test_a_guessed_site_without_attention_is_no_error(tmp_path: Path) -> None:
@@ -76,7 +92,7 @@ def test_a_guessed_site_without_attention_is_no_error(tmp_path: Path) -> None:
         for batch in batches(2):
             step(model, optimizer, batch)
     (found,) = handle.findings
-    assert (found.severity, found.rule) == ("info", "watch.unread")
+    assert (found.severity, found.rule) == ("warn", "watch.unread")
     assert found.site == "blocks.1.attention" and "linear" in found.message
 
 

@@ -111,10 +111,10 @@ def test_hugging_face_models_are_identical(
 
 def test_nothing_is_added_to_the_state(tmp_path: Path) -> None:
     model = TinyModel()
-    keys, attributes = set(model.state_dict()), set(model.__dict__)
+    keys, attributes = set(model.state_dict()), set(model.__getstate__())
     with equipoise.watch(model, run=tmp_path / "a.eqp"):
         assert set(model.state_dict()) == keys
-        assert set(model.__dict__) == attributes
+        assert set(model.__getstate__()) == attributes
     assert hooks_on(model) == 0
 
 
@@ -131,6 +131,6 @@ def test_no_hook_and_no_mode_off_sample(tmp_path: Path) -> None:
     measured = [s for s in seen if s[2]]
     assert len(measured) == 4, "one measured pass per sampled step, and nothing else"
     assert all(hooks > 8 and modes == 1 for _, hooks, modes in measured)
-    # Step 10 is due when the evaluation after step 9 runs: the doors wait, shut.
+    # Step 10 is due when the evaluation after step 9 runs: its call is not measured.
     waiting = [hooks for _, hooks, modes in seen if hooks and not modes]
-    assert waiting == [8]
+    assert waiting == [len([*TinyModel().modules()])]

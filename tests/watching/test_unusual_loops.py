@@ -31,18 +31,18 @@ class EvaluatesInThread(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = TinyModel()
+        self.trained = TinyModel()
         self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval()
         self.failures: list[BaseException] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.inner(tokens)
+        out: Tensor = self.trained(tokens)
         if torch.is_grad_enabled():
             thread = threading.Thread(target=self._evaluate, args=(tokens,))
             thread.start()
             thread.join()
         else:
-            x = self.inner.embedding(tokens)
+            x = self.trained.embedding(tokens)
             self.inner(x, x, x)
         return out
 
@@ -63,7 +63,7 @@ def test_another_thread_evaluates_the_model_meanwhile(tmp_path: Path) -> None:
     handle.close()
     assert not model.failures
     theta = equipoise.open_run(handle.path).series("attention.theta.p5")
-    assert set(theta) == {f"inner.blocks.{i}.attention" for i in (0, 1)}
+    assert set(theta) == {f"trained.blocks.{i}.attention" for i in (0, 1)}
 
 
 class SlowThread(nn.Module):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise.anatomy import flex, multihead
 from equipoise.anatomy.call_stack import Caller, caller, sounds_like_attention
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.hooks import inside_torch_func
+from equipoise.anatomy.hooks import inside_torch_func, is_active, pop_mode
 from equipoise.anatomy.multihead import FastPaths
 from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
 from equipoise.anatomy.sdpa import is_nested, padded, sdpa_call
@@ -66,7 +66,7 @@ class Interceptor(TorchFunctionMode):
         self._notice, self._settle = guarded(self._look), guarded(self._flow.settle)
         self._report_flex = guarded(self._flex)
         self._fast = FastPaths(self, anatomy, listener, guarded=guarded)
-        self._around = ExitStack()
+        self._around, self._over = ExitStack(), False
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -86,7 +86,17 @@ class Interceptor(TorchFunctionMode):
             if id(who.module) in self._sites or sounds_like_attention(who.module):
                 self._miss(who, LOST)
         self._flow.clear()
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._over = True
+        self.leave_stack()
+
+    def leave_stack(self) -> None:
+        """Leave the stack of modes once it is over, if torch has put it there.
+
+        Within its own ``__torch_function__`` (``loss.backward()`` is called in there) a
+        mode is off the stack, and torch puts it back afterwards.
+        """
+        if self._over and is_active(self):
+            pop_mode(self)
 
     def __torch_function__(
         self,
@@ -97,6 +107,8 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._over:
+            return out
         foreign = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
         if inside_torch_func():
             if func in ENTRY_POINTS:

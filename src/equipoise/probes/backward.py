@@ -35,10 +35,12 @@ class BackwardFactors:
     """Site → the norm that came after it in the forward pass."""
     _last: str | None = None
 
+    def begin_pass(self) -> None:
+        self._after_norm, self._next, self._last = {}, {}, None
+
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._after_norm, self._next, self._last = {}, {}, None
         if anatomy.placement != "post":
             return
         inside = tuple(f"{block}." for block in anatomy.blocks)

@@ -31,6 +31,7 @@ from equipoise.probes.protocols import (
     Hook,
     How,
     ModuleProbe,
+    PassProbe,
     Probe,
 )
 from equipoise.probes.window import Window
@@ -243,34 +244,54 @@ class CallDispatcher:
         return f"{name}#{number}" if number else name
 
 
-@contextmanager
-def capturing(
-    probes: Iterable[Probe],
-    anatomy: Anatomy,
-    emit: Emit,
-    *,
-    boundary: Boundary,
-    coverage: PassCoverage | None = None,
-) -> Iterator[None]:
-    """Attach every probe now; detach every hook, whatever happens inside the block.
+class Capture:
+    """What one sampled step is captured with; its parts may run one by one."""
 
-    Handles are registered one by one, so a probe that fails half-way through ``attach``
-    leaves nothing behind either.
-    """
-    coverage = coverage or PassCoverage()
-    working = [probe for probe in probes if probe.name not in boundary.failed]
-    listeners = _listeners(working, boundary)
-    dispatcher = CallDispatcher(anatomy, listeners, emit, coverage=coverage)
-    with ExitStack() as stack:
-        for probe in working:
-            if isinstance(probe, ModuleProbe):
-                attach = boundary.guarded(probe.name, _attach)
-                attach(probe, anatomy, emit, boundary, stack)
-        for handle in coverage.attach(anatomy):
-            stack.callback(handle.remove)
-        guarded = partial(boundary.guarded, "interception")
-        stack.enter_context(dispatcher.interceptor(guarded))
-        yield
+    def __init__(
+        self,
+        probes: Iterable[Probe],
+        anatomy: Anatomy,
+        emit: Emit,
+        *,
+        boundary: Boundary,
+        coverage: PassCoverage | None = None,
+    ) -> None:
+        self._anatomy, self._emit, self._boundary = anatomy, emit, boundary
+        self._probes = [probe for probe in probes if probe.name not in boundary.failed]
+        self._coverage = coverage or PassCoverage()
+        listeners = _listeners(self._probes, boundary)
+        self._dispatcher = CallDispatcher(
+            anatomy, listeners, emit, coverage=self._coverage
+        )
+        self._begun = False
+        self._interceptor: Interceptor | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Attach every probe now; detach every hook, whatever happens in the block.
+
+        Handles are registered one by one, so a probe that fails half-way through
+        ``attach`` leaves nothing behind either.
+        """
+        boundary, begun, self._begun = self._boundary, self._begun, True
+        with ExitStack() as stack:
+            for probe in self._probes:
+                if isinstance(probe, PassProbe) and not begun:
+                    boundary.guarded(probe.name, probe.begin_pass)()
+                if isinstance(probe, ModuleProbe):
+                    attach = boundary.guarded(probe.name, _attach)
+                    attach(probe, self._anatomy, self._emit, boundary, stack)
+            for handle in self._coverage.attach(self._anatomy):
+                stack.callback(handle.remove)
+            guarded = partial(boundary.guarded, "interception")
+            self._interceptor = self._dispatcher.interceptor(guarded)
+            stack.enter_context(self._interceptor)
+            yield
+
+    def settle(self) -> None:
+        """Take off the stack a mode that was closed while it ran."""
+        if self._interceptor is not None:
+            self._interceptor.leave_stack()
 
 
 @contextmanager
@@ -282,16 +303,10 @@ def attached(
     boundary: Boundary,
     only_training: bool = False,
     coverage: PassCoverage | None = None,
-    traced: Callable[[], object] | None = None,
 ) -> Iterator[Window]:
-    """Measure the next forward pass within the block, and nothing else.
-
-    ``traced`` is called, while it is compiled, by a function that calls the model.
-    """
-    opening = partial(
-        capturing, list(probes), anatomy, emit, boundary=boundary, coverage=coverage
-    )
-    window = Window(anatomy.model, opening, only_training=only_training, traced=traced)
+    """Measure the next forward pass within the block, and nothing else."""
+    capture = Capture(probes, anatomy, emit, boundary=boundary, coverage=coverage)
+    window = Window(anatomy.model, capture, only_training=only_training)
     with window.installed():
         yield window
 

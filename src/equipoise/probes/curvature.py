@@ -172,11 +172,14 @@ class Sharpness:
     _anatomy: Anatomy | None = None
     _call: tuple[Any, Any] = field(default=((), {}))
 
+    def begin_pass(self) -> None:
+        self._count += 1
+        self._due = self._count % self.every == 0
+
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._anatomy, self._count = anatomy, self._count + 1
-        self._due = self._count % self.every == 0
+        self._anatomy = anatomy
         if self._batch is None and self._readable(anatomy, emit):
             listen = guarded(partial(self._forward, guarded))
             yield hooks.after(anatomy.model, listen, with_kwargs=True)

@@ -96,10 +96,12 @@ class StreamShape:
     _tokens: dict[str, int] = field(default_factory=dict)
     """Block → how many tokens of a sequence entered it on this rank."""
 
+    def begin_pass(self) -> None:
+        self._tokens = {}
+
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._tokens = {}
         listen = partial(_read_stream, emit, self._tokens)
         yield from read_inputs(anatomy.blocks, listen, guarded)
 

@@ -51,8 +51,9 @@ class Probe(Protocol):
 class ModuleProbe(Probe, Protocol):
     """A probe that registers hooks.
 
-    ``attach`` is called when the measured forward pass begins and yields one handle per
-    hook as soon as the hook exists; all are off again when that pass ends. Every hook
+    ``attach`` is called when the measured forward pass begins, and again for each part
+    of a model whose parts are called one by one. It yields one handle per hook as soon
+    as the hook exists; all are off again when that pass or part ends. Every hook
     goes through ``guarded``. What must be read in the backward pass is a hook on a
     tensor of the graph, which dies with the graph.
     """
@@ -60,6 +61,14 @@ class ModuleProbe(Probe, Protocol):
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]: ...
+
+
+@runtime_checkable
+class PassProbe(Probe, Protocol):
+    """A probe that is told when a forward pass begins, whose parts may be attached to
+    one by one."""
+
+    def begin_pass(self) -> None: ...
 
 
 @runtime_checkable

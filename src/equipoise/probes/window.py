@@ -1,140 +1,203 @@
-"""The window: the one forward pass of a sampled step that is measured.
+"""The window: the part of a sampled step in which the forward pass is measured.
 
-Training frameworks do not always call the model itself: Lightning calls
-``training_step``, which calls a child. So the window opens at the outermost call of the
-model or of one of its children, once per step for each; later micro-batches, evaluation
-passes and the recomputed forward of activation checkpointing find it closed.
+Training frameworks do not always call the model itself: a ``training_step`` may call
+its parts one by one, some as ``.forward()``. So the window opens at whichever module of
+the model is called first. It closes when the model's own call returns; where only parts
+are called, when the backward pass begins. What ran once is not measured again in the
+same step: later micro-batches, evaluation passes and the recomputed forward of
+activation checkpointing find the window closed.
 """
 
-import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.sites import unwrapped
 
-# Lists are never called; torch's own layers leave their fast path in evaluation when
-# they carry a hook, and would then round differently.
-NEVER_HOOKED = (
-    nn.ModuleList,
-    nn.ModuleDict,
-    nn.MultiheadAttention,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-)
+EVAL_FRAME = "torch._dynamo.eval_frame"
+SLOT = "_compiled_call_impl"
+"""Where torch looks for a stand-in of a module's call. It is no hook, so torch's own
+layers keep their fast path; copies and pickles leave it out."""
 
-Opening = Callable[[], AbstractContextManager[None]]
+Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[nn.Module], None]
 
 
-class CopySafeHook:
-    """A hook that stays on the user's model between two steps.
+class Capturing(Protocol):
+    """What is opened while the measured forward pass runs."""
 
-    Meanwhile the model may be copied (weight averaging) or pickled. The copy is not
-    watched: it gets a callable that does nothing, and that needs nothing of ours to
-    be loaded elsewhere.
-    """
+    def open(self) -> AbstractContextManager[None]: ...
 
-    def __init__(self, act: Callable[..., None]) -> None:
-        self._act = act
-
-    def __call__(self, *args: Any) -> None:
-        self._act(*args)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return NOTHING
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (logging.getLogger("equipoise.copy"), "debug")
+    def settle(self) -> None:
+        """Finish a closing that began where a mode cannot leave the stack."""
 
 
-# Takes anything, returns None, and is the standard library's.
-NOTHING: Callable[..., None] = logging.getLogger("equipoise.copy").debug
+class CallWrapper:
+    """Calls ``before`` and ``after`` around every call of one module."""
+
+    def __init__(self, module: nn.Module, before: Before, after: After) -> None:
+        self._module = weakref.ref(module)
+        self._next = module.__dict__.get(SLOT)
+        self._before, self._after = before, after
+        self._on = True
+        module.__dict__[SLOT] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        assert module is not None
+        call = module._call_impl if self._next is None else self._next
+        if not self._on or torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        self._before(module, args, kwargs)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._after(module)
+
+    def remove(self) -> None:
+        """Leave the module; under another wrapper, do nothing from now on."""
+        self._on = False
+        module = self._module()
+        if module is None:
+            return
+        top = module.__dict__.get(SLOT)
+        while isinstance(top, CallWrapper) and not top._on:
+            top = top._next
+        if top is None:
+            module.__dict__.pop(SLOT, None)
+        else:
+            module.__dict__[SLOT] = top
+
+
+def _keep_from_dynamo() -> None:
+    """Have dynamo leave our wrapper alone where a compiled caller's graph broke."""
+    skip = getattr(sys.modules.get(EVAL_FRAME), "skip_code", None)
+    if skip is not None:
+        skip(CallWrapper.__call__.__code__)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called: our wrappers do not count."""
+    call = module.__dict__.get(SLOT)
+    while isinstance(call, CallWrapper):
+        call = call._next
+    return call is not None
 
 
 class _Depth(threading.local):
-    """How many hooked calls the running thread is inside."""
+    """How many wrapped calls the running thread is inside."""
 
     calls: int = 0
 
 
 class Window:
-    """Opens ``capturing()`` while the measured forward pass runs, and only then.
+    """Opens a capture while the measured forward pass runs, and only then.
 
     Each thread counts its own calls: another one that evaluates the same model
     meanwhile neither opens the window nor closes it.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        capturing: Opening,
-        *,
-        only_training: bool,
-        traced: Callable[[], object] | None = None,
+        self, model: nn.Module, capture: Capturing, *, only_training: bool
     ) -> None:
-        self._model, self._capturing = model, capturing
-        self._only_training, self._traced = only_training, traced
+        self._model, self._capture = model, capture
+        self._only_training = only_training
         self._depth, self._opener = _Depth(), 0
-        self._seen: set[int] = set()
+        self.called: set[int] = set()
+        """Ids of the modules whose call was measured."""
         self._inside: ExitStack | None = None
-        self._hooks = ExitStack()
 
     @property
     def opened(self) -> bool:
         """Whether a forward pass was measured."""
-        return bool(self._seen)
+        return bool(self.called)
+
+    @property
+    def model_called(self) -> bool:
+        """Whether the model itself was called, and not only parts of it."""
+        return not self.called.isdisjoint((id(self._model), id(unwrapped(self._model))))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Wait for the outermost call; leave nothing on the model afterwards."""
+        """Wait for the first call; leave nothing on the model afterwards."""
+        _keep_from_dynamo()
         with ExitStack() as stack:
-            stack.callback(self._hooks.close)
-            stack.callback(self._close)
-            for entry in self._entries():
-                enter, leave = CopySafeHook(self._before), CopySafeHook(self._after)
-                before = entry.register_forward_pre_hook(enter)
-                self._hooks.callback(before.remove)
-                after = entry.register_forward_hook(leave, always_call=True)
-                self._hooks.callback(after.remove)
+            stack.callback(self._capture.settle)
+            stack.callback(self.close)
+            for module in _called_in_place(self._model):
+                wrapper = CallWrapper(module, self._before, self._after)
+                stack.callback(wrapper.remove)
             yield
 
-    def _entries(self) -> list[nn.Module]:
-        children = unwrapped(self._model).children()
-        return [self._model, *(c for c in children if not isinstance(c, NEVER_HOOKED))]
-
-    def _before(self, module: nn.Module, args: Any) -> None:
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            # A caller of the model is being compiled: add nothing to its graph.
-            if self._traced is not None and torch.is_grad_enabled():
-                self._traced()
             return
-        if self._depth.calls == 0 and _inside_compiled_function():
-            return
-        outermost = self._depth.calls == 0 and self._inside is None
         self._depth.calls += 1
-        counts = torch.is_grad_enabled() or not self._only_training
-        if outermost and counts and id(module) not in self._seen:
-            self._seen.add(id(module))
+        if self._depth.calls > 1:
+            self._note(module)
+            return
+        if self._inside is None:
+            self._capture.settle()
+        if _inside_compiled_function():
+            return
+        wanted = torch.is_grad_enabled() or not self._only_training
+        if not wanted or id(module) in self.called:
+            self.close()
+            return
+        if self._inside is None:
             self._inside, self._opener = ExitStack(), threading.get_ident()
-            self._inside.enter_context(self._capturing())
+            self._inside.enter_context(self._capture.open())
+        self._note(module)
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._depth.calls == 0:
+    def _note(self, module: nn.Module) -> None:
+        mine = self._inside is not None and self._opener == threading.get_ident()
+        # torch.func hides numbers: the pass that can be read may follow.
+        if mine and not inside_torch_func():
+            self.called.add(id(module))
+
+    def _after(self, module: nn.Module) -> None:
+        if torch.compiler.is_compiling():
             return
         self._depth.calls -= 1
-        if self._depth.calls == 0 and self._opener == threading.get_ident():
-            self._close()
+        if self._depth.calls == 0 and not self._more_may_follow():
+            self.close()
 
-    def _close(self) -> None:
-        if self._inside is not None:
+    def _more_may_follow(self) -> bool:
+        """Return whether a part of the model was called, and others may be next.
+
+        Compiled code may run between the parts, and must not meet a function mode.
+        """
+        raised = sys.exc_info()[0] is not None
+        return not (raised or self.model_called or inside_torch_func() or compiled())
+
+    def close(self) -> None:
+        """Close until a module is called that was not measured yet."""
+        if self._inside is not None and self._opener == threading.get_ident():
             inside, self._inside = self._inside, None
             inside.close()
+
+
+def _called_in_place(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are called themselves, and not copies of them."""
+    yield model
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        return  # its replicas share what their originals hold
+    for child in model.children():
+        yield from _called_in_place(child)
+
+
+def compiled() -> bool:
+    """Return whether torch.compile was used in this process."""
+    backends = getattr(sys.modules.get(EVAL_FRAME), "cached_backends", {})
+    return any(callable(backend) for backend in backends.values())
 
 
 def _inside_compiled_function() -> bool:

@@ -9,7 +9,7 @@ not restored.
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equipoise.anatomy.sites import unwrapped
-from equipoise.probes.window import CopySafeHook
+from equipoise.probes.window import CallWrapper, is_compiled
 
 DEVICES = ("cpu", "cuda")
 
@@ -164,44 +164,20 @@ class BatchCapture:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Store a call of the model during the block."""
-        if self._model._compiled_call_impl is not None:
-            with _swapped(self._model, self._note):
-                yield
-            return
-        # On torch.compile's wrapper a hook runs outside the compiled frame.
-        door = CopySafeHook(self._hook)
-        handle = self._model.register_forward_pre_hook(door, with_kwargs=True)
+        wrapper = CallWrapper(self._model, self._store, lambda module: None)
         try:
             yield
         finally:
-            handle.remove()
+            wrapper.remove()
 
-    def _hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._note(args, kwargs)
-
-    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _store(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if torch.compiler.is_compiling() or self.batch is not None:
             return
         if torch.is_grad_enabled() or not self._only_training:
             now = CallState.now(unwrapped(self._model))
             self.batch = Batch(args, dict(kwargs), now)
-
-
-@contextmanager
-def _swapped(model: nn.Module, note: Callable[..., None]) -> Iterator[None]:
-    """After ``model.compile()`` a hook would be traced: wrap the call."""
-    compiled = model._compiled_call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        note(args, kwargs)
-        assert compiled is not None
-        return compiled(*args, **kwargs)
-
-    model._compiled_call_impl = call
-    try:
-        yield
-    finally:
-        model._compiled_call_impl = compiled
 
 
 def compiled_parts(model: nn.Module) -> list[str]:
@@ -214,6 +190,5 @@ def compiled_parts(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if type(module).__name__ == "OptimizedModule"
-        or module._compiled_call_impl is not None
+        if type(module).__name__ == "OptimizedModule" or is_compiled(module)
     ]

@@ -6,10 +6,10 @@ What was not read becomes a finding, named with its reason.
 from dataclasses import dataclass, field
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.anatomy.unread import unread, unread_in_step
+from equipoise.anatomy.unread import NONE_AT_ALL, unread, unread_in_step
 from equipoise.errors import SilentSiteError
 from equipoise.probes.capture import PassCoverage
-from equipoise.records import Finding
+from equipoise.records import Finding, Severity
 
 
 @dataclass(slots=True)
@@ -21,7 +21,8 @@ class CoverageCheck:
     """
 
     anatomy: Anatomy
-    first: bool = True
+    strict: bool = False
+    """Raise instead of returning a finding that something was not read."""
     compiled: bool = False
     """Whether compiled code was seen to call the model."""
     _steps_without_pass: int = 0
@@ -32,17 +33,17 @@ class CoverageCheck:
         """Return findings of sites that were not read.
 
         Raises:
-            SilentSiteError: At the first sampled step, naming sites and cause.
+            SilentSiteError: If strict, naming sites and cause.
         """
         if no_pass:
             return self._no_pass(step)
         declared = [s.name for s in self.anatomy.attention if s.declared]
         missing = [s for s in declared if s in seen.ran and s not in seen.read]
-        if seen.ran or seen.read:
-            first, self.first = self.first, False
-            if missing and first:
-                raise SilentSiteError(_first_message(self.anatomy, seen, missing))
-        found = [f for site in missing if (f := self._once(step, site, LATER))]
+        new = [site for site in missing if site not in self._reported]
+        self._reported |= set(new)
+        found = []
+        if new:
+            found = [self._silent(step, new[0], _message(self.anatomy, seen, new))]
         return [*found, *self._not_read(step, seen)]
 
     def _not_read(self, step: int, seen: PassCoverage) -> list[Finding]:
@@ -58,38 +59,56 @@ class CoverageCheck:
             if (site, why) not in self._reasons_reported:
                 self._reasons_reported.add((site, why))
                 reasons.setdefault(why, []).append(site)
-        return [_not_read(step, sites, why) for why, sites in reasons.items()]
+        unread = {site for site, why in met if why != NONE_AT_ALL}
+        return [
+            _not_read(step, sites, why, missing=sites[0] in unread)
+            for why, sites in reasons.items()
+        ]
 
     def _no_pass(self, step: int) -> list[Finding]:
         """Report at the second step without a pass: the first may have begun early."""
         self._steps_without_pass += 1
-        if self._steps_without_pass == 1 and not self.compiled:
+        early = self._steps_without_pass == 1 and not self.compiled
+        if early or "" in self._reported:
             return []
-        first, self.first = self.first, False
-        if first and any(site.declared for site in self.anatomy.attention):
-            raise SilentSiteError(NO_PASS_SEEN)
-        found = self._once(step, "", NO_PASS_SEEN)
-        return [found] if found else []
+        self._reported.add("")
+        return [self._silent(step, "", NO_PASS_SEEN)]
 
-    def _once(self, step: int, site: str, message: str) -> Finding | None:
-        if site in self._reported:
-            return None
-        self._reported.add(site)
+    def no_step(self, step: int) -> list[Finding]:
+        """Return the finding, once, that the end of steps cannot be seen."""
+        if NO_STEP_SEEN in self._reported:
+            return []
+        self._reported.add(NO_STEP_SEEN)
+        return [self._silent(step, "", NO_STEP_SEEN, severity="error")]
+
+    def other_optimizer(self, step: int) -> list[Finding]:
+        """Return the finding, once, that another optimiser steps these parameters."""
+        if OTHER_OPTIMIZER in self._reported:
+            return []
+        self._reported.add(OTHER_OPTIMIZER)
+        rule = "watch.optimizer"
+        message = OTHER_OPTIMIZER.format(step=step)
+        return [Finding(step=step, severity="info", rule=rule, message=message)]
+
+    def _silent(
+        self, step: int, site: str, message: str, severity: Severity = "warn"
+    ) -> Finding:
+        if self.strict:
+            raise SilentSiteError(message)
         return Finding(
             step=step,
-            severity="warn",
+            severity=severity,
             rule="watch.silent",
             site=site,
-            message=message.format(site=site),
-            advice="its readings stop here; the other sites are unaffected",
+            message=message,
         )
 
 
-def _not_read(step: int, sites: list[str], why: str) -> Finding:
+def _not_read(step: int, sites: list[str], why: str, *, missing: bool) -> Finding:
     more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
     return Finding(
         step=step,
-        severity="info",
+        severity="warn" if missing else "info",
         rule="watch.unread",
         site=sites[0],
         message=f"{sites[0] or 'the model'}{more}: {why}",
@@ -97,8 +116,6 @@ def _not_read(step: int, sites: list[str], why: str) -> Finding:
         evidence={"sites": len(sites)},
     )
 
-
-LATER = "{site} ran, but its attention was not seen"
 
 NO_PASS_SEEN = (
     "gradients arrived, but no forward pass of the watched model was seen: it runs "
@@ -109,25 +126,23 @@ NO_PASS_SEEN = (
 )
 
 
+OTHER_OPTIMIZER = (
+    "another optimiser steps this model's parameters: from step {step} on, its steps "
+    "are recorded too"
+)
+
 NO_STEP_SEEN = (
-    "gradients come and are cleared, but no step was ever seen to end: the optimiser's "
-    "step is compiled (torch.compile(optimizer.step), or a compiled step function), or "
-    "another optimiser trains this model. Leave the step eager, or watch without an "
-    "optimiser and call .step() yourself"
+    "the weights move, but no step was ever seen to end: the optimiser's step is "
+    "compiled (torch.compile(optimizer.step), or a compiled step function), or the "
+    "weights are moved by hand. Leave the step eager, or watch without an optimiser "
+    "and call .step() yourself"
 )
 
 
-def no_step_seen(step: int) -> Finding:
-    """Return the finding that no step's end can be seen."""
-    return Finding(
-        step=step, severity="error", rule="watch.silent", message=NO_STEP_SEEN
-    )
-
-
-def _first_message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
+def _message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
     why = unread(anatomy, seen.read, seen.gaps)
     declared = sum(site.declared for site in anatomy.attention)
     return (
-        f"no attention call was seen at {', '.join(missing[:3])} in the first sampled "
-        f"step ({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
+        f"no attention call was seen at {', '.join(missing[:3])} in a sampled step "
+        f"({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
     )

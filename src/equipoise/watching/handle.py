@@ -16,13 +16,12 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.errors import SilentSiteError
 from equipoise.probes.capture import Boundary, PassCoverage
 from equipoise.probes.protocols import Probe
 from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
 from equipoise.watching.batch import BatchCapture
-from equipoise.watching.coverage import NO_STEP_SEEN, CoverageCheck, no_step_seen
+from equipoise.watching.coverage import CoverageCheck
 from equipoise.watching.loop_hooks import (
     StepLosses,
     listening_to_loop,
@@ -39,7 +38,9 @@ from equipoise.watching.step_readings import NORM, NORM_PART
 
 log = logging.getLogger("equipoise")
 
-MOST_FRESH_STARTS = 4
+MOST_NODES = 4096
+UNSEEN_MOVES = 2
+"""Moves of the weights outside any step seen, before that is reported."""
 
 
 class Watch:
@@ -78,13 +79,18 @@ class Watch:
         )
         self._losses = StepLosses(anatomy.model)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
-        self._coverage = CoverageCheck(anatomy)
+        self._coverage = CoverageCheck(anatomy, strict=options.strict)
         self.reporter = Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
         self._recorder = Recorder(writer, ranks, self._schedule, self._sampler)
         self._step_ended: list[Callable[[int, bool], Any]] = []
-        self._scaled = self._step_seen = self._tracing_reported = False
+        self._scaled = self._step_seen = self._updating = False
+        self._unseen_moves, self._other = 0, 0
+        self._relations: weakref.WeakKeyDictionary[Optimizer, str] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._optimizer_hooks = ExitStack()
         self._number = id(self)
         on_tracing(self, self._number)
         self._off = ExitStack()
@@ -164,14 +170,15 @@ class Watch:
 
     def before_backward(self, loss: Tensor, root: Tensor) -> None:
         with self._meter.running():
-            self._losses.before_backward()
+            self._losses.before_backward(in_closure=self._updating)
             self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
-        if self._sampler.missed_compiled_call():
+            self._guarded(self._sampler.before_backward)()
+        if self.sampling and not self._sampler.opened and from_compiled_code(root):
             self._coverage.compiled = True
-            self._check_coverage(self._schedule.step, self._sampler.coverage, True)
-        if self._losses.fresh_starts >= MOST_FRESH_STARTS and not self._step_seen:
-            self.close(orderly=False)
-            raise SilentSiteError(NO_STEP_SEEN)
+        if self._losses.weights_moved and not (self._updating or self._step_seen):
+            self._unseen_moves += 1
+            if self._unseen_moves == UNSEEN_MOVES:
+                self._report_now(self._no_step_seen())
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
         self._scaled = scale is not None
@@ -194,12 +201,52 @@ class Watch:
         if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
 
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Follow the parameters: another optimiser may have taken over."""
+        if self.optimizer is None or optimizer is self.optimizer or self.closed:
+            return
+        relation = self._relation(optimizer)
+        again, self._other = self._other == id(optimizer), id(optimizer)
+        if relation == "same parameters" or (relation == "same model" and again):
+            self._follow(optimizer)
+            self._after_optimizer(optimizer, (), {})
+
+    def _relation(self, optimizer: Optimizer) -> str:
+        known = self._relations.get(optimizer)
+        if known is None:
+            theirs = {id(p) for g in optimizer.param_groups for p in g["params"]}
+            assert self.optimizer is not None
+            groups = self.optimizer.param_groups
+            if any(id(p) in theirs for g in groups for p in g["params"]):
+                known = "same parameters"
+            elif any(id(p) in theirs for p in self.anatomy.model.parameters()):
+                known = "same model"
+            self._relations[optimizer] = known = known or "another model"
+        return known
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Count the steps of this optimiser from now on."""
+        if self.optimizer is not None and optimizer is not self.optimizer:
+            self._report_now(self._coverage.other_optimizer(self.current_step))
+        self.optimizer, self._other = optimizer, 0
+        self._relations.clear()
+        self._optimizer_hooks.close()
+        before = optimizer.register_step_pre_hook(self._before_optimizer)
+        self._optimizer_hooks.callback(before.remove)
+        after = optimizer.register_step_post_hook(self._after_optimizer)
+        self._optimizer_hooks.callback(after.remove)
+
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._updating = True
+
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             notify_tracing(self._number)
             return
         if self.closed:
             return
+        self._updating, self._other, self._step_seen = False, 0, True
         rate = optimizer.param_groups[0]["lr"]
         rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
         self._recorder.scalars.add(self._schedule.step, "learning_rate", rate)
@@ -208,20 +255,20 @@ class Watch:
 
     def traced(self) -> None:
         """Report at once that the step which is being compiled will not be seen."""
-        if not self._tracing_reported and not self.closed:
-            self._tracing_reported = True
-            self._recorder.add_findings(
-                self.reporter.report([no_step_seen(self._schedule.step)])
-            )
+        if not self.closed:
+            self._report_now(self._coverage.no_step(self._schedule.step))
+
+    def _report_now(self, findings: list[Finding]) -> None:
+        self._recorder.add_findings(self.reporter.report(findings))
 
     def _attach(self) -> None:
         self._off.enter_context(listening_to_loop(self))
         self._off.callback(self._sampler.close)
         self._off.callback(self._batch_stack.close)
         self._stack.callback(self._off.close)
+        self._stack.callback(self._optimizer_hooks.close)
         if self.optimizer is not None:
-            hook = self.optimizer.register_step_post_hook(self._after_optimizer)
-            self._stack.callback(hook.remove)
+            self._follow(self.optimizer)
         close = partial(_close, weakref.ref(self))
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
@@ -248,6 +295,8 @@ class Watch:
         seen = self._sampler.coverage
         no_pass = reached_model and not self._sampler.opened
         self._recorder.add_findings(self._nonfinite.pop())
+        if sampled and no_pass:
+            self._check_coverage(step, seen, no_pass)
         findings: list[Finding] = []
         self._guarded(self._record)(step, sampled, findings)
         self._meter.end_step(sampled=sampled)
@@ -256,7 +305,7 @@ class Watch:
             self._detach_after_failure()
         self._arm()
         self._call_user(step, sampled, findings)
-        if sampled:
+        if sampled and not no_pass:
             self._check_coverage(step, seen, no_pass)
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
@@ -273,10 +322,11 @@ class Watch:
         self.reporter.report(self._recorder.close(orderly=orderly))
 
     def _no_step_seen(self) -> list[Finding]:
-        """Return a finding if an optimiser was given and no step of it was seen."""
+        """Return a finding if the optimiser moved weights and no step was seen."""
         moved = self.optimizer is not None and self.optimizer.state
-        unseen = moved and not (self._step_seen or self._tracing_reported)
-        return [no_step_seen(0)] if unseen else []
+        if self._step_seen or not (moved or self._unseen_moves >= UNSEEN_MOVES):
+            return []
+        return self._coverage.no_step(self._schedule.step)
 
     def _call_user(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Call what the user gave us; what that raises reaches the user."""
@@ -285,13 +335,8 @@ class Watch:
             callback(step, sampled)
 
     def _check_coverage(self, step: int, seen: PassCoverage, no_pass: bool) -> None:
-        try:
-            self._recorder.add_findings(
-                self._coverage.check(step, seen, no_pass=no_pass)
-            )
-        except SilentSiteError:
-            self.close(orderly=False)
-            raise
+        found = self._coverage.check(step, seen, no_pass=no_pass)
+        self._recorder.add_findings(found)
 
     def _detach_after_failure(self) -> None:
         """Something of ours failed: detach, and let the training go on."""
@@ -302,6 +347,21 @@ class Watch:
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         return self._boundary.guarded("watch", call)
+
+
+def from_compiled_code(root: Tensor) -> bool:
+    """Return whether compiled code made the graph of a loss, or part of it."""
+    waiting: list[Any] = [root.grad_fn]
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "CompiledFunction" in node.name():
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def _close(reference: "weakref.ref[Watch]") -> None:

@@ -7,7 +7,6 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 """
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 import torch.nn.utils.clip_grad as clip_grad
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -29,6 +30,8 @@ class LoopListener(Protocol):
     def before_clipping(self, norm: Tensor) -> None: ...
 
     def after_scaler_update(self) -> None: ...
+
+    def after_update(self, optimizer: Optimizer) -> None: ...
 
 
 # Weak: a handle that was dropped must not keep its model alive.
@@ -67,6 +70,7 @@ def _patch() -> None:
     _originals["clip"] = clip_grad._clip_grads_with_norm_
     _originals["scale"] = torch.amp.GradScaler.scale
     _originals["update"] = torch.amp.GradScaler.update
+    _originals["step"] = register_optimizer_step_post_hook(_after_update).remove
     torch.autograd.backward = _backward
     clip_grad._clip_grads_with_norm_ = _clip  # type: ignore[assignment]
     torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]
@@ -74,10 +78,19 @@ def _patch() -> None:
 
 
 def _restore() -> None:
+    _originals.pop("step")()
     torch.autograd.backward = _originals.pop("backward")
     clip_grad._clip_grads_with_norm_ = _originals.pop("clip")
     torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
     torch.amp.GradScaler.update = _originals.pop("update")  # type: ignore[method-assign]
+
+
+def _after_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Called by torch after the step of any optimiser."""
+    if torch.compiler.is_compiling():
+        return
+    for listener in _listeners():
+        listener.after_update(optimizer)
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,9 +141,10 @@ MARKED = 16
 class StepLosses:
     """Collects a step's losses, not those of another model (a teacher's, a critic's).
 
-    A backward pass that changed the gradient of no parameter we look at is
-    another model's. Where none seems to be this one's (all the marked parameters are
-    unused), all count.
+    A backward pass that changed the gradient of no parameter we look at is another
+    model's. Where none seems to be this one's (all the marked parameters are unused),
+    all count. Gradients that were cleared begin anew: what was lost with them (an
+    evaluation of LBFGS's closure, a batch whose step was left out) does not count.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -138,43 +152,52 @@ class StepLosses:
         stride = max(1, len(trainable) // MARKED)
         self._marked = trainable[::stride]
         self._before: list[object] = []
+        self._weights: list[int] = []
         self.ever_reached_model = False
-        self.fresh_starts = 0
-        """How often gradients were cleared since the step began."""
-        self._own: list[Tensor] = []
-        self._others: deque[Tensor] = deque(maxlen=MARKED)
+        self.weights_moved = False
+        """Whether weights changed between the last two backward passes."""
+        self._own: Tensor | None = None
+        self._others: Tensor | None = None
 
     @property
     def reached_model(self) -> bool:
         """Whether a backward pass of this step reached the model."""
-        return bool(self._own)
+        return self._own is not None
 
-    def before_backward(self) -> None:
+    def before_backward(self, *, in_closure: bool) -> None:
         self._before = self._state()
-        if self._own and self._before and not any(self._before):
-            self.fresh_starts += 1
+        if not any(self._before) or (in_closure and self._all_zero()):
+            self._own = self._others = None
+        weights = [p._version for p in self._marked]
+        self.weights_moved = bool(self._weights) and weights != self._weights
+        self._weights = weights
 
     def after_backward(self, loss: Tensor) -> bool:
-        """Keep a loss, and return whether its backward pass reached the model."""
+        """Add a loss, and return whether its backward pass reached the model."""
         reached = self._state() != self._before
         self.ever_reached_model = self.ever_reached_model or reached
-        (self._own if reached else self._others).append(loss)
+        if reached:
+            self._own = _added(self._own, loss)
+        else:
+            self._others = _added(self._others, loss)
         return reached
 
     def pop(self) -> Tensor | None:
         """Return the step's objective, the sum over its micro-batches."""
-        losses = self._own or list(self._others)
-        self._own, self.fresh_starts = [], 0
-        self._others.clear()
-        if not losses:
-            return None
-        total = losses[0]
-        for loss in losses[1:]:
-            total = total + loss.to(total.device)
+        total = self._others if self._own is None else self._own
+        self._own = self._others = None
         return total
 
     def _state(self) -> list[object]:
         return [_mark(p.grad) for p in self._marked]
+
+    def _all_zero(self) -> bool:
+        """Return whether gradients were cleared in place: only asked in closures."""
+        return not any(bool(p.grad.any()) for p in self._marked if p.grad is not None)
+
+
+def _added(total: Tensor | None, loss: Tensor) -> Tensor:
+    return loss if total is None else total + loss.to(total.device)
 
 
 def _mark(grad: Tensor | None) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.errors import InputError, RunFileError
-from equipoise.probes.capture import Boundary, Collector, Table, capturing
+from equipoise.probes.capture import Boundary, Capture, Collector, Table
 from equipoise.probes.protocols import Probe
 from equipoise.watching.batch import Autocast, Batch, CallState, RandomState
 
@@ -93,6 +93,6 @@ NEEDED = (
 def measure(model: nn.Module, batch: Batch, probes: list[Probe]) -> Table:
     """Return what the probes read in one step, repeated."""
     emit, boundary = Collector(), Boundary(strict=True)
-    with capturing(probes, anatomy_of(model), emit, boundary=boundary):
+    with Capture(probes, anatomy_of(model), emit, boundary=boundary).open():
         batch.replay(model)
     return emit.pop()

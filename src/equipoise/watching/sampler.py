@@ -1,8 +1,7 @@
 """Samples one step: an eager model is read as it runs, a compiled one afterwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -10,17 +9,26 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import (
     Boundary,
+    Capture,
     Collector,
     PassCoverage,
     Table,
     attached,
-    capturing,
 )
 from equipoise.probes.protocols import GradientProbe, Probe, SharingProbe, UpdateProbe
 from equipoise.probes.sharding import Parts
+from equipoise.probes.window import Window
 from equipoise.watching.batch import BatchCapture, compiled_parts
-from equipoise.watching.loop_hooks import notify_tracing, on_tracing
 from equipoise.watching.ranks import Ranks
+
+PART_BY_PART = (
+    "it is not called as model(...) but part by part: output.logit_* and curvature.*, "
+    "which need its output, are not read"
+)
+BY_FORWARD = (
+    "its parts ran and it was not called itself, but as .forward(); beside compiled "
+    "code its attention is read only where it is called as module(...)"
+)
 
 
 class Sampler:
@@ -40,9 +48,8 @@ class Sampler:
         self._collector = Collector(self.coverage.gaps)
         self._stack = ExitStack()
         self._batch_capture: BatchCapture | None = None
-        self.armed = self._was_traced = self._frozen = False
-        on_tracing(self, id(self))
-        self._opened: Callable[[], bool] = bool
+        self._window: Window | None = None
+        self.armed = self._replayed = False
 
     def begin(self, ranks: Ranks) -> None:
         """Let probes ask the other ranks, all of which are here, outside any pass."""
@@ -59,9 +66,7 @@ class Sampler:
 
     def arm(self) -> None:
         """Wait for the next forward pass."""
-        if self._frozen:
-            return
-        self.coverage, self.armed, self._was_traced = PassCoverage(), True, False
+        self.coverage, self.armed, self._replayed = PassCoverage(), True, False
         self._collector = Collector(self.coverage.gaps)
         if compiled_parts(self.anatomy.model):
             capture = BatchCapture(
@@ -69,7 +74,6 @@ class Sampler:
             )
             self._stack.enter_context(capture.installed())
             self._batch_capture = capture
-            self._opened = lambda: capture.batch is not None
             return
         window = attached(
             self.probes,
@@ -78,30 +82,22 @@ class Sampler:
             boundary=self.boundary,
             only_training=self._only_training,
             coverage=self.coverage,
-            traced=partial(notify_tracing, id(self)),
         )
-        opened = self._stack.enter_context(window)
-        self._opened = lambda: opened.opened
+        self._window = self._stack.enter_context(window)
 
     @property
     def opened(self) -> bool:
         """Whether a forward pass of the step was seen."""
-        return self._opened()
+        if self._batch_capture is not None:
+            return self._batch_capture.batch is not None
+        if self._replayed:
+            return True
+        return self._window is not None and self._window.opened
 
-    def traced(self) -> None:
-        """Note that compiled code is going to call the model without our hooks."""
-        self._was_traced = True
-
-    def missed_compiled_call(self) -> bool:
-        """Return, once, whether compiled code called the model this step waited for.
-
-        Then wait no more, and leave the hooks on: compiled code knows them, and would
-        be compiled again without them.
-        """
-        missed = self.armed and self._was_traced and not self.opened
-        if missed:
-            self.armed, self._frozen = False, True
-        return missed
+    def before_backward(self) -> None:
+        """Stop measuring: the forward pass is over."""
+        if self._window is not None:
+            self._window.close()
 
     def after_backward(self, scale: Tensor | None) -> None:
         """Read gradients while they are complete, and what compiled code hid."""
@@ -125,6 +121,7 @@ class Sampler:
         if not self.armed:
             return {}
         self._probe_pass()
+        self._note_parts()
         self.close()
         return self._collector.pop(self.coverage.first_heads)
 
@@ -148,7 +145,20 @@ class Sampler:
     def close(self) -> None:
         """Take everything off the model."""
         self._stack.close()
-        self._batch_capture, self.armed = None, False
+        self._batch_capture, self._window, self.armed = None, None, False
+
+    def _note_parts(self) -> None:
+        """Note what is not read of a model that is called part by part."""
+        if self._window is None or not self._window.opened:
+            return
+        called = self._window.called
+        if not self._window.model_called:
+            self._collector.not_read("", PART_BY_PART)
+        for site in self.anatomy.attention:
+            inside = any(id(module) in called for module in site.module.modules())
+            if inside and id(site.module) not in called:
+                if site.name not in self.coverage.read:
+                    self.coverage.gaps.unread.setdefault(site.name, BY_FORWARD)
 
     def _probe_pass(self) -> None:
         """Run the stored micro-batch again with the probes attached, once."""
@@ -156,16 +166,17 @@ class Sampler:
             return
         batch, model = self._batch_capture.batch, self.anatomy.model
         self._stack.close()
-        self._batch_capture = None
+        self._batch_capture, self._replayed = None, True
 
         def replay() -> None:
-            with capturing(
+            capture = Capture(
                 self.probes,
                 self.anatomy,
                 self._collector,
                 boundary=self.boundary,
                 coverage=self.coverage,
-            ):
+            )
+            with capture.open():
                 batch.replay(model)
 
         self.boundary.guarded("probe pass", replay)()

@@ -1,0 +1,177 @@
+"""Legal loops that look odd: recorded as they are, never ended by a guess of ours."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise
+from equipoise.watching import Watch
+from tests.watching.models import TinyModel, batches, declared, objective
+
+
+def watched(model: nn.Module, optimizer: Any, path: Path, **options: Any) -> Watch:
+    with declared():
+        return equipoise.watch(model, optimizer, run=path / "a.eqp", **options)
+
+
+def losses(handle: Watch) -> tuple[list[int], list[float]]:
+    steps, values = equipoise.open_run(handle.path).series("loss")[""]
+    return list(steps), values.tolist()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_lbfgs_records_its_last_evaluation(set_to_none: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TinyModel().double()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)  # max_iter is 20
+    handle = watched(model, optimizer, tmp_path, every=1)
+    last = []
+    for batch in batches(2):
+        evaluated: list[float] = []
+
+        def closure(batch: Tensor = batch, to: list[float] = evaluated) -> Tensor:
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = objective(model, batch)
+            loss.backward()
+            to.append(loss.item())
+            return loss
+
+        optimizer.step(closure)
+        assert len(evaluated) > 8
+        last.append(evaluated[-1])
+    handle.close()
+    assert losses(handle) == ([0, 1], last)
+    assert not [f for f in handle.findings if f.rule == "watch.silent"]
+
+
+def test_backward_passes_before_the_first_step(tmp_path: Path) -> None:
+    """A noise scale or a Fisher diagonal is measured before training starts."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    for batch in batches(8):
+        objective(model, batch).backward()
+        optimizer.zero_grad()
+    loss = objective(model, batches(1)[0])
+    loss.backward()
+    optimizer.step()
+    handle.close()
+    assert losses(handle) == ([0], [pytest.approx(loss.item())])
+    assert not handle.findings
+
+
+def test_steps_that_the_user_leaves_out(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    taken = []
+    for i, batch in enumerate(batches(18)):
+        loss = objective(model, batch)
+        loss.backward()
+        if i % 6 == 5:
+            optimizer.step()
+            taken.append(loss.item())
+        optimizer.zero_grad()
+    handle.close()
+    assert losses(handle) == ([0, 1, 2], taken) and not handle.findings
+
+
+def test_torch_func_before_the_forward_pass_that_counts(tmp_path: Path) -> None:
+    model = TinyModel().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+
+    def of(weights: dict[str, Any], batch: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights, (batch[:, :-1],))
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    for batch in batches(2):
+        torch.func.grad(of)({n: p.detach() for n, p in model.named_parameters()}, batch)
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    read = equipoise.open_run(handle.path).series("attention.entropy")
+    assert len(read) == 2 and all(list(s) == [0, 1] for s, _ in read.values())
+    assert not handle.findings
+
+
+def replaced(model: nn.Module) -> Callable[[int], torch.optim.Optimizer]:
+    """A new optimiser every two steps, as a schedule of phases makes them."""
+    made: dict[int, torch.optim.Optimizer] = {}
+
+    def of_step(step: int) -> torch.optim.Optimizer:
+        phase = step // 2
+        if phase not in made:
+            made.clear()
+            made[phase] = torch.optim.AdamW(model.parameters(), lr=1e-3 * (phase + 1))
+        return made[phase]
+
+    return of_step
+
+
+def test_an_optimiser_made_anew_is_followed(tmp_path: Path) -> None:
+    model = TinyModel()
+    of_step = replaced(model)
+    handle = watched(model, of_step(0), tmp_path, every=1)
+    for step, batch in enumerate(batches(6)):
+        optimizer = of_step(step)
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    assert losses(handle)[0] == [*range(6)]
+    run = equipoise.open_run(handle.path)
+    assert run.series("learning_rate")[""][1].tolist() == pytest.approx(
+        [1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]
+    )
+    assert list(run.series("update.norm")["head"][0]) == [*range(6)]
+    assert [f.rule for f in handle.findings] == ["watch.optimizer"]
+
+
+def test_two_optimisers_of_disjoint_parameters_make_one_step(tmp_path: Path) -> None:
+    model = TinyModel()
+    first = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    rest = [*model.embedding.parameters(), *model.head.parameters()]
+    second = torch.optim.SGD(rest, lr=0.1)
+    handle = watched(model, first, tmp_path, every=1)
+    for batch in batches(4):
+        objective(model, batch).backward()
+        second.step()
+        first.step()
+        model.zero_grad()
+    handle.close()
+    assert losses(handle)[0] == [*range(4)] and not handle.findings
+
+
+def test_another_models_optimiser_is_not_followed(tmp_path: Path) -> None:
+    model, other = TinyModel(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    for batch in batches(2):
+        for _ in range(3):
+            other(torch.ones(1, 2)).sum().backward()
+            theirs.step()
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    assert losses(handle)[0] == [0, 1] and not handle.findings
+
+
+def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
+    """Gradients accumulate and no step is seen: one tensor is held, not many."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path)
+    for batch in batches(20):
+        objective(model, batch).backward()
+    held = handle._losses
+    assert isinstance(held._own, Tensor) and held._own.grad_fn is None
+    handle.close()
