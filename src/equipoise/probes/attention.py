@@ -99,7 +99,7 @@ MEANS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionRows:
     """Emit per head θ quantiles, max logit, entropy and sink mass of one call.
 

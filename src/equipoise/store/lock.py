@@ -108,6 +108,11 @@ class WriterLock:
 
     def _held_message(self, run: Path) -> str:
         holder = self._path.read_text().split()
+        if holder == [str(os.getpid()), socket.gethostname()]:
+            return (
+                f"{run}: already being written by this process: call .close() on what "
+                "writes it, or write to another file"
+            )
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another"
         return (
             f"{run}: already being written by {who}; stop that one first, or write to "

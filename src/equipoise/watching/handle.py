@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -83,7 +84,7 @@ class Watch:
         self.reporter = Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
-        self._recorder = Recorder(writer, ranks, self._schedule, self._sampler)
+        self._recorder = Recorder(writer, ranks, self._schedule, list(anatomy.blocks))
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = False
         self._unseen_moves, self._other = 0, 0
@@ -272,6 +273,9 @@ class Watch:
         close = partial(_close, weakref.ref(self))
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
+        # A dropped handle is collected with its model and optimiser.
+        dropped = weakref.finalize(self, _write_rest, self._recorder, os.getpid())
+        self._stack.callback(dropped.detach)
 
     def _arm(self) -> None:
         if self._schedule.due and not self.closed:
@@ -313,7 +317,9 @@ class Watch:
         if sampled:
             table = self._sampler.disarm()
             self._recorder.add_failures(step, self._boundary)
-            findings += self._recorder.write_sample(step, table, self._meter)
+            findings += self._recorder.write_sample(
+                step, table, self._meter, self._sampler
+            )
             self._nonfinite.note_other_ranks(findings)
         else:
             findings += self._recorder.flush_if_due()
@@ -362,6 +368,16 @@ def from_compiled_code(root: Tensor) -> bool:
             return True
         waiting.extend(following for following, _ in node.next_functions)
     return False
+
+
+def _write_rest(recorder: Recorder, process: int) -> None:
+    """Write what a handle that was dropped had gathered, and close its file."""
+    if os.getpid() != process:
+        return
+    try:
+        recorder.close(orderly=False)
+    except Exception:
+        log.exception("equipoise: the rest of a dropped run could not be written")
 
 
 def _close(reference: "weakref.ref[Watch]") -> None:

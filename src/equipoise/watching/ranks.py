@@ -17,6 +17,8 @@ log = logging.getLogger("equipoise")
 ATTACH_TIMEOUT_S = 60.0
 """How long the ranks wait for each other to attach."""
 FINAL_TIMEOUT_S = 5.0
+EXCHANGE_TIMEOUT_S = 20.0
+"""How long the exchange of a sampled step waits for a rank that is elsewhere."""
 LEAST_BYTES = 1 << 16
 
 
@@ -38,8 +40,10 @@ class Ranks(Protocol):
 class SingleRank:
     """A training in one process, or one that is watched process by process."""
 
-    rank = 0
     count = 1
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
 
     def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
         assert start is not None
@@ -69,6 +73,11 @@ class GroupRanks:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self._capacity = LEAST_BYTES
         self.collectives = 0
+        # Our own: in the user's group, what a late rank sends would be paired with the
+        # user's next collective. On the host: messages are there already.
+        self._group = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=EXCHANGE_TIMEOUT_S)
+        )
 
     def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
         """Return the file and the first step that the first rank names."""
@@ -87,7 +96,7 @@ class GroupRanks:
         """Return every rank's message; none if one did not fit.
 
         Raises:
-            RuntimeError: If a rank is gone; watching then ends.
+            RuntimeError: If a rank has ended, or does not arrive in time.
         """
         received = self._gathered(message.to_bytes())
         sizes = [int.from_bytes(part[:8], "little") for part in received]
@@ -114,17 +123,10 @@ class GroupRanks:
         buffer = torch.frombuffer(
             bytearray(sent.ljust(self._capacity, b"\0")), dtype=torch.uint8
         )
-        buffer = buffer.to(_device())
         out: list[Tensor] = [torch.empty_like(buffer) for _ in range(self.count)]
         self.collectives += 1
-        dist.all_gather(out, buffer)
-        return [bytes(part.cpu().numpy()) for part in out]
-
-
-def _device() -> torch.device:
-    if "nccl" in dist.get_backend():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+        dist.all_gather(out, buffer, group=self._group)
+        return [bytes(part.numpy()) for part in out]
 
 
 _groups_connected = 0

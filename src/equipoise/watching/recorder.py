@@ -6,11 +6,10 @@ watching begins and one when it ends.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from rich.console import Console
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import Boundary, Table
@@ -18,7 +17,7 @@ from equipoise.records import Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
-from equipoise.watching.ranks import Ranks
+from equipoise.watching.ranks import Ranks, SingleRank
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
 from equipoise.watching.step_readings import (
@@ -74,7 +73,8 @@ class Recorder:
     writer: StepWriter
     ranks: Ranks
     schedule: Schedule
-    sampler: Sampler
+    blocks: list[str]
+    """The model's blocks by name. No module is held: a dropped model must be free."""
     scalars: StepScalars = field(default_factory=StepScalars)
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
@@ -84,25 +84,31 @@ class Recorder:
         """Keep findings of this rank until the next write."""
         self._findings += findings
 
-    def write_sample(self, step: int, table: Table, meter: Meter) -> list[Finding]:
+    def write_sample(
+        self, step: int, table: Table, meter: Meter, sampler: Sampler
+    ) -> list[Finding]:
         """Write a sampled step; return the findings all ranks agree on."""
         message = Message(
             table=table,
-            parts=self.sampler.parts(),
+            parts=sampler.parts() if self.ranks.count > 1 else {},
             scalars=self.scalars.pop(),
             findings=self._findings,
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
         )
         self._restore(message.scalars)  # they stay pending until they are written
-        messages = self.ranks.exchange(message)
+        try:
+            messages = self.ranks.exchange(message)
+        except RuntimeError as error:
+            self._separate(step, error, sampler)
+            return self.flush_if_due()
         if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
             return []
         self.scalars.pop()
         merged = merge_messages(messages) if len(messages) > 1 else message
         self._findings = []
-        shared = self.sampler.read_parts([message.parts for message in messages])
+        shared = sampler.read_parts([message.parts for message in messages])
         merged.table = add_shared(merged.table, shared)
         findings = [*merged.findings, *self._adapt(step, merged)]
         return findings + self._write(step, merged, findings)
@@ -159,9 +165,15 @@ class Recorder:
         scalars = scalar_readings(merged.scalars)
         now = [reading for reading in scalars if reading.step == step]
         sampled = table_readings(step, merged.table)
-        blocks = list(self.sampler.anatomy.blocks)
-        derived = derived_readings(step, [*now, *sampled], blocks)
+        derived = derived_readings(step, [*now, *sampled], self.blocks)
         return self.writer.write([*scalars, *sampled, *derived], findings)
+
+    def _separate(self, step: int, error: RuntimeError, sampler: Sampler) -> None:
+        """Go on without the other ranks; what was shared with them is not written."""
+        self.add_findings([_not_exchanged(step, self.ranks, error)])
+        self.ranks = SingleRank(self.ranks.rank)
+        sampler.separate()
+        self.schedule.soon()
 
     def _adapt(self, step: int, merged: Message) -> list[Finding]:
         interval = self.schedule.adapt(cost=merged.cost, plain=merged.plain)
@@ -195,6 +207,19 @@ def _rank_lost(step: int, ranks: Ranks) -> Finding:
         message=f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
         "ended without closing; scalars since the last sample are this rank's",
         advice="look at the other ranks' logs; every sample before this is complete",
+        evidence={"rank": ranks.rank},
+    )
+
+
+def _not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
+    return Finding(
+        step=step,
+        severity="warn",
+        rule="watch.rank_lost",
+        message=f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
+        f"of this step: a rank ended, or left out an optimizer.step(); from here on "
+        f"values are this rank's alone ({type(error).__name__})",
+        advice="call optimizer.step() on every rank or on none",
         evidence={"rank": ranks.rank},
     )
 
@@ -258,8 +283,9 @@ class Reporter:
         if log.isEnabledFor(logging.INFO):
             log.info("equipoise: %s", text)
         elif not self._quiet:
-            console = Console(stderr=True, soft_wrap=True)
-            console.print(f"[bold]equipoise[/bold] {text}", highlight=False)
+            # Not through rich: importing it draws from Python's random.
+            name = "\x1b[1mequipoise\x1b[0m" if sys.stderr.isatty() else "equipoise"
+            print(name, text, file=sys.stderr)
 
 
 def describe_sites(anatomy: Anatomy) -> str:

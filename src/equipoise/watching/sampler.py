@@ -139,6 +139,12 @@ class Sampler:
                 self.boundary.guarded(probe.name, probe.on_parts)(theirs, emit)
         return emit.pop()
 
+    def separate(self) -> None:
+        """Have every probe read for this rank alone from now on."""
+        for probe in self.probes:
+            if hasattr(probe, "ranks"):
+                probe.ranks = 1
+
     def _sharing(self) -> list[SharingProbe]:
         return [probe for probe in self.probes if isinstance(probe, SharingProbe)]
 

@@ -22,8 +22,9 @@ from equipoise.watching.options import WatchOptions, preset_probes, read_options
 from equipoise.watching.ranks import connect_ranks
 from equipoise.watching.recorder import StepWriter, describe_sites
 
-# id of the user's own module → its handle, while there is one.
+# id of the user's own module → its handle, and file → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
+_written: "WeakValueDictionary[Path, Watch]" = WeakValueDictionary()
 
 
 def watch(
@@ -65,6 +66,7 @@ def watch(
             "equipoise: %s is watched anew; closing %s", old.anatomy.family, old.path
         )
         old.close()
+    _close_writer_of(run)
     ranks = connect_ranks()
     if probes is None:
         probes = preset_probes(chosen.preset, ranks=ranks.count)
@@ -88,11 +90,24 @@ def watch(
         step=int(step),
     )
     _watched[id(unwrapped(model))] = handle
+    _written[handle.path.resolve()] = handle
     handle.reporter.print_line(
         f"watching {describe_sites(anatomy)}; run {handle.path}; "
         f"equipoise report {handle.path}"
     )
     return handle
+
+
+def _close_writer_of(run: str | Path | None) -> None:
+    """Close a handle of this process that still writes the file: a cell run again."""
+    stale = None if run is None else _written.get(Path(run).expanduser().resolve())
+    if stale is not None and not stale.closed:
+        log.warning(
+            "equipoise: %s is still written by an earlier watch of this process; that "
+            "one is closed now (call its .close() to end a run yourself)",
+            stale.path,
+        )
+        stale.close()
 
 
 def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
