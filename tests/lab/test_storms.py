@@ -147,6 +147,8 @@ def test_runs_are_recorded_and_labelled(runs: Path) -> None:
     steps = dict(steps_of(fault.folder / "run.eqp"))
     assert sorted(steps) == list(range(12))
     assert "attention.theta.p5" in steps[5] and "attention.theta.p5" not in steps[6]
+    assert steps[5].records[0].sites and steps[5].details["blocks"]
+    assert "storm" not in json.dumps(steps[5].details)  # the answer is not given away
     record = json.loads((fault.folder / "result.json").read_text())
     assert [float(r["loss"][0]) for r in steps.values()] == record["losses"]
 

@@ -111,15 +111,15 @@ def _logit_growth(storm: Storm) -> Change:
 
 
 def _precision(storm: Storm) -> Change:
-    """Weights stored with few bits and no copy in fp32: small updates are lost."""
-    bits = round(14 - 10 * storm.severity)
+    """From a third on, weights have few bits and no copy: small updates are lost."""
+    bits, start = round(14 - 10 * storm.severity), storm.steps // 3
 
     @torch.no_grad()
     def store(trainer: Trainer) -> None:
-        for parameter in trainer.model.parameters():
+        for parameter in trainer.model.parameters() if trainer.step >= start else ():
             parameter.copy_(to_bits(parameter, bits))
 
-    return Change(before_step=store)
+    return Change(before_step=store, injected=start)
 
 
 def to_bits(x: Tensor, bits: int) -> Tensor:
@@ -177,16 +177,16 @@ def _corrupted(storm: Storm) -> Change:
 
 
 def _adam(storm: Storm) -> Change:
-    """β₂ too small for odd seeds, ε too large for even ones."""
+    """β₂ too small for odd seeds; ε too large from a third on for even ones."""
     if storm.seed % 2:
         return Change(train={"betas": (0.9, 0.95 - 0.45 * storm.severity), "lr": 6e-3})
-    epsilon = between(1e-7, 3e-1, storm.severity)
+    epsilon, start = between(1e-7, 3e-1, storm.severity), storm.steps // 3
 
     def widen(trainer: Trainer) -> None:
         for group in trainer.optimizer.param_groups:
-            group["eps"] = epsilon
+            group["eps"] = epsilon if trainer.step >= start else group["eps"]
 
-    return Change(before_step=widen)
+    return Change(before_step=widen, injected=start)
 
 
 def _router(storm: Storm) -> Change:
@@ -202,11 +202,15 @@ def _router(storm: Storm) -> Change:
 
 
 def _residual(storm: Storm) -> Change:
-    times = between(1.5, 15.0, storm.severity)
-    return Change(
-        prepare=_scale(("o_proj", "down_proj"), times),
-        train={"weight_decay": 0.0, "lr": 4e-3},
-    )
+    """Decay with the wrong sign on what writes to the stream, from a quarter on."""
+    growth, start = between(1e-3, 4e-2, storm.severity), storm.steps // 4
+    grow = _scale(("o_proj", "down_proj"), 1 + growth)
+
+    def blow_up(trainer: Trainer) -> None:
+        if trainer.step >= start:
+            grow(trainer.model)
+
+    return Change(before_step=blow_up, injected=start)
 
 
 def _init(storm: Storm) -> Change:

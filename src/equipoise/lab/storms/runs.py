@@ -20,7 +20,10 @@ VALIDATION = 16
 
 
 def make(storm: Storm, root: Path, listener: Listener | None = None) -> None:
-    """Train the run and leave ``run.eqp`` and its result under ``root``."""
+    """Train the run and leave ``run.eqp`` and its result under ``root``.
+
+    The run file says nothing of the fault, so that no forecaster can read it there.
+    """
     folder, start = root / storm.folder, time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.eqp").unlink(missing_ok=True)  # of a run that was killed
@@ -41,7 +44,6 @@ def make(storm: Storm, root: Path, listener: Listener | None = None) -> None:
         change.batches(data.train),
         options,
         folder=folder,
-        info={"storm": asdict(storm), "injected": change.injected},
         listener=listener,
         before_step=change.before_step,
     )

@@ -8,8 +8,10 @@ was read in that step and nothing else; it answers whether to raise the alarm:
             return readings["loss"][0] > 5
         return alarm
 
-``readings`` are quantity → values over sites and heads. A maker that takes one argument
-gets the labelled runs it may be tuned on: those of other seeds, or of other families.
+``readings`` are quantity → values over sites and heads; ``readings.records`` are the
+same with their sites, and ``readings.details`` what the run knows of its model. Run
+files name neither family nor severity. A maker that takes one argument gets the
+labelled runs it may be tuned on: those of other seeds, or of other families.
 """
 
 import inspect
@@ -27,11 +29,13 @@ from numpy.typing import NDArray
 from equipoise.errors import InputError
 from equipoise.lab.storms.labels import Label
 from equipoise.lab.storms.plan import EXOGENOUS
+from equipoise.records import Reading
 from equipoise.store import open_run
 
 Values = NDArray[np.float64]
 Readings = Mapping[str, Values]
-Alarm = Callable[[int, Readings], object]
+Alarm = Callable[[int, Any], object]
+"""The step and its ``StepReadings`` → whether to raise the alarm."""
 Maker = Callable[..., Alarm]
 
 WINDOW = 200
@@ -41,17 +45,43 @@ EPISODE = 100
 PER = 10_000
 
 
-def steps_of(path: Path) -> Iterator[tuple[int, dict[str, Values]]]:
+class StepReadings(dict[str, Values]):
+    """What was read in one step."""
+
+    def __init__(self, records: Sequence[Reading], details: Mapping[str, Any]) -> None:
+        super().__init__(
+            (one.quantity, np.concatenate([np.array(v, float) for v in one.values]))
+            for one in records
+        )
+        self.records, self.details = records, details
+
+
+def steps_of(path: Path) -> Iterator[tuple[int, StepReadings]]:
     """Yield a run file step by step: what was read in each."""
     run = open_run(path)
-    by_step: dict[int, dict[str, list[Values]]] = {}
+    by_step: dict[int, dict[str, dict[str, tuple[float, ...]]]] = {}
     for quantity in run.quantities:
-        for steps, values in run.series(quantity).values():
-            for step, value in zip(steps.tolist(), values, strict=True):
-                here = by_step.setdefault(step, {}).setdefault(quantity, [])
-                here.append(np.atleast_1d(value).astype(float))
+        for site, (steps, values) in run.series(quantity).items():
+            rows = values.reshape(len(steps), -1).tolist()
+            for step, row in zip(steps.tolist(), rows, strict=True):
+                here = by_step.setdefault(step, {}).setdefault(quantity, {})
+                here[site] = tuple(row)
     for step in sorted(by_step):
-        yield step, {q: np.concatenate(v) for q, v in by_step[step].items()}
+        yield step, StepReadings(_records(step, by_step[step]), run.info.details)
+
+
+def _records(
+    step: int, given: Mapping[str, Mapping[str, tuple[float, ...]]]
+) -> list[Reading]:
+    return [
+        Reading(
+            step=step,
+            quantity=quantity,
+            sites=tuple(sites),
+            values=tuple(sites.values()),
+        )
+        for quantity, sites in given.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
