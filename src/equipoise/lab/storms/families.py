@@ -191,7 +191,7 @@ def _adam(storm: Storm) -> Change:
 
 def _router(storm: Storm) -> Change:
     """A load-balance loss with the wrong sign: tokens crowd into few experts."""
-    weight = 0.01 - between(1e-3, 2.0, storm.severity)
+    weight = 0.01 - between(1e-3, 30.0, storm.severity)
 
     def sharpen(model: nn.Module) -> None:
         for module in model.modules():
