@@ -21,7 +21,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class _Json:
+class Record:
     """To and from one line of JSON; what comes back equals what went in."""
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class _Json:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(_Json):
+class Reading(Record):
     """One quantity over all layers or heads of one step."""
 
     step: int
@@ -65,7 +65,7 @@ class Reading(_Json):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(_Json):
+class Finding(Record):
     """Something a person should know: what happened, where, and what to try."""
 
     step: int
@@ -81,7 +81,7 @@ class Finding(_Json):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied(_Json):
+class Applied(Record):
     """A remedy that was applied to, or taken back from, somebody's model."""
 
     step: int
@@ -92,7 +92,7 @@ class Applied(_Json):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo(_Json):
+class RunInfo(Record):
     """What a run is: written once when the file is made, read by everyone."""
 
     name: str

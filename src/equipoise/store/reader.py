@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, RunFileError
+from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.store import schema, summaries
 from equipoise.store.checksums import Damage, Row, series_end, totals
@@ -28,6 +30,8 @@ Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
 """Quantity → the one it equals by definition, which is stored in its place."""
 EVENTS = "findings and remedies"
+PAGE = 10_000
+"""Readings at once when all of a run is gone through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Run:
             if not rows:
                 raise RunFileError(f"{path}: damaged: it does not say what it is")
             self.info = RunInfo.from_json(rows[0][1])
+        self._judge: Judge | None = None
+        self._judging = threading.Lock()
 
     @property
     def damage(self) -> list[str]:
@@ -98,6 +104,22 @@ class Run:
     @property
     def applied(self) -> list[Applied]:
         return [Applied.from_json(body) for body in self._events("applied")]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is the matter with the run, judged from its readings as they stand.
+
+        Later calls read only what was written since.
+        """
+        with self._judging:
+            judge = self._judge = self._judge or Judge(self.info.details)
+            while True:
+                news, cursor = self.since(judge.cursor)
+                judge.follow(news)
+                if cursor == judge.cursor or len(news.readings) < PAGE:
+                    judge.cursor = cursor
+                    return judge.verdict
+                judge.cursor = cursor
 
     def _events(self, kind: str) -> list[str]:
         with self._reading() as db:
@@ -230,7 +252,7 @@ class Run:
         self._damage.chain(links, what, after=0, until=last)
         return [rows[0], rows[-1]] if rows else []
 
-    def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[News, int]:
+    def since(self, cursor: int = 0, *, limit: int = PAGE) -> tuple[News, int]:
         """Return up to ``limit`` readings after the cursor, and the next cursor.
 
         Start at 0 and go on with what you got; nothing new leaves the cursor alone.

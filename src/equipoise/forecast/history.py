@@ -1,0 +1,202 @@
+"""What a run has read so far, as rules see it: causal, bounded in memory, torch-free.
+
+Readings are added one by one in the order they were recorded, live or from a file, and
+a rule looks only at what has been added. Of each quantity the first and the latest
+readings are kept; of a scalar also its whole course, in at most 256 blocks. A run that
+goes back to an earlier step (resumed from a checkpoint) forgets what came after it.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+from equipoise.records import Finding, Reading
+
+FIRST, RECENT = 16, 64
+"""Readings of each quantity that are kept from the start, and from now back."""
+BLOCK, MOST_BLOCKS = 8, 256
+"""Values a block of a curve begins with, and blocks before two become one."""
+
+
+class Source(Protocol):
+    """Where recorded readings come from: a run file, or anything shaped like one."""
+
+    def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[Any, int]:
+        """Return what was recorded after the cursor, and the next cursor.
+
+        The first has ``readings`` and ``findings`` in the order they were recorded.
+        """
+        ...
+
+
+class News(Protocol):
+    """What a source returns: readings and findings in the order of recording."""
+
+    @property
+    def readings(self) -> Sequence[Reading]: ...
+
+    @property
+    def findings(self) -> Sequence[Finding]: ...
+
+
+@dataclass(slots=True)
+class Curve:
+    """A scalar over the whole run: means of blocks that widen as the run grows."""
+
+    blocks: list[tuple[int, float]] = field(default_factory=list)
+    """First step and mean of each full block, oldest first."""
+    size: int = BLOCK
+    recent: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=RECENT)
+    )
+    """The latest values, with their steps."""
+    count: int = 0
+    _open: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, step: int, value: float) -> None:
+        if self.recent and step <= self.recent[-1][0]:
+            self._forget(step)
+        self.recent.append((step, value))
+        self.count += 1
+        self._open.append((step, value))
+        if len(self._open) == self.size:
+            mean = sum(v for _, v in self._open) / self.size
+            self.blocks.append((self._open[0][0], mean))
+            self._open = []
+        if len(self.blocks) == MOST_BLOCKS:
+            pairs = zip(self.blocks[::2], self.blocks[1::2], strict=True)
+            self.blocks = [(a[0], (a[1] + b[1]) / 2) for a, b in pairs]
+            self.size *= 2
+
+    def tail(self, count: int) -> list[float]:
+        """Return the latest values, at most so many, oldest first."""
+        return [value for _, value in self.recent][-count:]
+
+    def smoothed(self, count: int = 16) -> float:
+        """Return the mean of the latest values; NaN of none."""
+        values = self.tail(count)
+        return sum(values) / len(values) if values else math.nan
+
+    def spread(self) -> float:
+        """Return the noise of the curve: the median step between kept neighbours.
+
+        For independent noise of standard deviation σ this is close to σ.
+        """
+        values = [v for _, v in self.recent if math.isfinite(v)]
+        if len(values) < 4:
+            return math.inf
+        steps = [abs(b - a) for a, b in zip(values, values[1:], strict=False)]
+        return median(steps)
+
+    def _forget(self, step: int) -> None:
+        """Drop everything from ``step`` on: the run went back to it."""
+        self.blocks = [block for block in self.blocks if block[0] < step]
+        kept = [pair for pair in self.recent if pair[0] < step]
+        self.recent = deque(kept, maxlen=RECENT)
+        self._open = [pair for pair in self._open if pair[0] < step]
+
+
+@dataclass(slots=True)
+class Track:
+    """The readings of one quantity: the first few, the latest, and how many."""
+
+    first: list[Reading] = field(default_factory=list)
+    recent: deque[Reading] = field(default_factory=lambda: deque(maxlen=RECENT))
+    count: int = 0
+
+    def add(self, reading: Reading) -> None:
+        if self.recent and reading.step <= self.recent[-1].step:
+            self._forget(reading.step)
+        if len(self.first) < FIRST:
+            self.first.append(reading)
+        self.recent.append(reading)
+        self.count += 1
+
+    def _forget(self, step: int) -> None:
+        self.first = [r for r in self.first if r.step < step]
+        self.recent = deque((r for r in self.recent if r.step < step), maxlen=RECENT)
+        self.count = max(len(self.first), len(self.recent))
+
+
+@dataclass(slots=True)
+class History:
+    """Everything a rule may look at."""
+
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What the run says of itself: blocks, attention sites, classes of the output."""
+    step: int = -1
+    """The step of the reading that was added last."""
+    sampled: int = 0
+    """Steps with readings of the model, not only with the loop's scalars."""
+    _tracks: dict[str, Track] = field(default_factory=dict)
+    _curves: dict[str, Curve] = field(default_factory=dict)
+    _memory: dict[str, Any] = field(default_factory=dict)
+    _last_sample: int = -1
+
+    def add(self, reading: Reading) -> None:
+        self.step = reading.step
+        if reading.sites == ("",):
+            value = reading.values[0][0] if reading.values[0] else math.nan
+            self.curve(reading.quantity).add(reading.step, value)
+        elif reading.step != self._last_sample:
+            self.sampled += 1
+            self._last_sample = reading.step
+        track = self._tracks.get(reading.quantity)
+        if track is None:
+            track = self._tracks[reading.quantity] = Track()
+        track.add(reading)
+
+    def __contains__(self, quantity: str) -> bool:
+        return quantity in self._tracks
+
+    def curve(self, quantity: str) -> Curve:
+        """Return the course of a scalar; empty if it was never read."""
+        found = self._curves.get(quantity)
+        if found is None:
+            found = self._curves[quantity] = Curve()
+        return found
+
+    def track(self, quantity: str) -> Track:
+        """Return the kept readings of a quantity; empty if it was never read."""
+        return self._tracks.get(quantity) or Track()
+
+    def last(self, quantity: str) -> Reading | None:
+        """Return the latest reading of a quantity."""
+        track = self._tracks.get(quantity)
+        return track.recent[-1] if track is not None and track.recent else None
+
+    def scalar(self, quantity: str) -> float | None:
+        """Return the latest value of a quantity of the model as a whole."""
+        reading = self.last(quantity)
+        return reading.values[0][0] if reading is not None else None
+
+    def last_step(self, quantity: str) -> int | None:
+        reading = self.last(quantity)
+        return None if reading is None else reading.step
+
+    def memory(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what a rule keeps from one reading to the next, made on first use."""
+        if name not in self._memory:
+            self._memory[name] = make()
+        return self._memory[name]
+
+    @property
+    def blocks(self) -> Sequence[str]:
+        """The model's blocks in order, where the run names them."""
+        return tuple(self.details.get("blocks") or ())
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return tuple(self._tracks)
+
+
+def by_site(reading: Reading) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Yield each site with its values."""
+    return zip(reading.sites, reading.values, strict=True)
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

@@ -1,0 +1,232 @@
+"""Rules: named conditions over readings, each with its threshold and its source.
+
+A rule is a function of the history that returns one number (or None where it cannot
+know), and the threshold that number must not pass. Five lines add one:
+
+    @rule("my.loss", reads="loss", above=8.0, source="our last three runs",
+          message="the loss is {value:.3g}, above {threshold:g}")
+    def high_loss(history):
+        return history.scalar("loss")
+
+Rules of installed packages are found through the entry point ``equipoise.rules``.
+``[rules]`` in ``equipoise.toml`` switches rules off and changes their thresholds.
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from equipoise.errors import InputError
+from equipoise.forecast.history import History
+from equipoise.records import Scalar, Severity
+
+Scope = Literal["head", "layer", "parameter", "batch", "model", "rank"]
+About = Literal["loss", "model", "watching"]
+FILE = "equipoise.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a rule found at this step: the number it judges, where, and the evidence."""
+
+    value: float
+    site: str = ""
+    evidence: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def measured(value: float, site: str = "", **evidence: Scalar) -> Measured:
+    """Return what was found, the evidence by name."""
+    return Measured(value=value, site=site, evidence=evidence)
+
+
+Measure = Callable[[History], Measured | float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One condition: when it begins, when it ends, what it says, and why."""
+
+    name: str
+    """Dotted: the family of trouble, then the trouble."""
+    reads: tuple[str, ...]
+    """The quantities it needs at the same step."""
+    measure: Measure = field(compare=False)
+    threshold: float
+    side: Literal["above", "below"] = "above"
+    release: float
+    """The value past which it counts as over; between the two nothing changes."""
+    persist: int = 3
+    """Readings in a row beyond the threshold before it fires."""
+    recover: int = 3
+    """Readings in a row past ``release`` before it is over."""
+    severe: float | None = None
+    """Beyond this it is an error, whatever ``severity`` says."""
+    severity: Severity = "warn"
+    scope: Scope = "model"
+    about: About = "model"
+    source: str
+    """Where the threshold is from: theory, a paper, or our calibration."""
+    message: str
+    """A sentence with ``{value}``, ``{threshold}``, ``{site}`` and evidence by name."""
+    remedies: tuple[str, ...] = ()
+    """Names in the catalogue of remedies, the one to try first in front."""
+    preset: str = ""
+    """The preset that takes what it reads, if that is not the default one."""
+    applies: str = ""
+    """To which models, where that is not all of them; absence is then no gap."""
+
+    @property
+    def page(self) -> str:
+        return f"docs/rules/{self.name.replace('.', '-').replace('_', '-')}.md"
+
+    @property
+    def family(self) -> str:
+        return self.name.partition(".")[0]
+
+    def is_beyond(self, value: float, limit: float) -> bool:
+        """Return whether a value is beyond a limit; NaN is beyond nothing."""
+        return value > limit if self.side == "above" else value < limit
+
+    def sentence(self, found: Measured) -> str:
+        words = {**found.evidence, "value": found.value, "threshold": self.threshold}
+        return self.message.format(site=found.site or "the model", **words)
+
+
+RULES: dict[str, Rule] = {}
+"""Name → rule, in the order they are listed."""
+
+
+def rule(
+    name: str,
+    *,
+    reads: str | tuple[str, ...],
+    source: str,
+    message: str,
+    above: float | None = None,
+    below: float | None = None,
+    release: float | None = None,
+    **options: Any,
+) -> Callable[[Measure], Measure]:
+    """Register the decorated function as a rule.
+
+    Args:
+        name: Dotted; taken once.
+        reads: The quantities it needs.
+        source: Where the threshold is from.
+        message: What it says; see :class:`Rule`.
+        above: It fires where the value is above this; or
+        below: where it is below this. Give one of the two.
+        release: Where it is over again; the threshold unless given.
+        options: Other fields of :class:`Rule`.
+
+    Raises:
+        InputError: If the name is taken, or not exactly one threshold is given.
+    """
+    if (above is None) == (below is None):
+        raise InputError(f"rule {name!r}: give one of above= and below=")
+    if name in RULES:
+        raise InputError(f"rule {name!r} is registered twice: choose another name")
+    limit = above if below is None else below
+    assert limit is not None
+
+    def register(measure: Measure) -> Measure:
+        RULES[name] = Rule(
+            name=name,
+            reads=(reads,) if isinstance(reads, str) else reads,
+            measure=measure,
+            threshold=limit,
+            side="above" if below is None else "below",
+            release=limit if release is None else release,
+            source=source,
+            message=message,
+            **options,
+        )
+        return measure
+
+    return register
+
+
+def load_rules() -> dict[str, Rule]:
+    """Return every rule: ours, and those of installed packages.
+
+    A package that cannot be loaded is the user's to know of, not a reason to judge
+    nothing: its name is in the error.
+    """
+    for point in entry_points(group="equipoise.rules"):
+        try:
+            point.load()
+        # A boundary: another package's module may raise anything while it is imported.
+        except Exception as error:
+            raise InputError(
+                f"the rules of {point.value} cannot be loaded: {error!r}; "
+                "uninstall that package or repair its entry point equipoise.rules"
+            ) from error
+    return RULES
+
+
+SETTINGS = {"threshold", "release", "persist", "recover", "severe", "severity"}
+
+
+def configured(path: Path | None = None) -> tuple[Rule, ...]:
+    """Return the rules in force: ``[rules]`` of ``equipoise.toml`` over the defaults.
+
+    ``"attention.saturated" = false`` switches a rule off; a number is its threshold; a
+    table sets any of threshold, release, persist, recover, severe and severity.
+    """
+    known, path = load_rules(), path or Path(FILE)
+    table = _table(path)
+    for name in table:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            raise InputError(f"{path} [rules]: no rule {name!r}; the nearest is {near}")
+    found = (_changed(r, table.get(name, True), path) for name, r in known.items())
+    return tuple(r for r in found if r is not None)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8")).get("rules", {})
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML ({error})") from error
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: [rules] is a table of rule names")
+    return _flat(given)
+
+
+def _flat(table: Mapping[str, Any], start: str = "") -> dict[str, Any]:
+    """Return dotted names: TOML reads ``loss.risen = 1`` as a table in a table."""
+    found: dict[str, Any] = {}
+    for key, item in table.items():
+        nested = isinstance(item, dict) and not SETTINGS & item.keys()
+        found.update(_flat(item, f"{start}{key}.") if nested else {start + key: item})
+    return found
+
+
+def _changed(rule: Rule, setting: Any, path: Path) -> Rule | None:
+    if isinstance(setting, bool):
+        return rule if setting else None
+    given = setting if isinstance(setting, dict) else {"threshold": setting}
+    unknown = given.keys() - SETTINGS
+    numbers = {k: v for k, v in given.items() if k != "severity"}
+    if unknown or not all(_is_number(v) for v in numbers.values()):
+        raise InputError(
+            f"{path} [rules] {rule.name} = {setting!r}: give false, a threshold, or a "
+            f"table of {', '.join(sorted(SETTINGS))}"
+        )
+    if "threshold" in given and "release" not in given:
+        # The gap between the two stays as wide as it was, as a factor.
+        ratio = rule.release / rule.threshold if rule.threshold else 1.0
+        given = {**given, "release": float(given["threshold"]) * ratio}
+    return replace(rule, **given)
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(float(value))  # type: ignore[arg-type]

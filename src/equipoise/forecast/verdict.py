@@ -1,0 +1,206 @@
+"""Verdicts: what is the matter with a run, in one word, one sentence and evidence.
+
+A ``Judge`` takes readings one by one, in the order they were recorded, and asks every
+rule whose quantities are complete at that step. It is a fold over the recorded order,
+so the verdict live, at the end, and from the file are one and the same.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from equipoise.forecast.history import History, News
+from equipoise.forecast.rules import Rule, configured
+from equipoise.forecast.rules.conditions import Condition
+from equipoise.records import Finding, Reading, Record
+
+State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
+LEAST_SAMPLES = 10
+"""Sampled steps from which on a run is judged."""
+ALIVE = 8
+"""Finite losses in a row after which a non-finite number was an accident."""
+ORDER = {"error": 0, "warn": 1, "info": 2}
+NONFINITE = "nonfinite"
+GAPS = ("watch.silent", "watch.unread")
+"""Findings of the watcher that say something was not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Record):
+    """What is the matter with a run."""
+
+    state: State
+    sentence: str
+    """One sentence a person can act on."""
+    since: int | None = None
+    """The step from which it is true; None of a healthy run, or one not judged."""
+    findings: tuple[Finding, ...] = ()
+    """The evidence: what fires now, the gravest first."""
+    advice: str = ""
+    """What to do."""
+
+    def __post_init__(self) -> None:
+        given: tuple[Any, ...] = self.findings  # dictionaries when read from JSON
+        found = (Finding(**f) if isinstance(f, dict) else f for f in given)
+        object.__setattr__(self, "findings", tuple(found))
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges one run while it is recorded, or while its file is read."""
+
+    details: Mapping[str, Any] = field(default_factory=dict)
+    rules: Sequence[Rule] | None = None
+    """Those in force unless given: ours, users', as ``equipoise.toml`` sets them."""
+    history: History = field(init=False)
+    conditions: list[Condition] = field(init=False)
+    cursor: int = 0
+    """How far a source has been read."""
+    nonfinite: list[Finding] = field(default_factory=list)
+    gaps: list[Finding] = field(default_factory=list)
+    """What the watcher found: numbers that are not finite, and what was not read."""
+    _by_quantity: dict[str, list[Condition]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.history = History(self.details)
+        rules = configured() if self.rules is None else self.rules
+        self.conditions = [Condition(rule) for rule in rules]
+        for condition in self.conditions:
+            for quantity in condition.rule.reads:
+                self._by_quantity.setdefault(quantity, []).append(condition)
+
+    def add(self, readings: Iterable[Reading]) -> list[Finding]:
+        """Take readings in the order they were recorded; return what the rules find."""
+        found: list[Finding] = []
+        for reading in readings:
+            self.history.add(reading)
+            for condition in self._by_quantity.get(reading.quantity, ()):
+                if self._is_complete(condition.rule, reading.step):
+                    found += condition.update(self.history)
+        return found
+
+    def _is_complete(self, rule: Rule, step: int) -> bool:
+        if len(rule.reads) == 1:
+            return True
+        return all(self.history.last_step(q) == step for q in rule.reads)
+
+    def note(self, findings: Iterable[Finding]) -> None:
+        """Take what the watcher itself found: non-finite numbers, and gaps."""
+        for finding in findings:
+            if finding.rule.startswith(NONFINITE) and finding.severity == "error":
+                self.nonfinite.append(finding)
+            elif finding.rule in GAPS and finding.severity != "info":
+                self.gaps.append(finding)
+
+    def follow(self, news: News) -> None:
+        """Take what a source has recorded since the last time."""
+        self.add(news.readings)
+        self.note(news.findings)
+
+    @property
+    def firing(self) -> list[Finding]:
+        """What fires now, the gravest first, then the earliest."""
+        found = [c.finding for c in self.conditions if c.finding is not None]
+        return sorted(found, key=lambda f: (ORDER[f.severity], f.step))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is the matter with the run as far as it was read."""
+        return _dead(self) or _judged(self) or _unread(self) or _healthy(self)
+
+
+def _dead(judge: Judge) -> Verdict | None:
+    """Non-finite numbers, and no finite losses since: a skipped batch is no death."""
+    first = _first_nonfinite(judge)
+    if first is None:
+        return None
+    return Verdict(
+        state="dead",
+        sentence=f"non-finite numbers from step {first.step}: {first.message}",
+        since=first.step,
+        findings=(first, *judge.firing),
+        advice=first.advice,
+    )
+
+
+def _first_nonfinite(judge: Judge) -> Finding | None:
+    losses = judge.history.curve("loss").recent
+    after = [step for step, value in losses if math.isfinite(value)][-ALIVE:]
+    alive_since = after[0] if len(after) == ALIVE else -1
+    lasting = [f for f in judge.nonfinite if f.step >= alive_since]
+    broken = [pair for pair in losses if not math.isfinite(pair[1])]
+    if lasting:
+        return lasting[0]
+    if not broken or broken[-1][0] < alive_since:
+        return None
+    step, value = broken[0]
+    return Finding(
+        step=step,
+        severity="error",
+        rule="nonfinite.loss",
+        message=f"the loss is {value}",
+        advice="go back to a checkpoint before this step, and lower the learning rate",
+        evidence={"loss": value},
+    )
+
+
+def _judged(judge: Judge) -> Verdict | None:
+    """What rules fire: about the loss it is failing, about the model at risk."""
+    about = {c.rule.name: c.rule.about for c in judge.conditions}
+    firing = [f for f in judge.firing if f.severity != "info"]
+    if not firing:
+        return None
+    loss = [f for f in firing if about[f.rule] == "loss"]
+    causes = [f for f in firing if about[f.rule] != "loss"]
+    worst = (causes or loss)[0]
+    sentence = worst.message
+    if loss and causes:
+        sentence = f"{loss[0].message}; {causes[0].message}"
+    return Verdict(
+        state="failing" if loss else "at risk",
+        sentence=f"{sentence} (since step {worst.evidence['since']})",
+        since=min(int(f.evidence["since"] or 0) for f in firing),
+        findings=tuple(judge.firing),
+        advice=worst.advice or (loss[0].advice if loss else ""),
+    )
+
+
+def _unread(judge: Judge) -> Verdict | None:
+    """Too early, or something important was not read."""
+    reason = _missing(judge)
+    if not reason:
+        return None
+    return Verdict(
+        state="not judged", sentence=reason, findings=tuple(judge.gaps), advice=""
+    )
+
+
+def _missing(judge: Judge) -> str:
+    history = judge.history
+    if history.sampled < LEAST_SAMPLES:
+        return (
+            f"{history.sampled} sampled steps so far: a run is judged from "
+            f"{LEAST_SAMPLES} on"
+        )
+    if "loss" not in history:
+        return "the loss was not read: give it to handle.step(loss=loss)"
+    if "gradient.norm" not in history:
+        return "no gradient was read"
+    if history.details.get("attention") and "attention.theta.p50" not in history:
+        return "no attention was read"
+    if judge.gaps:
+        return f"nothing wrong in what was read, but {judge.gaps[0].message}"
+    return ""
+
+
+def _healthy(judge: Judge) -> Verdict:
+    history, loss = judge.history, judge.history.curve("loss")
+    rules = sum(all(q in history for q in c.rule.reads) for c in judge.conditions)
+    return Verdict(
+        state="healthy",
+        sentence=f"{rules} rules over {history.sampled} sampled steps, none fires; "
+        f"loss {loss.blocks[0][1] if loss.blocks else math.nan:.4g} → "
+        f"{loss.smoothed():.4g}",
+        findings=tuple(judge.firing),
+    )

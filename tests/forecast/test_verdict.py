@@ -1,0 +1,91 @@
+"""States, sentences and evidence; the same live as from a file."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.records import Finding, Reading, RunInfo
+from equipoise.store import RunWriter, open_run
+from tests.forecast.histories import DETAILS, falling, healthy, judged
+
+
+def test_a_healthy_run_is_called_so_with_what_was_looked_at() -> None:
+    verdict = judged(healthy())[0].verdict
+    assert verdict.state == "healthy" and verdict.since is None
+    assert "20 sampled steps" in verdict.sentence and "2.5" in verdict.sentence
+
+
+@pytest.mark.parametrize(("steps", "state"), [(90, "not judged"), (100, "healthy")])
+def test_ten_sampled_steps_are_judged(steps: int, state: str) -> None:
+    assert judged(healthy(steps))[0].verdict.state == state
+
+
+def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
+    readings = healthy(gradient=lambda step, layer: 10.0 ** (layer - 3))
+    verdict = judged(readings)[0].verdict
+    assert verdict.state == "at risk" and verdict.since == 0
+    assert verdict.findings[0].rule == "gradient.vanished" and verdict.advice
+
+
+def test_a_rule_about_the_loss_makes_it_failing() -> None:
+    verdict = judged(healthy(loss=lambda step: 5.0 + step / 50))[0].verdict
+    assert verdict.state == "failing" and verdict.since is not None
+
+
+def test_a_loss_that_is_not_finite_is_dead_and_a_skipped_batch_is_not() -> None:
+    dead = healthy(loss=lambda step: falling(step) if step < 150 else math.nan)
+    verdict = judged(dead)[0].verdict
+    assert verdict.state == "dead" and "nan" in verdict.sentence
+    skipped = healthy(loss=lambda step: math.nan if step == 150 else falling(step))
+    assert judged(skipped)[0].verdict.state == "healthy"
+
+
+@pytest.mark.parametrize("left_out", ["loss", "gradient.norm", "attention.theta.p50"])
+def test_never_healthy_when_something_important_was_not_read(left_out: str) -> None:
+    rest = (reading for reading in healthy() if reading.quantity != left_out)
+    verdict = judged(rest)[0].verdict
+    assert verdict.state == "not judged" and "not read" in verdict.sentence.replace(
+        "no gradient was read", "not read"
+    ).replace("no attention was read", "not read")
+
+
+def test_a_site_that_was_not_read_is_named() -> None:
+    judge, _ = judged(healthy())
+    gap = Finding(
+        step=0, severity="warn", rule="watch.unread", message="blocks.2: no call seen"
+    )
+    judge.note([gap])
+    assert judge.verdict.state == "not judged" and "blocks.2" in judge.verdict.sentence
+
+
+def test_the_same_from_a_file_in_pieces_and_at_once(tmp_path: Path) -> None:
+    readings = list(healthy(gradient=lambda step, layer: 10.0 ** (layer - 3)))
+    info = RunInfo(name="made", created="2026", version="0", details=dict(DETAILS))
+    path = tmp_path / "run.eqp"
+    live = Judge(DETAILS)
+    with RunWriter(path, info) as writer:
+        run = None
+        for reading in readings:
+            writer.append([reading])
+            live.add([reading])
+            run = run or open_run(path)
+            if reading.step % 50 == 0:
+                assert run.verdict == live.verdict
+    assert run is not None
+    assert open_run(path).verdict == run.verdict == live.verdict
+
+
+def test_a_verdict_survives_json() -> None:
+    readings = healthy(gradient=lambda step, layer: 10.0 ** (layer - 3))
+    verdict = judged(readings)[0].verdict
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_going_back_to_an_earlier_step_forgets_what_came_after() -> None:
+    before = [r for r in healthy(150, loss=lambda s: falling(s) + (s > 80) * 9)]
+    judge, _ = judged(before)
+    assert judge.verdict.state == "failing"
+    judge.add(Reading.scalar(step, "loss", falling(step)) for step in range(60, 200))
+    assert judge.verdict.state == "healthy"
