@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "report": "errors records store forecast",
     "web": "errors records store report",
     "cli": "errors records store watching planning integrations lab claims report web "
-    "auditing forecast",
+    "auditing forecast sinks",
 }
 TORCH_FREE = {"", "records", "errors", "store", "forecast", "sinks", "report", "web"}
 # Typing `equipoise report` on a laptop must not need torch either.

@@ -28,6 +28,7 @@ def test_commands() -> None:
     expected = [
         "curvature",
         "demo",
+        "export",
         "lab",
         "plan",
         "precision",

@@ -4,7 +4,8 @@ To add a command, write ``cli/NAME.py`` with a function called ``command`` (its 
 parameters are the arguments and options, its docstring the help), or a ``typer.Typer``
 called ``app`` for a command with subcommands, and add one line to ``COMMANDS``. The
 module is loaded for ``--help`` too, so it imports torch, and what imports torch, inside
-``command``. A dict called ``CONTEXT`` becomes the command's context settings (a command
+``command``. ``EXAMPLES``, a tuple of lines that can be typed, ends its help. A dict
+called ``CONTEXT`` becomes the command's context settings (a command
 that hands on unknown options to a user's script needs it). ``tests/test_surface.py``
 pins them. ``arguments`` and ``subject`` are what several commands share.
 
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 import equipoise
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
@@ -28,6 +30,7 @@ from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 COMMANDS = {
     "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
+    "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",
     "lab": "Experiments with error bars: list, run, status, report.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
@@ -111,7 +114,16 @@ def _add(app: typer.Typer, name: str) -> None:
         app.add_typer(module.app, name=name, help=COMMANDS[name])
     else:
         settings = getattr(module, "CONTEXT", None)
-        app.command(name, context_settings=settings)(module.command)
+        examples = epilog(*getattr(module, "EXAMPLES", ()))
+        app.command(name, context_settings=settings, epilog=examples)(module.command)
+
+
+def epilog(*examples: str) -> str | None:
+    """Return the examples of a command as they stand at the end of its help."""
+    if not examples:
+        return None
+    # Blank lines: typer joins lines that are not a paragraph of their own.
+    return "\n\n".join(["Examples:", *(escape(line) for line in examples)])
 
 
 def _not_loaded() -> None:

@@ -10,6 +10,30 @@ import typer
 
 from equipoise.auditing import MODEL_FORMS
 from equipoise.report.pages import check_page_path
+from equipoise.store import Run, open_run, runs_directory
+from equipoise.store.location import newest
+
+RunOrFolder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN|DIR",
+        help="A run file, or a folder whose newest run is taken; $EQUIPOISE_RUNS or "
+        "./runs unless given.",
+        show_default=False,
+    ),
+]
+
+
+def run_file(given: Path | None) -> Path:
+    """Return the run file that was typed, or the newest of a folder."""
+    place = runs_directory() if given is None else given
+    return newest(place) if given is None or place.is_dir() else place
+
+
+def opened_run(given: Path | None) -> Run:
+    """Return a reader of the run that was typed, or of the newest of a folder."""
+    return open_run(run_file(given))
+
 
 Model = Annotated[
     str, typer.Argument(help=f"The model: {MODEL_FORMS}.", show_default=False)

@@ -39,6 +39,11 @@ def run_files(directory: Path, *, recursive: bool = False) -> list[Path]:
 
 
 def _age(path: Path) -> float:
+    """Return when a run was last written; its journal counts, while it is live."""
+    return max(_changed(path), _changed(path.with_name(path.name + "-wal")))
+
+
+def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:  # a link to nothing, or a file that has just gone
@@ -46,8 +51,8 @@ def _age(path: Path) -> float:
 
 
 def newest(directory: Path) -> Path:
-    """Return the newest run of a directory, or say that there is none."""
-    found = [path for path in run_files(directory) if path.is_file()]
+    """Return the newest run of a directory and of those inside it, or say so."""
+    found = [p for p in run_files(directory, recursive=True) if p.is_file()]
     if not found:
         raise RunFileError(
             f"no {SUFFIX} file in {directory}/: give one, or set EQUIPOISE_RUNS"

@@ -9,7 +9,9 @@ import errno
 import os
 import socket
 import sys
+import time
 from pathlib import Path
+from typing import Literal
 
 from equipoise.errors import RunFileError
 
@@ -51,6 +53,33 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True  # another user's process
     return True
+
+
+State = Literal["live", "finished", "stopped"]
+"""Being written, closed by its writer, or left by a writer that died."""
+SILENT = 600
+"""Seconds without a write after which a writer on another machine counts as gone."""
+
+
+def writer_state(run: Path) -> State:
+    """Say whether a run is still written, from the file its writer holds.
+
+    The lock itself is not tried: a reader must never be in a writer's way.
+    """
+    try:
+        holder = run.with_name(run.name + ".lock").read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return "finished"
+    if len(holder) != 2 or not holder[0].isdigit():
+        return "stopped"
+    if holder[1] == socket.gethostname():
+        return "live" if is_alive(int(holder[0])) else "stopped"
+    return "live" if time.time() - _last_write(run) < SILENT else "stopped"
+
+
+def _last_write(run: Path) -> float:
+    files = (run, run.with_name(run.name + "-wal"))
+    return max((f.stat().st_mtime for f in files if f.exists()), default=0.0)
 
 
 class WriterLock:

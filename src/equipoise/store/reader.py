@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from equipoise.errors import InputError, RunFileError
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import schema, summaries
+from equipoise.store import schema, summaries, tables
 from equipoise.store.checksums import Damage, Row, series_end, totals
 from equipoise.store.level_of_detail import (
     SeriesRange,
@@ -23,8 +24,10 @@ from equipoise.store.level_of_detail import (
     by_site,
     in_order,
 )
+from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
+from equipoise.store.tables import Form, Quantities
 
 Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
@@ -89,6 +92,19 @@ class Run:
             counts = totals(db, self._damage)
             self._damage.count("steps", len(rows), counts and counts.steps)
             return np.array([step for step, _ in rows], np.int64)
+
+    @property
+    def state(self) -> State:
+        """``live`` while it is written, ``stopped`` if its writer died, or finished."""
+        return writer_state(self.path)
+
+    @property
+    def last_time(self) -> float | None:
+        """When the last step was recorded, in seconds since 1970; None without one."""
+        with self._reading() as db:
+            query = "SELECT step, time, sum FROM step ORDER BY step DESC LIMIT 1"
+            rows = self._damage.sound(db.execute(query).fetchall(), "steps")
+        return float(rows[0][1]) if rows else None
 
     @property
     def quantities(self) -> list[str]:
@@ -301,6 +317,27 @@ class Run:
             if row[1] not in known:
                 self._damage.note("readings", row[0])
         return [_reading(*known[row[1]], row) for row in rows if row[1] in known]
+
+    def to_pandas(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
+        """Return the readings as a ``pandas.DataFrame``.
+
+        Args:
+            quantities: Names or patterns such as ``attention.theta.*``; all by default.
+            form: ``long`` has the columns step, quantity, site, head and value;
+                ``wide`` one row per step and one column per quantity, site and head.
+
+        Raises:
+            MissingExtraError: If pandas is not installed.
+        """
+        return tables.to_pandas(self, quantities, form)
+
+    def to_polars(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
+        """Return the readings as a ``polars.DataFrame``; see :meth:`to_pandas`."""
+        return tables.to_polars(self, quantities, form)
+
+    def to_arrow(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
+        """Return the readings as a ``pyarrow.Table``; see :meth:`to_pandas`."""
+        return tables.to_arrow(self, quantities, form)
 
     def __repr__(self) -> str:
         return f"Run({self.info.name!r}, {str(self.path)!r})"

@@ -1,0 +1,73 @@
+"""A line on the terminal while something takes longer than two seconds.
+
+It goes to stderr and only to a terminal, so pipes and logs never see it.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+DELAY = 2.0
+"""Seconds before anything is shown: what is quick needs no bar."""
+
+
+class Working:
+    """Shows what is under way, with a bar where the number of parts is known."""
+
+    def __init__(self, doing: str, *, total: int | None = None) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(doing, total=total)
+        self._timer = threading.Timer(DELAY, self._progress.start)
+        self._timer.daemon = True
+
+    def now(self, doing: str) -> None:
+        """Say what comes next."""
+        self._progress.update(self._task, description=doing)
+
+    def advance(self, done: int = 1) -> None:
+        """Count parts that are done."""
+        self._progress.advance(self._task, done)
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the line off; what is printed next stands alone."""
+        self._timer.cancel()
+        self._progress.stop()
+
+
+@contextmanager
+def working(doing: str, *, total: int | None = None) -> Iterator[Working]:
+    """Show ``doing`` from the third second on, until the block ends."""
+    with Working(doing, total=total) as shown:
+        yield shown

@@ -1,0 +1,265 @@
+"""A run's readings as tables: long (one value a row) or wide (one step a row).
+
+The columns are made with NumPy; pandas, Polars and pyarrow are imported when asked for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.errors import InputError, MissingExtraError
+from equipoise.store.packing import Array
+
+Integers = NDArray[np.int64]
+Form = Literal["long", "wide"]
+Quantities = str | Sequence[str] | None
+"""Names or patterns such as ``attention.theta.*``; None is every quantity."""
+
+
+class Readable(Protocol):
+    """What a table is made from: a run."""
+
+    @property
+    def quantities(self) -> list[str]: ...
+
+    def series(self, quantity: str) -> Mapping[str, tuple[Integers, Array]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LongTable:
+    """One value a row, ordered by quantity, site, step and head."""
+
+    step: Integers
+    quantity: str
+    sites: tuple[str, ...]
+    site: Integers
+    """Index into ``sites``."""
+    head: Integers
+    """0 where a site has one value."""
+    value: Array
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WideTable:
+    """One step a row, one column per quantity, site and head."""
+
+    step: Integers
+    columns: dict[str, Array]
+    """``QUANTITY/SITE/HEAD`` → values; NaN where nothing was recorded at a step."""
+    recorded: dict[str, NDArray[np.bool_]]
+    """Column → where it has a reading, which may itself be NaN."""
+
+
+def chosen(run: Readable, quantities: Quantities) -> list[str]:
+    """Return the quantities that some names and patterns select.
+
+    Raises:
+        InputError: If one of them selects nothing.
+    """
+    known = run.quantities
+    if quantities is None:
+        return known
+    patterns = [quantities] if isinstance(quantities, str) else list(quantities)
+    found: list[str] = []
+    for pattern in patterns:
+        fits = [name for name in known if fnmatchcase(name, pattern)]
+        if not fits:
+            has = ", ".join(known) or "none yet"
+            raise InputError(f"no quantity matches {pattern!r} (the run has: {has})")
+        found += [name for name in fits if name not in found]
+    return found
+
+
+def long_tables(run: Readable, quantities: Quantities = None) -> Iterator[LongTable]:
+    """Yield one table per quantity, so that only one is in memory."""
+    for quantity in chosen(run, quantities):
+        series = run.series(quantity)
+        parts = [_rows(i, *series[site]) for i, site in enumerate(series)]
+        step, site, head, value = (np.concatenate(p) for p in zip(*parts, strict=True))
+        yield LongTable(
+            step=step,
+            quantity=quantity,
+            sites=tuple(series),
+            site=site,
+            head=head,
+            value=value,
+        )
+
+
+def _rows(
+    site: int, steps: Integers, values: Array
+) -> tuple[Integers, Integers, Integers, Array]:
+    x_SH = values.reshape(len(steps), -1)
+    heads = x_SH.shape[1]
+    return (
+        np.repeat(steps, heads),
+        np.full(x_SH.size, site, np.int64),
+        np.tile(np.arange(heads), len(steps)),
+        x_SH.ravel(),
+    )
+
+
+def wide_table(run: Readable, quantities: Quantities = None) -> WideTable:
+    """Return the steps at which any of the quantities was recorded, and the columns."""
+    found = dict(_columns(run, quantities))
+    every = [steps for steps, _ in found.values()]
+    rows = np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
+    columns, recorded = {}, {}
+    for name, (steps, values) in found.items():
+        at = np.searchsorted(rows, steps)
+        columns[name] = np.full(len(rows), np.nan)
+        columns[name][at] = values
+        recorded[name] = np.zeros(len(rows), bool)
+        recorded[name][at] = True
+    return WideTable(step=rows, columns=columns, recorded=recorded)
+
+
+def _columns(
+    run: Readable, quantities: Quantities
+) -> Iterator[tuple[str, tuple[Integers, Array]]]:
+    for quantity in chosen(run, quantities):
+        for site, (steps, values) in run.series(quantity).items():
+            name = f"{quantity}/{site}" if site else quantity
+            if values.ndim == 1:
+                yield name, (steps, values)
+            else:
+                for head in range(values.shape[1]):
+                    yield f"{name}/{head}", (steps, values[:, head])
+
+
+def library(name: str) -> Any:
+    """Return a library of tables, or say how to get it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        absent = (missing.name or "").split(".")[0]
+        if absent != name.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"this table needs {absent}, which is not installed: "
+            'pip install "equipoise[export]"'
+        ) from missing
+
+
+def _check(form: str) -> None:
+    if form not in ("long", "wide"):
+        raise InputError(f"form={form!r}: choose long or wide")
+
+
+def to_pandas(run: Readable, quantities: Quantities, form: Form) -> Any:
+    """Return a ``pandas.DataFrame``."""
+    _check(form)
+    pd = library("pandas")
+    if form == "wide":
+        wide = wide_table(run, quantities)
+        return pd.DataFrame(wide.columns, index=pd.Index(wide.step, name="step"))
+    step, (names, quantity), (sites, site), head, value = _joined(run, quantities)
+    columns = {
+        "step": step,
+        "quantity": pd.Categorical.from_codes(quantity, names),
+        "site": pd.Categorical.from_codes(site, sites),
+        "head": head,
+        "value": value,
+    }
+    return pd.DataFrame(columns)
+
+
+def to_polars(run: Readable, quantities: Quantities, form: Form) -> Any:
+    """Return a ``polars.DataFrame``; in the wide form null is "not recorded"."""
+    _check(form)
+    pl = library("polars")
+    if form == "wide":
+        wide = wide_table(run, quantities)
+        columns = [
+            pl.Series(name, values).zip_with(
+                pl.Series(wide.recorded[name]),
+                pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values)),
+            )
+            for name, values in wide.columns.items()
+        ]
+        return pl.DataFrame([pl.Series("step", wide.step), *columns])
+    step, (names, quantity), (sites, site), head, value = _joined(run, quantities)
+    columns = {
+        "step": step,
+        "quantity": pl.Series(names, dtype=pl.Categorical)[quantity],
+        "site": pl.Series(sites, dtype=pl.Categorical)[site],
+        "head": head,
+        "value": value,
+    }
+    return pl.DataFrame(columns)
+
+
+def to_arrow(run: Readable, quantities: Quantities, form: Form) -> Any:
+    """Return a ``pyarrow.Table``; in the wide form null is "not recorded"."""
+    _check(form)
+    pa = library("pyarrow")
+    if form == "wide":
+        wide = wide_table(run, quantities)
+        columns = {
+            name: pa.array(values, mask=~wide.recorded[name])
+            for name, values in wide.columns.items()
+        }
+        return pa.table({"step": wide.step, **columns})
+    tables = [arrow_part(part) for part in long_tables(run, quantities)]
+    return pa.concat_tables(tables).unify_dictionaries() if tables else arrow_empty()
+
+
+def arrow_schema() -> Any:
+    """Return the columns of the long form, as Arrow and Parquet name them."""
+    pa = library("pyarrow")
+    text = pa.dictionary(pa.int32(), pa.string())
+    names = (("step", pa.int64()), ("quantity", text), ("site", text))
+    return pa.schema([*names, ("head", pa.int64()), ("value", pa.float64())])
+
+
+def arrow_part(part: LongTable) -> Any:
+    """Return one quantity as an Arrow table."""
+    pa = library("pyarrow")
+    codes = np.zeros(len(part), np.int32)
+    arrays = [
+        pa.array(part.step),
+        pa.DictionaryArray.from_arrays(codes, pa.array([part.quantity])),
+        pa.DictionaryArray.from_arrays(
+            part.site.astype(np.int32), pa.array(list(part.sites), pa.string())
+        ),
+        pa.array(part.head),
+        pa.array(part.value, pa.float64()),
+    ]
+    return pa.Table.from_arrays(arrays, schema=arrow_schema())
+
+
+def arrow_empty() -> Any:
+    """Return the long form of a run without readings."""
+    return arrow_schema().empty_table()
+
+
+Coded = tuple[list[str], Integers]
+"""Names, and of each row the index of its name."""
+
+
+def _joined(
+    run: Readable, quantities: Quantities
+) -> tuple[Integers, Coded, Coded, Integers, Array]:
+    """Return the columns of the long form over all quantities."""
+    parts = list(long_tables(run, quantities))
+    sites = list(dict.fromkeys(site for part in parts for site in part.sites))
+    position = {site: i for i, site in enumerate(sites)}
+    own = [np.array([position[s] for s in part.sites], np.int64) for part in parts]
+    nothing = np.empty(0, np.int64)
+    quantity = [np.full(len(part), i, np.int64) for i, part in enumerate(parts)]
+    site = [table[part.site] for table, part in zip(own, parts, strict=True)]
+    return (
+        np.concatenate([nothing, *(part.step for part in parts)]),
+        ([part.quantity for part in parts], np.concatenate([nothing, *quantity])),
+        (sites, np.concatenate([nothing, *site])),
+        np.concatenate([nothing, *(part.head for part in parts)]),
+        np.concatenate([np.empty(0), *(part.value for part in parts)]),
+    )
