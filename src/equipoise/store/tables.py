@@ -178,14 +178,14 @@ def to_polars(run: Readable, quantities: Quantities, form: Form) -> Any:
     pl = library("polars")
     if form == "wide":
         wide = wide_table(run, quantities)
-        columns = [
+        series = [
             pl.Series(name, values).zip_with(
                 pl.Series(wide.recorded[name]),
                 pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values)),
             )
             for name, values in wide.columns.items()
         ]
-        return pl.DataFrame([pl.Series("step", wide.step), *columns])
+        return pl.DataFrame([pl.Series("step", wide.step), *series])
     step, (names, quantity), (sites, site), head, value = _joined(run, quantities)
     columns = {
         "step": step,
