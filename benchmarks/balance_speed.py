@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.table import cpu_seconds, publish
-from equipoise.claims.emadi_theta import sorted_prefix
+from equipoise.claims.emadi import sorted_prefix
 from equipoise.numerics.rows.balance import balance, warm_up
 from equipoise.numerics.rows.statistics import row_statistics
 

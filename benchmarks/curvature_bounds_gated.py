@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.curvature_bounds import LAB, Row, largest, read_by, summary
 from benchmarks.fragility_subjects import trained_gpt
 from benchmarks.table import publish
-from equipoise.lab.models.attention import angles
+from equipoise.lab.models.block import angles
 from equipoise.theory.curvature.attention_bounds import attention_curvature_bound, top
 from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
 from equipoise.theory.curvature.feedforward import FeedForward

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.table import cpu_seconds, publish
 from equipoise.lab.models import GPT, GPTConfig
-from equipoise.remedies.normaliser_module import NormaliserModule
+from equipoise.remedies.normaliser import NormaliserModule
 
 SHAPE = GPTConfig(width=64, depth=2, heads=4, context=1024)
 BARS = {

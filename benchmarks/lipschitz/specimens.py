@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equipoise.lab.data.corpus import embedded
-from equipoise.lab.models.attention import SelfAttention, angles
+from equipoise.lab.models.block import SelfAttention, angles
 from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.theory.lipschitz.heads import HeadNorm, Heads, Rotary, heads_from_linear
 

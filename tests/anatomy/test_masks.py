@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from equipoise.anatomy.masks import (
+from equipoise.anatomy.calls import (
     additive,
     future_QK,
     is_masked,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from equipoise.claims import petrov_attention, petrov_block, petrov_scaling
+from equipoise.claims import petrov_attention, petrov_block
 
 
 def test_keys_grow_while_theorem_1_stays() -> None:
@@ -108,14 +108,14 @@ def test_gelu_bends_where_relu_does_not() -> None:
 
 
 def test_taylor_without_remainder_is_exceeded() -> None:
-    verdict = petrov_scaling.taylor_needs_a_remainder()
+    verdict = petrov_block.taylor_needs_a_remainder()
     assert verdict.outcome == "fails"
     assert verdict.evidence["bound at k = 1, w = 1"] == 0
     assert verdict.evidence["difference"] == 0.5
 
 
 def test_random_numbers_have_the_slope_of_fig_6() -> None:
-    verdict = petrov_scaling.slope_of_running_means()
+    verdict = petrov_block.slope_of_running_means()
     assert verdict.outcome == "fails"
     assert verdict.evidence["slope of uniform random numbers"] == pytest.approx(
         -1, abs=0.02
@@ -123,6 +123,6 @@ def test_random_numbers_have_the_slope_of_fig_6() -> None:
 
 
 def test_bfloat16_sums_stall() -> None:
-    verdict = petrov_scaling.gradient_sums_stall_in_bfloat16()
+    verdict = petrov_block.gradient_sums_stall_in_bfloat16()
     assert verdict.outcome == "fails"
     assert verdict.evidence["mean of 4096 from a bf16 sum"] < 0.02

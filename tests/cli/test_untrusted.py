@@ -16,7 +16,7 @@ from equipoise import cli
 from equipoise.auditing import subject as opening
 from equipoise.auditing.subject import loaded_batch
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching import replay
+from equipoise.watching import batch
 from tests.cli.test_cli import run
 from tests.conftest import PATIENCE
 from tests.report.runs import pre_and_post
@@ -202,8 +202,8 @@ def test_a_saved_step_of_another_kind_is_one_line(
 
 def test_a_run_with_brackets_in_its_name_is_found(tmp_path: Path) -> None:
     path = tmp_path / "lr[1e-3].eqp"
-    replay.bundle_path(path, 7).write_text("")
-    assert list(replay.bundles(path)) == [7]
+    batch.bundle_path(path, 7).write_text("")
+    assert list(batch.bundles(path)) == [7]
 
 
 def test_a_link_to_nothing_does_not_break_a_directory(

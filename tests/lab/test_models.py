@@ -20,7 +20,7 @@ from equipoise.lab.models import (
     gpt_preset,
     vit_preset,
 )
-from equipoise.lab.models.attention import rotated
+from equipoise.lab.models.block import rotated
 from equipoise.lab.models.vit import patches
 from equipoise.lab.options import from_mapping
 from tests.oracles import lab as oracle

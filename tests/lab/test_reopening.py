@@ -9,9 +9,8 @@ from equipoise.cli.subject import is_lab_folder
 from equipoise.errors import InputError
 from equipoise.lab.data import open_data
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.running.execution import build
+from equipoise.lab.running.execution import build, reopened
 from equipoise.lab.running.experiment import Arm, Task
-from equipoise.lab.running.saved_runs import reopened
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer
 

@@ -21,7 +21,7 @@ from transformers import (
 from equipoise import cli
 from equipoise.errors import InputError
 from equipoise.lab.models import GPT, GPTConfig, ViTConfig
-from equipoise.lab.running import saved_runs as kept
+from equipoise.lab.running import execution
 from equipoise.lab.running.execution import (
     NORMALISER_ARMS,
     Trained,
@@ -113,8 +113,8 @@ def test_positions_that_end_are_refused() -> None:
 
 
 def test_kept_weights_are_opened_by_name(run: Path) -> None:
-    model = kept.opened(run)
-    assert isinstance(model, GPT) and kept.is_lab_run(run)
+    model = execution.opened(run)
+    assert isinstance(model, GPT) and execution.is_lab_run(run)
     assert normaliser_of(model.blocks[1].attention).name == "sink"
     fresh = build(
         Task.from_mapping(json.loads((run / "result.json").read_text())["task"]).arm, 1
@@ -123,13 +123,13 @@ def test_kept_weights_are_opened_by_name(run: Path) -> None:
     assert not torch.equal(model(x), fresh(x))  # three steps away
     inside = run / "checkpoints" / "step-00000003"
     inside.mkdir(parents=True)
-    save_file(model.state_dict(), inside / kept.WEIGHTS)
-    assert torch.equal(kept.opened(inside)(x), model(x))
+    save_file(model.state_dict(), inside / execution.WEIGHTS)
+    assert torch.equal(execution.opened(inside)(x), model(x))
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no run with weights"):
-        kept.opened(tmp_path)
+        execution.opened(tmp_path)
     with pytest.raises(InputError, match="no model directory 'nowhere'"):
         reader("nowhere")
     arm = Arm(
@@ -139,7 +139,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(
         json.dumps({"task": Task(arm=arm, seed=0).to_mapping()})
     )
-    save_file(build(arm, 0).state_dict(), tmp_path / kept.WEIGHTS)
+    save_file(build(arm, 0).state_dict(), tmp_path / execution.WEIGHTS)
     with pytest.raises(InputError, match="is a ViT"):
         reader(str(tmp_path))
 

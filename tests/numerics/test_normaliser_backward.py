@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.numerics.normalisers import NORMALISERS, attention_weights
 from equipoise.numerics.normalisers import sparse as threshold
-from equipoise.numerics.normalisers.exponential import ScalableSoftmax, SinkSoftmax
+from equipoise.numerics.normalisers.closed_form import ScalableSoftmax, SinkSoftmax
 from equipoise.numerics.normalisers.sparse import Entmax
 from tests.oracles import normalisers as oracle
 

@@ -17,9 +17,12 @@ from equipoise.numerics.normalisers import (
     jvp,
     rows,
 )
-from equipoise.numerics.normalisers.exponential import ScalableSoftmax, SinkSoftmax
+from equipoise.numerics.normalisers.closed_form import (
+    SafeSelfAdjusted,
+    ScalableSoftmax,
+    SinkSoftmax,
+)
 from equipoise.numerics.normalisers.sparse import Entmax, entmax_lipschitz
-from equipoise.numerics.normalisers.unnormalised import SafeSelfAdjusted
 from tests.conftest import FLOATS
 from tests.oracles import normalisers as oracle
 

@@ -1,6 +1,6 @@
 """Number formats the slow way: every code is decoded, and neighbours are searched for.
 
-Shares no formula with ``equipoise.numerics.rounding``: no bit is masked, no constant
+Shares no formula with ``equipoise.numerics.formats``: no bit is masked, no constant
 added. A number is rounded with ``fractions.Fraction`` by comparing exact distances.
 """
 

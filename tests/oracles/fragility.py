@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.walk import LinearCall, walked
-from equipoise.numerics.formats import Format
-from equipoise.numerics.rounding import rounded
+from equipoise.numerics.formats import Format, rounded
 
 Head = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -20,11 +20,12 @@ from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.normalisers import NORMALISERS
 from equipoise.remedies.base import Remedy
 from equipoise.remedies.normaliser import (
+    LEARNABLE,
+    NormaliserModule,
     NormaliserSwap,
     SoftmaxReplacement,
     learnt_parameters,
 )
-from equipoise.remedies.normaliser_module import LEARNABLE, NormaliserModule
 
 SIZES = {
     "hidden_size": 16,

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
+from equipoise.watching.batch import bundle_path, load_step
 from equipoise.watching.nonfinite import NonfiniteMonitor, first_bad_module
-from equipoise.watching.replay import bundle_path, load_step
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 BAD = {"NaN": float("nan"), "Inf": float("inf")}

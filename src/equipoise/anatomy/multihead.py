@@ -22,9 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.call_stack import Caller, sounds_crossed
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.calls import AttentionCall, additive
 from equipoise.anatomy.hooks import pop_mode, push_mode
-from equipoise.anatomy.masks import additive
 from equipoise.anatomy.sdpa import open_multi_head
 from equipoise.anatomy.sites import Anatomy, named
 

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.call_stack import Caller
-from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.masks import future_QK, masked_scores
+from equipoise.anatomy.calls import AttentionCall, future_QK, masked_scores
 from equipoise.anatomy.operations import FUSED, Function
 
 NAMES = ("query", "key", "value", "attn_mask")

@@ -10,7 +10,7 @@ from torch.func import jacrev, vmap
 
 from equipoise.claims.verdict import MUDARISOV, Found
 from equipoise.numerics.normalisers import NORMALISERS, attention_weights, rows
-from equipoise.numerics.normalisers.exponential import ScalableSoftmax
+from equipoise.numerics.normalisers.closed_form import ScalableSoftmax
 from equipoise.numerics.selection import range_needed, weight_interval
 from equipoise.theory.softmax_norms import SUPREMA, softmax_jacobian_norms
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from equipoise.claims.emadi_theta import theorem_evidence
+from equipoise.claims.emadi import theorem_evidence
 from equipoise.errors import EquipoiseError
 from equipoise.lab.options import one_of
 from equipoise.lab.results import publishing

@@ -79,7 +79,7 @@ def subject(
 
 def _lab_subject(path: Path, targets: bool) -> Subject:
     # Only for a run of the lab: a user's own model must not load the lab.
-    from equipoise.lab.running.saved_runs import reopened
+    from equipoise.lab.running.execution import reopened
 
     model, pair = reopened(path)
     source = Source(name="a batch of the run's own data")

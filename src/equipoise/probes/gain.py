@@ -14,8 +14,7 @@ from torch import Tensor
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.projections import held_here, is_whole
 from equipoise.anatomy.sites import Anatomy, Projections
-from equipoise.numerics.spectra.head_products import head_product_norms
-from equipoise.numerics.spectra.tracking import tracked_norm
+from equipoise.numerics.spectra.tracking import head_product_norms, tracked_norm
 from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.protocols import Emit
 from equipoise.probes.sharded_norms import ALONE, LETTERS, ShardedNorms

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.sharding import local_part, needs_all_ranks
 from equipoise.anatomy.sites import named, unwrapped
 from equipoise.records import Finding
-from equipoise.watching.batch import Batch
-from equipoise.watching.replay import bundle_path, save_step
+from equipoise.watching.batch import Batch, bundle_path, save_step
 
 Direction = Literal["forward", "backward", "update"]
 

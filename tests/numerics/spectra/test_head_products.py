@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.numerics.spectra.head_products import head_product_norms
+from equipoise.numerics.spectra.tracking import head_product_norms
 from tests.conftest import FLOATS
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.anatomy.calls import is_masked, masks_some
 from equipoise.anatomy.hooks import module_stack
-from equipoise.anatomy.masks import is_masked, masks_some
 from equipoise.anatomy.operations import (
     MOVES,
     Function,

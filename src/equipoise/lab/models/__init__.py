@@ -1,7 +1,12 @@
 """A GPT and a ViT with every axis the papers vary."""
 
-from equipoise.lab.models.attention import Normaliser, SelfAttention
-from equipoise.lab.models.block import Block, FeedForward, MixtureOfExperts
+from equipoise.lab.models.block import (
+    Block,
+    FeedForward,
+    MixtureOfExperts,
+    Normaliser,
+    SelfAttention,
+)
 from equipoise.lab.models.config import PATH_LENGTH, BlockConfig, path_gain
 from equipoise.lab.models.gpt import GPT, GPTConfig, gpt_preset
 from equipoise.lab.models.vit import ViT, ViTConfig, vit_preset

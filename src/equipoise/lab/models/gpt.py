@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import sinusoidal
-from equipoise.lab.models.block import blocks, final_norm, initialise
+from equipoise.lab.models.block import blocks, final_norm, initialise, sinusoidal
 from equipoise.lab.models.config import BlockConfig
 from equipoise.lab.options import preset, require
 

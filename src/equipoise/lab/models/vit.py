@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import InputError
-from equipoise.lab.models.attention import sinusoidal
-from equipoise.lab.models.block import blocks, final_norm, initialise
+from equipoise.lab.models.block import blocks, final_norm, initialise, sinusoidal
 from equipoise.lab.models.config import BlockConfig
 from equipoise.lab.options import one_of, preset, require
 

@@ -1,4 +1,4 @@
-"""Execute one run: build the model, train it, measure it, write its result."""
+"""Execute one run: build, train, measure and save a model; open a saved one again."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,13 +19,19 @@ from equipoise.lab.data import Batch, Batches, Opened, open_data
 from equipoise.lab.models import GPT, GPTConfig, ViT
 from equipoise.lab.results.measures import curve_measures, measures
 from equipoise.lab.running.experiment import RESULT, Arm, Task
+from equipoise.lab.training.checkpoint import finished, full_weights
 from equipoise.lab.training.distributed import device
 from equipoise.lab.training.options import TrainResult
 from equipoise.lab.training.trainer import Listener, Trainer
 from equipoise.numerics.normalisers import NORMALISERS, Normaliser
-from equipoise.numerics.normalisers.exponential import Softmax
-from equipoise.remedies.normaliser import ATTRIBUTE, NormaliserSwap
-from equipoise.remedies.normaliser_module import LEARNABLE, NormaliserModule
+from equipoise.numerics.normalisers.closed_form import Softmax
+from equipoise.remedies.normaliser import (
+    ATTRIBUTE,
+    LEARNABLE,
+    NormaliserModule,
+    NormaliserSwap,
+)
+from equipoise.store import open_run
 
 VALIDATION_BATCHES = 8
 
@@ -209,3 +216,72 @@ def normaliser_of(attention: nn.Module) -> Normaliser:
     """Return what an attention module of the lab weighs with."""
     module = getattr(attention, ATTRIBUTE)
     return module.normaliser if isinstance(module, NormaliserModule) else Softmax()
+
+
+WEIGHTS = "model.safetensors"
+
+
+def keep(trained: Trained) -> dict[str, float]:
+    """Write the weights into the run's folder; measure nothing."""
+    if trained.folder is not None:
+        save_file(full_weights(trained.model), trained.folder / WEIGHTS)
+    return {}
+
+
+def is_lab_run(folder: Path) -> bool:
+    """Return whether a folder is a run of the lab, or a checkpoint inside one."""
+    return (folder / WEIGHTS).is_file() and _run_of(folder) is not None
+
+
+def opened(folder: Path) -> GPT | ViT:
+    """Return the model of a run whose weights were kept, or of one of its checkpoints.
+
+    Args:
+        folder: ``lab/selection/softmax/seed-42-…``, or ``…/checkpoints/step-00000100``.
+    """
+    task = task_of(folder)
+    model = build(task.arm, task.seed)
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval()
+
+
+def task_of(folder: Path) -> Task:
+    """Return what was trained in a folder that has weights."""
+    run = _run_of(folder)
+    if run is None or not (folder / WEIGHTS).is_file():
+        raise InputError(
+            f"{folder} is no run with weights: it needs {WEIGHTS}, and a {RESULT} or "
+            "run.eqp here or two folders up"
+        )
+    if (run / RESULT).is_file():
+        return Task.from_mapping(json.loads((run / RESULT).read_text())["task"])
+    return Task.from_mapping(open_run(run / "run.eqp").info.details["task"])
+
+
+def _run_of(folder: Path) -> Path | None:
+    places = (folder, folder.resolve().parent.parent)
+    found = (p for p in places if (p / RESULT).is_file() or (p / "run.eqp").is_file())
+    return next(found, None)
+
+
+def reopened(path: Path) -> tuple[nn.Module, Batch]:
+    """Return the trained model and a batch it has not been trained on.
+
+    Args:
+        path: A run's folder, for the weights kept there or its newest checkpoint; or
+            a checkpoint, ``step-00000100``.
+    """
+    whole = (path / WEIGHTS).is_file() or (path / "state.json").is_file()
+    weights = path if whole else _newest(path)
+    model, data = opened(weights), data_of(task_of(weights))
+    return model, (data.validation or data.train).take()
+
+
+def _newest(run: Path) -> Path:
+    found = finished(run / "checkpoints")
+    if not found:
+        raise InputError(
+            f"{run} has no checkpoint: a finished experiment keeps none; train with "
+            "checkpoint_every and stop before the end, or give a checkpoint's folder"
+        )
+    return found[-1]

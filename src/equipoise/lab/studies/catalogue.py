@@ -8,9 +8,8 @@ from equipoise.lab.models import GPTConfig
 from equipoise.lab.options import meant
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.finding import Finder, Finding, plain
-from equipoise.lab.running.execution import Measurement
+from equipoise.lab.running.execution import Measurement, keep
 from equipoise.lab.running.experiment import Arm, Experiment, Task
-from equipoise.lab.running.saved_runs import keep
 from equipoise.lab.studies import (
     convergence,
     curvature,

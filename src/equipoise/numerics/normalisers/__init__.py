@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
-from equipoise.numerics.normalisers.exponential import (
+from equipoise.numerics.normalisers.closed_form import (
     AdaptiveTemperature,
+    SafeSelfAdjusted,
     ScalableSoftmax,
+    SelfAdjusted,
+    Sigmoid,
     SinkSoftmax,
     Softmax,
+    Softpick,
 )
 from equipoise.numerics.normalisers.interface import (
     Lipschitz,
@@ -18,12 +22,6 @@ from equipoise.numerics.normalisers.interface import (
     rows,
 )
 from equipoise.numerics.normalisers.sparse import Entmax, ScalableEntmax
-from equipoise.numerics.normalisers.unnormalised import (
-    SafeSelfAdjusted,
-    SelfAdjusted,
-    Sigmoid,
-    Softpick,
-)
 
 __all__ = [
     "NORMALISERS",

@@ -5,8 +5,15 @@ strict metrics of the authors' follow-up and bounds of our own.
 """
 
 from equipoise.numerics.selection.capacity import (
+    CriticalTop,
     capacity,
     capacity_at,
+    critical_top,
+    detectable_shift,
+    ks_p_value,
+    ks_power,
+    ks_statistic,
+    ks_threshold,
     published_sphere_recall,
     sphere_recall,
 )
@@ -19,15 +26,6 @@ from equipoise.numerics.selection.concentration import (
     step_sensitivity,
     weight_interval,
     weights_entropy,
-)
-from equipoise.numerics.selection.critical import (
-    CriticalTop,
-    critical_top,
-    detectable_shift,
-    ks_p_value,
-    ks_power,
-    ks_statistic,
-    ks_threshold,
 )
 from equipoise.numerics.selection.distance import (
     Distance,

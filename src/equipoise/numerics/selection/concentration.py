@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.normalisers import Normaliser, rows
-from equipoise.numerics.normalisers.exponential import Softmax
+from equipoise.numerics.normalisers.closed_form import Softmax
 
 
 class Interval(NamedTuple):

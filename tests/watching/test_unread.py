@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.anatomy.unread import unread
 from equipoise.lab.models.gpt import GPT, GPTConfig
+from equipoise.watching.coverage import unread
 from tests.zoo.specimens import SPECIMENS
 
 
