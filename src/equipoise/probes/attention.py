@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.numerics.quantiles import nan_quantiles
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
+from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.protocols import Emit, How
 
 BINS = 512

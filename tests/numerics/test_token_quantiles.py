@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.numerics.quantiles import nan_quantiles
+from equipoise.numerics.token_statistics import nan_quantiles
 
 AT = [0.0, 0.05, 0.5, 1.0]
 
