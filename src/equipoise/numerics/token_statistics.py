@@ -1,4 +1,4 @@
-"""Sizes and directions of tokens, Adam's update, tails, quantiles: on the CPU, uncopied.
+"""Sizes and directions of tokens, Adam's update, tails, quantiles, without copies.
 
 Axes, in this file:  B batch · T token · N token of any sequence · D channel ·
 P parameter · x any leading axes · q quantile.
