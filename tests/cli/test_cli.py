@@ -1,5 +1,6 @@
 """The command line: light to start, one clear line when something is wrong."""
 
+import json
 import subprocess
 import sys
 import types
@@ -93,7 +94,7 @@ def test_reports_work_and_audits_name_the_extra_without_torch(runs: Path) -> Non
     out, err = without_extras(
         ["report", str(runs / "pre.eqp")], ["precision", "m.py:f"]
     )
-    assert "pre-LN: nothing found." in out
+    assert "pre-LN: not judged: 6 sampled steps" in out
     assert 'pip install "equipoise[torch]"' in err and err.endswith("[0, 5]\n")
 
 
@@ -107,7 +108,22 @@ def test_python_dash_m() -> None:
 def test_report_on_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "report", str(runs / "pre.eqp"), str(runs / "post.eqp"))
     assert code == 0
-    assert "pre-LN: nothing found." in out and "÷" in out
+    assert "pre-LN: not judged: 6 sampled steps" in out and "÷" in out
+
+
+def test_report_as_json_and_as_an_exit_code(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pre, post = str(runs / "pre.eqp"), str(runs / "post.eqp")
+    code, out, _ = run(capsys, "report", post, "--json", "--fail-on", "warn")
+    verdict = json.loads(out)["verdict"]
+    assert code == 6 and verdict["state"] == "at risk" and verdict["since"] == 0
+    assert verdict["findings"][0]["rule"] == "gradient.vanished"
+    assert run(capsys, "report", pre, post, "--fail-on", "error")[0] == 0
+    assert run(capsys, "report", pre, "--fail-on", "warn")[0] == 0
+    assert run(capsys, "report", pre, "--fail-on", "not-judged")[0] == 6
+    code, _, err = run(capsys, "report", pre, "--fail-on", "bad")
+    assert code == 2 and "at-risk" in err
 
 
 def test_report_of_the_newest(

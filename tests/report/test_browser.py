@@ -90,7 +90,7 @@ def test_four_figures_are_drawn(browser, report: Path, width: int) -> None:
         assert box["width"] > 250 and box["height"] > 200
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     first = page.locator("main > section").first
-    assert first.get_attribute("class") == "verdict error"
+    assert first.get_attribute("class") == "verdict warn"
 
 
 def test_dark_mode_and_print_change_the_ink(browser, report: Path) -> None:

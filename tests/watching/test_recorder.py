@@ -23,7 +23,7 @@ def test_lines_reach_stderr_of_a_job(
     first, last = capsys.readouterr().err.splitlines()  # pytest's stderr is no terminal
     assert first.startswith("equipoise watching 2 attention sites of ")
     assert first.endswith(f"equipoise report {tmp_path / 'a.eqp'}")
-    assert last.startswith("equipoise 0 steps watched, nothing found")
+    assert last.startswith("equipoise 0 steps watched, not judged: 0 sampled")
 
 
 def test_quiet_prints_nothing(

@@ -11,6 +11,7 @@ pins them. ``arguments`` and ``subject`` are what several commands share.
 
 Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
 and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
+6 a verdict as bad as ``report --fail-on`` names ·
 2 also for wrong usage · 70 a defect of ours · 130 interrupted · 141 the reader of a
 pipe left early.
 """

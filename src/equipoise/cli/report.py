@@ -1,14 +1,17 @@
 """``equipoise report RUN …``: what happened in one run, or in several side by side."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from equipoise.errors import InputError
+from equipoise.forecast.verdict import STATES, State
 from equipoise.report.pages import check_page_path
-from equipoise.report.terminal import print_report
-from equipoise.report.views import labelled, view
-from equipoise.store import open_run, runs_directory
+from equipoise.report.terminal import print_report, report_json
+from equipoise.report.views import labelled, view, worst
+from equipoise.store import Run, open_run, runs_directory
 from equipoise.store.location import newest
 
 
@@ -24,14 +27,49 @@ def command(
         Path | None,
         typer.Option(help="Write one self-contained offline page to this file."),
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave with exit code 6 if a verdict is this bad or worse: "
+            "not-judged, at-risk (or warn), failing (or error), dead."
+        ),
+    ] = None,
 ) -> None:
     """Show runs here, or write them into one offline HTML page."""
+    limit = None if fail_on is None else _limit(fail_on)
     if html is not None:
         check_page_path(html)
     opened = labelled([open_run(path) for path in runs or [newest(runs_directory())]])
-    if html is None:
-        print_report(view(opened))
-        return
-    from equipoise.report.html import write_report  # plotly: only for a page
+    if html is not None:
+        from equipoise.report.html import write_report  # plotly: only for a page
 
-    typer.echo(f"wrote {write_report(opened, html)}")
+        typer.echo(f"wrote {write_report(opened, html)}")
+    elif json:
+        typer.echo(report_json(view(opened)))
+    else:
+        print_report(view(opened))
+    if limit is not None and _is_bad(opened, limit):
+        raise typer.Exit(BAD_VERDICT)
+
+
+BAD_VERDICT = 6
+LIMITS: dict[str, State] = {
+    "not-judged": "not judged",
+    "at-risk": "at risk",
+    "warn": "at risk",
+    "failing": "failing",
+    "error": "failing",
+    "dead": "dead",
+}
+
+
+def _limit(given: str) -> State:
+    if given not in LIMITS:
+        raise InputError(f"--fail-on {given}: choose one of {', '.join(LIMITS)}")
+    return LIMITS[given]
+
+
+def _is_bad(runs: Mapping[str, Run], limit: State) -> bool:
+    found = worst(run.verdict for run in runs.values())
+    return STATES.index(found) >= STATES.index(limit)

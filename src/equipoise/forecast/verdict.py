@@ -16,6 +16,8 @@ from equipoise.forecast.rules.conditions import Condition
 from equipoise.records import Finding, Reading, Record
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
+STATES: tuple[State, ...] = ("healthy", "not judged", "at risk", "failing", "dead")
+"""From the best to the worst."""
 LEAST_SAMPLES = 10
 """Sampled steps from which on a run is judged."""
 ALIVE = 8
@@ -77,8 +79,18 @@ class Judge:
             self.history.add(reading)
             for condition in self._by_quantity.get(reading.quantity, ()):
                 if self._is_complete(condition.rule, reading.step):
-                    found += condition.update(self.history)
+                    found += self._update(condition)
         return found
+
+    def _update(self, condition: Condition) -> list[Finding]:
+        if condition.phase == "broken":
+            return []
+        try:
+            return condition.update(self.history)
+        # A boundary: a user's rule may raise anything, and must not end the training.
+        except Exception as error:
+            condition.phase = "broken"
+            return [_rule_failed(self.history.step, condition.rule, error)]
 
     def _is_complete(self, rule: Rule, step: int) -> bool:
         if len(rule.reads) == 1:
@@ -108,6 +120,17 @@ class Judge:
     def verdict(self) -> Verdict:
         """What is the matter with the run as far as it was read."""
         return _dead(self) or _judged(self) or _unread(self) or _healthy(self)
+
+
+def _rule_failed(step: int, rule: Rule, error: Exception) -> Finding:
+    return Finding(
+        step=step,
+        severity="warn",
+        rule="rule.failed",
+        message=f"the rule {rule.name} failed and is switched off: {error!r}",
+        advice=f'repair it, or switch it off in equipoise.toml: "{rule.name}" = false',
+        evidence={"rule": rule.name},
+    )
 
 
 def _dead(judge: Judge) -> Verdict | None:

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import RunFileError
-from equipoise.report.views import Report, RunFinding
+from equipoise.forecast.verdict import Verdict
+from equipoise.report.views import TONES, Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
 
@@ -26,6 +27,7 @@ class ListedRun:
     created: str = ""
     last_step: int | None = None
     severities: Mapping[str, int] = field(default_factory=dict)
+    verdict: Verdict | None = None
     trouble: str = ""
 
 
@@ -49,6 +51,7 @@ def _read(path: Path, run: Run) -> ListedRun:
         created=run.info.created,
         last_step=int(steps[-1]) if len(steps) else None,
         severities=Counter(finding.severity for finding in run.findings),
+        verdict=run.verdict,
     )
 
 
@@ -58,11 +61,10 @@ COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 def print_listing(rows: Sequence[ListedRun]) -> None:
     """Print one line per run."""
-    table = Table("run", "created", "last step", "findings", "file", box=None)
+    table = Table("run", "created", "last step", "verdict", "file", box=None)
     for row in rows:
         step = "none yet" if row.last_step is None else str(row.last_step)
-        counts = Text(row.trouble, "red") if row.trouble else _counts(row.severities)
-        table.add_row(row.name, row.created, step, counts, str(row.path))
+        table.add_row(row.name, row.created, step, _state(row), str(row.path))
     # A pipe has no width: nothing may be cut there, least of all a path.
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(table)
@@ -70,16 +72,36 @@ def print_listing(rows: Sequence[ListedRun]) -> None:
 
 def listing_json(rows: Sequence[ListedRun]) -> str:
     """Return the runs as one JSON array, for scripts."""
-    return json.dumps([{**asdict(row), "path": str(row.path)} for row in rows])
+    return json.dumps([_plain(row) for row in rows])
 
 
-def _counts(severities: Mapping[str, int]) -> Text:
-    parts = [
-        Text(f"{severities[kind]} {kind}", colour)
-        for kind, colour in reversed(COLOURS.items())
-        if severities.get(kind)
+def _plain(row: ListedRun) -> dict[str, object]:
+    verdict = row.verdict and json.loads(row.verdict.to_json())
+    return {**asdict(row), "path": str(row.path), "verdict": verdict}
+
+
+def _state(row: ListedRun) -> Text:
+    """Return the verdict's word, or why there is none."""
+    if row.verdict is None:
+        return Text(row.trouble, "red")
+    tone = COLOURS.get(TONES[row.verdict.state], "green")
+    since = row.verdict.since
+    return Text(row.verdict.state + ("" if since is None else f", step {since}"), tone)
+
+
+def report_json(report: Report) -> str:
+    """Return a report as one JSON object: of each run its verdict and its numbers."""
+    runs = [
+        {
+            "run": details.label,
+            "file": details.file,
+            "verdict": json.loads(report.verdicts[details.label].to_json()),
+            "numbers": {name: cells[n] for name, cells in report.table},
+        }
+        for n, details in enumerate(report.runs)
     ]
-    return Text(", ").join(parts) if parts else Text("none")
+    alone = {"verdict": runs[0]["verdict"]} if len(runs) == 1 else {}
+    return json.dumps({**alone, "runs": runs}, ensure_ascii=False)
 
 
 def print_report(report: Report) -> None:

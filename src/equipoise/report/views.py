@@ -4,9 +4,10 @@ Every renderer shows it, in the order it stands here.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from equipoise.forecast.verdict import STATES, State, Verdict
 from equipoise.records import Finding, RunInfo
 from equipoise.report.figures import (
     Panel,
@@ -131,7 +132,9 @@ class Report:
     title: str
     verdict: str
     severity: str
-    """The worst among the findings, or ``ok``."""
+    """Of the worst verdict: ``ok``, ``info``, ``warn`` or ``error``."""
+    verdicts: dict[str, Verdict]
+    """What is the matter with each run."""
     table: Rows
     panels: list[Panel]
     findings: list[RunFinding]
@@ -153,18 +156,19 @@ def view(
     Args:
         runs: What each is called → the run.
         title: By default the names.
-        verdict: By default the gravest finding of each.
-        severity: Of the verdict; by default the worst among the findings. A verdict
-            that was given is not called fine because nothing else was found.
+        verdict: By default the verdict on each.
+        severity: Of the verdict; by default that of the worst verdict on a run.
     """
     # Before the findings: reading the numbers is what finds a damaged file.
     numbers, figures = table(runs), panels(runs)
+    verdicts = {label: run.verdict for label, run in runs.items()}
     found = _findings(runs)
     shown = [f for label in runs for f in _of(label, found)[:SHOWN]]
     return Report(
         title=title or " and ".join(runs),
-        verdict=verdict or default_verdict(runs, found),
-        severity=severity or _severity(found, given=verdict is not None),
+        verdict=verdict or default_verdict(verdicts),
+        severity=severity or TONES[worst(verdicts.values())],
+        verdicts=verdicts,
         table=numbers,
         panels=figures,
         findings=sorted(shown, key=_gravity),
@@ -176,10 +180,18 @@ def view(
     )
 
 
-def _severity(found: Sequence[RunFinding], *, given: bool) -> str:
-    if found:
-        return found[0].finding.severity
-    return "info" if given else "ok"
+TONES: dict[State, str] = {
+    "healthy": "ok",
+    "not judged": "info",
+    "at risk": "warn",
+    "failing": "error",
+    "dead": "error",
+}
+
+
+def worst(verdicts: Iterable[Verdict]) -> State:
+    """Return the worst state among them."""
+    return max((v.state for v in verdicts), key=STATES.index, default="not judged")
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -198,17 +210,14 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
     return found
 
 
-def default_verdict(runs: Runs, found: Sequence[RunFinding]) -> str:
-    """Return the gravest finding of each run in a sentence, or that there is none."""
-    return "\n".join(_sentence(label, _of(label, found)) for label in runs)
+def default_verdict(verdicts: Mapping[str, Verdict]) -> str:
+    """Return the verdict on each run in a line, and what to do where it is bad."""
+    return "\n".join(_sentence(*pair) for pair in verdicts.items())
 
 
-def _sentence(label: str, own: Sequence[RunFinding]) -> str:
-    if not own:
-        return f"{label}: nothing found."
-    worst = own[0].finding
-    more = f" ({len(own) - 1} more)" if len(own) > 1 else ""
-    return f"{label}: {worst.message.rstrip('.')}, from step {worst.step}{more}."
+def _sentence(label: str, verdict: Verdict) -> str:
+    advice = f" Try: {verdict.advice}." if verdict.advice else ""
+    return f"{label}: {verdict.state}: {verdict.sentence.rstrip('.')}.{advice}"
 
 
 def _findings(runs: Runs) -> list[RunFinding]:

@@ -128,14 +128,17 @@ class Run:
         Later calls read only what was written since.
         """
         with self._judging:
-            judge = self._judge = self._judge or Judge(self.info.details)
-            while True:
-                news, cursor = self.since(judge.cursor)
-                judge.follow(news)
-                if cursor == judge.cursor or len(news.readings) < PAGE:
-                    judge.cursor = cursor
-                    return judge.verdict
-                judge.cursor = cursor
+            self._judge = self._judge or Judge(self.info.details)
+            return self.judged_by(self._judge).verdict
+
+    def judged_by(self, judge: Judge) -> Judge:
+        """Show a judge everything it has not seen yet, in the order of writing."""
+        while True:
+            news, cursor = self.since(judge.cursor)
+            judge.follow(news)
+            if cursor == judge.cursor:
+                return judge
+            judge.cursor = cursor
 
     def _events(self, kind: str) -> list[str]:
         with self._reading() as db:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
+from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, PassCoverage
 from equipoise.probes.protocols import Probe
 from equipoise.probes.sharding import copy_count, is_partial
@@ -62,6 +63,7 @@ class Watch:
         optimizer: Optimizer | None,
         options: WatchOptions,
         ranks: Ranks,
+        judge: Judge,
         step: int = 0,
     ) -> None:
         self.anatomy, self.options, self.path = anatomy, options, path
@@ -84,7 +86,9 @@ class Watch:
         self.reporter = Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
-        self._recorder = Recorder(writer, ranks, self._schedule, list(anatomy.blocks))
+        self._recorder = Recorder(
+            writer, ranks, self._schedule, list(anatomy.blocks), judge
+        )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = False
         self._unseen_moves, self._other = 0, 0
@@ -115,6 +119,11 @@ class Watch:
     def findings(self) -> tuple[Finding, ...]:
         """Everything found so far."""
         return tuple(self.reporter.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is the matter with the run so far; the same on every rank."""
+        return self._recorder.judge.verdict
 
     def on_step_end(self, callback: Callable[[int, bool], Any]) -> None:
         """Have ``callback(step, sampled)`` called whenever a step has ended."""
@@ -152,7 +161,7 @@ class Watch:
         self._stack.close()
         self._recorder.add_findings([*self._nonfinite.pop(), *self._no_step_seen()])
         self._guarded(self._finish)(orderly)
-        line = self.reporter.summary(self.current_step)
+        line = self.reporter.summary(self.current_step, self.verdict)
         self.reporter.print_line(f"{line}; equipoise report {self.path}")
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.anatomy.sites import Anatomy
+from equipoise.forecast.verdict import STATES, Judge, Verdict
 from equipoise.probes.capture import Boundary, Table
 from equipoise.records import Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
@@ -29,6 +30,8 @@ from equipoise.watching.step_readings import (
 )
 
 log = logging.getLogger("equipoise")
+VERDICT = "verdict.state"
+"""Sent to sinks at sampled steps: the state's place in ``verdict.STATES``."""
 LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
@@ -43,7 +46,10 @@ class StepWriter:
         self._step = 0
 
     def write(
-        self, readings: Sequence[Reading], findings: Sequence[Finding]
+        self,
+        readings: Sequence[Reading],
+        findings: Sequence[Finding],
+        judge: Judge | None = None,
     ) -> list[Finding]:
         """Write to the run file and the sinks; return what went wrong with them."""
         if self._run is None or not (readings or findings):
@@ -51,6 +57,8 @@ class StepWriter:
         found = self._run.append(readings, findings)
         steps = by_step(readings)
         self._step = max(steps, default=self._step)
+        if judge is not None and self._sinks:
+            steps[self._step][VERDICT] = float(STATES.index(judge.verdict.state))
         failed = [f for sink in self._sinks for f in sink.log(steps)]
         if failed:
             found += [*failed, *self._run.append((), failed)]
@@ -75,6 +83,8 @@ class Recorder:
     schedule: Schedule
     blocks: list[str]
     """The model's blocks by name. No module is held: a dropped model must be free."""
+    judge: Judge = field(default_factory=Judge)
+    """Judges what is written, in the order of writing: the same on every rank."""
     scalars: StepScalars = field(default_factory=StepScalars)
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
@@ -110,8 +120,7 @@ class Recorder:
         self._findings = []
         shared = sampler.read_parts([message.parts for message in messages])
         merged.table = add_shared(merged.table, shared)
-        findings = [*merged.findings, *self._adapt(step, merged)]
-        return findings + self._write(step, merged, findings)
+        return self._write(step, merged, [*merged.findings, *self._adapt(step, merged)])
 
     def flush_if_due(self) -> list[Finding]:
         """Write what gathered off-sample, if it is time and no other rank is needed."""
@@ -157,7 +166,16 @@ class Recorder:
         self._findings = []
         merged = merge_messages(messages) if len(messages) > 1 else messages[0]
         readings = scalar_readings(merged.scalars)
-        return merged.findings + self.writer.write(readings, merged.findings)
+        findings = [*merged.findings, *self._judged(readings, merged.findings)]
+        return findings + self.writer.write(readings, findings)
+
+    def _judged(
+        self, readings: Sequence[Reading], findings: Sequence[Finding]
+    ) -> list[Finding]:
+        """Return what the rules find in readings that are about to be written."""
+        found = self.judge.add(readings)
+        self.judge.note(findings)
+        return found
 
     def _write(
         self, step: int, merged: Message, findings: Sequence[Finding]
@@ -166,7 +184,9 @@ class Recorder:
         now = [reading for reading in scalars if reading.step == step]
         sampled = table_readings(step, merged.table)
         derived = derived_readings(step, [*now, *sampled], self.blocks)
-        return self.writer.write([*scalars, *sampled, *derived], findings)
+        readings = [*scalars, *sampled, *derived]
+        found = [*findings, *self._judged(readings, findings)]
+        return found + self.writer.write(readings, found, self.judge)
 
     def _separate(self, step: int, error: RuntimeError, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
@@ -267,14 +287,14 @@ class Reporter:
         severity = lambda f: (order[f.severity], f.step)  # noqa: E731
         return min(self.findings, key=severity, default=None)
 
-    def summary(self, steps: int) -> str:
-        """Return the run in one sentence: the worst finding, or that there is none."""
+    def summary(self, steps: int, verdict: Verdict) -> str:
+        """Return the run in one sentence: its verdict, and what else was found."""
+        text = f"{steps} steps watched, {verdict.state}: {verdict.sentence}"
         worst = self.worst
-        if worst is None:
-            return f"{steps} steps watched, nothing found"
+        if worst is None or worst.severity == "info" or worst in verdict.findings:
+            return text
         where = f" at {worst.site}" if worst.site else ""
-        found = f"{worst.severity} at step {worst.step}{where}: {worst.message}"
-        return f"{steps} steps watched, {found}"
+        return f"{text}; {worst.severity} at step {worst.step}{where}: {worst.message}"
 
     def print_line(self, text: str) -> None:
         """Print once: to the log if it shows such lines, otherwise to stderr."""

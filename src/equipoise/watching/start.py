@@ -13,6 +13,7 @@ import equipoise
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
+from equipoise.forecast.verdict import Judge
 from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
@@ -87,6 +88,7 @@ def watch(
         optimizer=optimizer,
         options=chosen,
         ranks=ranks,
+        judge=_judge(about, run_writer if ranks.count == 1 else None),
         step=int(step),
     )
     _watched[id(unwrapped(model))] = handle
@@ -157,6 +159,29 @@ def _start(writer: RunWriter) -> tuple[str, str]:
     return str(writer.path), str(steps[-1] + 1 if len(steps) else 0)
 
 
+def _judge(about: RunInfo, writer: RunWriter | None) -> Judge:
+    """Return a judge that knows what a continued run has recorded so far.
+
+    With several ranks all begin anew: only one of them can be sure to see the file.
+    """
+    judge = Judge(about.details)
+    if writer is not None:
+        open_run(writer.path).judged_by(judge)
+    return judge
+
+
+def _classes(model: nn.Module) -> int | None:
+    """Return how many classes the model's output has, if it is plain to see."""
+    config = getattr(model, "config", None)
+    for name in ("vocab_size", "vocabulary", "num_labels", "classes"):
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    for name in ("lm_head", "head", "classifier", "fc"):
+        if isinstance(layer := getattr(model, name, None), nn.Linear):
+            return layer.out_features
+    return None
+
+
 def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:
     model = unwrapped(anatomy.model)
     details = {
@@ -165,6 +190,7 @@ def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:
         "attention": [site.name for site in anatomy.attention],
         "blocks": list(anatomy.blocks),
         "guessed": list(anatomy.guessed),
+        "classes": _classes(model),
         **given,
     }
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

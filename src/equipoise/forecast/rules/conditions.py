@@ -14,7 +14,7 @@ from equipoise.forecast.remedy_catalogue import advise
 from equipoise.forecast.rules.registry import Measured, Rule, measured
 from equipoise.records import Finding, Severity
 
-Phase = Literal["quiet", "pending", "firing"]
+Phase = Literal["quiet", "pending", "firing", "broken"]
 
 
 @dataclass(slots=True)

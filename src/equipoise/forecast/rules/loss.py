@@ -2,7 +2,7 @@
 
 import math
 
-from equipoise.forecast.history import Curve, History
+from equipoise.forecast.history import History
 from equipoise.forecast.rules.registry import Measured, measured, rule
 
 START = 48
@@ -16,13 +16,23 @@ def uniform_loss(history: History) -> float | None:
     return math.log(classes) if isinstance(classes, int) and classes > 1 else None
 
 
-def start_loss(curve: Curve) -> float | None:
-    """Return the loss of the first block of steps."""
-    return curve.blocks[0][1] if curve.blocks else None
+def reference_loss(history: History) -> tuple[float, str] | None:
+    """Return the loss of a model that knows nothing, and what that is in words.
+
+    ln V, where the run says how many classes its output has. A first loss far above
+    that is no mean cross-entropy over V classes: then it is the reference itself.
+    """
+    first = history.track("loss").first
+    if not first:
+        return None
+    began, uniform = first[0].values[0][0], uniform_loss(history)
+    if uniform is not None and began <= 3 * uniform:
+        return uniform, "what guessing gives"
+    return began, "where it began"
 
 
 @rule(
-    "loss.above_start",
+    "loss.above_chance",
     reads="loss",
     above=1.0,
     release=0.98,
@@ -34,17 +44,15 @@ def start_loss(curve: Curve) -> float | None:
     message="the loss is {loss:.4g}, above {reference:.4g}, {what}",
     remedies=("learning_rate", "roll_back", "gradient_clip"),
 )
-def above_start(history: History) -> Measured | None:
+def above_chance(history: History) -> Measured | None:
     """Smoothed loss over ln V, or over where the run began if V is not known."""
     curve = history.curve("loss")
     if curve.count < START:
         return None
-    known, began = uniform_loss(history), start_loss(curve)
-    reference = known or began
-    if reference is None or reference <= 0:
+    found = reference_loss(history)
+    if found is None or found[0] <= 0:
         return None
-    loss = curve.smoothed(SMOOTH)
-    what = "what guessing gives" if known else "where it began"
+    (reference, what), loss = found, curve.smoothed(SMOOTH)
     return measured(loss / reference, loss=loss, reference=reference, what=what)
 
 
