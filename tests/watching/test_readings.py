@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
-from tests.watching.models import TinyBlock, TinyModel, batches, objective, trained
+from equipoise.anatomy.families import FAMILIES, Fused, family
+from tests.watching.models import (
+    TinyBlock,
+    TinyModel,
+    batches,
+    declared,
+    objective,
+    trained,
+)
 
 
 def norm_of(parameters: list[nn.Parameter]) -> float:
@@ -50,6 +58,53 @@ def test_losses_and_gradients_are_the_loops_own(tmp_path: Path, scaled: bool) ->
         torch.testing.assert_close(
             torch.tensor(values), torch.tensor(expected).double()
         )
+
+
+class Packed(nn.Module):
+    """One weight for queries, keys and values, as in nanoGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head = 2
+        self.c_attn, self.c_proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2)
+            for part in self.c_attn(x).split(8, -1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_the_gradient_of_queries_and_keys(tmp_path: Path) -> None:
+    """Of their rows of a packed weight, and of one map where the other is frozen."""
+    packed, apart = Packed(), TinyModel(depth=1)
+    attention = apart.blocks[0].attention
+    attention.k_proj.requires_grad_(False)
+    family("Packed")(lambda: Fused(qkv="c_attn", o="c_proj"))
+    x = torch.randn(2, 5, 8)
+    passes = (
+        (packed, lambda: packed(x).square().sum()),
+        (
+            apart,
+            lambda: objective(apart, batches(1)[0]),
+        ),
+    )
+    found = []
+    with declared():
+        for model, loss in passes:
+            run = tmp_path / f"{len(found)}.eqp"
+            with equipoise.watch(model, run=run, every=1, strict=True) as handle:
+                loss().backward()
+                handle.step()
+            ((_, values),) = equipoise.open_run(run).series("gradient.qk").values()
+            found.append(float(values.ravel()[0]))
+    FAMILIES.pop("Packed")
+    rows, queries = packed.c_attn.weight.grad, attention.q_proj.weight.grad
+    assert rows is not None and queries is not None
+    expected = [rows[:16].norm().item(), queries.norm().item()]
+    assert found == pytest.approx(expected, rel=1e-5)  # float32, another order of sums
 
 
 def test_a_step_the_scaler_skips_is_still_a_step(tmp_path: Path) -> None:

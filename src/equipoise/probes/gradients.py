@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.sharding import local_part, piece, summand
-from equipoise.anatomy.sites import Anatomy, named
+from equipoise.anatomy.sharding import local_part, piece, sharded_axes, summand
+from equipoise.anatomy.sites import Anatomy, Weight, named
 from equipoise.probes.protocols import Emit
 from equipoise.probes.sharding import (
     Parts,
@@ -25,12 +25,18 @@ SUMMED = (
     "parallelism that is too large to exchange, or a rank that watches alone): "
     "gradient.norm is not read"
 )
-NORM = "gradient.norm"
+NORM, QK = "gradient.norm", "gradient.qk"
+CUT = (
+    "queries, keys and values share one weight whose rows are sharded over the ranks, "
+    "or their gradient is a sum that no rank holds: gradient.qk is not read"
+)
 
 
 @dataclass(slots=True)
 class GradientNorms(PartsProbe):
     """Emit ‖∂loss/∂w‖₂ over the parameters of each block, and over the rest apart.
+
+    Of each attention site also that of its maps to queries and keys together.
 
     Post-accumulate hooks would see a rank's own gradient before DDP averages it and
     FSDP shards it, and an optimiser's hook sees it clipped. Between the two, when
@@ -46,6 +52,7 @@ class GradientNorms(PartsProbe):
     def on_gradients(
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
     ) -> None:
+        self._queries_and_keys(anatomy, emit, scale)
         parts: dict[str, list[Tensor]] = {}
         incomplete: set[str] = set()
         for number, (site, parameter) in enumerate(owned_parameters(anatomy)):
@@ -61,6 +68,23 @@ class GradientNorms(PartsProbe):
             if norms and site not in incomplete:
                 norm = torch.linalg.vector_norm(torch.stack(norms))
                 emit(site, NORM, norm if scale is None else norm / scale, how="norm")
+
+    def _queries_and_keys(
+        self, anatomy: Anatomy, emit: Emit, scale: Tensor | None
+    ) -> None:
+        for site in anatomy.attention:
+            if site.projections is None:
+                continue
+            pair = site.projections.q, site.projections.k
+            found = [_norms(weight, self.ranks) for weight in pair]
+            if None in found:
+                emit.not_read(site.name, CUT)
+                continue
+            norms = [norm for some in found for norm in some or ()]
+            if norms:
+                norm = torch.linalg.vector_norm(torch.stack(norms))
+                norm = norm if scale is None else norm / scale
+                emit(site.name, QK, norm, how="norm")
 
     def _summed(self, name: str, gradient: Tensor, scale: Tensor | None) -> bool:
         """Keep this rank's summand for the exchange, if there is one."""
@@ -80,6 +104,25 @@ class GradientNorms(PartsProbe):
         for site, found in norms.items():
             norm = torch.linalg.vector_norm(torch.stack(found))
             emit(site, NORM, norm, how="norm")
+
+
+def _norms(weight: Weight, ranks: int) -> list[Tensor] | None:
+    """Return this rank's shares of a map's gradient; None where its rows are cut.
+
+    A map under LoRA counts with its adapters. Frozen weights have no gradient.
+    """
+    adapted = weight.rows is None and hasattr(weight.module, "base_layer")
+    held = getattr(weight.module, weight.attribute, None)
+    own = weight.module.parameters() if adapted else [held]
+    grads = [p.grad for p in own if p is not None and p.grad is not None]
+    if any(map(is_partial, grads)):
+        return None
+    if weight.rows is None:
+        return [share(grad, ranks) for grad in grads]
+    out = int(weight.transposed)
+    if any(grad.ndim != 2 or out in sharded_axes(grad) for grad in grads):
+        return None
+    return [share(weight.part_of(local_part(g)), ranks, like=g) for g in grads]
 
 
 def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:
