@@ -35,6 +35,8 @@ class Change:
     before_step: Callable[[Trainer], None] = lambda trainer: None
     injected: int = 0
     """The step at which the cause begins; 0 from the start."""
+    layer: int | None = None
+    """The block at fault, where it is one."""
     pretrained: int = 0
     """Unwatched steps before the run: it continues a trained model."""
 
@@ -54,7 +56,7 @@ def shape_of(storm: Storm) -> GPTConfig:
     if storm.family == "router":
         return replace(base, experts=4, ffn_width=96)
     if storm.family == "post-LN":
-        return replace(base, depth=max(8, base.depth))
+        return replace(base, depth=max(6, base.depth))
     return base
 
 
@@ -67,12 +69,12 @@ def change_of(storm: Storm) -> Change:
 
 
 def _learning_rate(storm: Storm) -> Change:
-    return Change(train={"lr": between(4e-3, 1e-1, storm.severity)})
+    return Change(train={"lr": between(3e-3, 1e-1, storm.severity)})
 
 
 def _ramp(storm: Storm) -> Change:
     start = storm.steps // 3
-    times = between(2.0, 150.0, storm.severity)
+    times = between(1.5, 60.0, storm.severity)
 
     def grow(trainer: Trainer) -> None:
         done = max(0, trainer.step - start) / max(1, storm.steps - start)
@@ -83,12 +85,12 @@ def _ramp(storm: Storm) -> Change:
 
 
 def _no_warm_up(storm: Storm) -> Change:
-    rate = between(3e-3, 6e-2, storm.severity)
+    rate = between(1e-3, 6e-2, storm.severity)
     return Change(train={"warmup": 0, "lr": rate, "betas": (0.9, 0.999)})
 
 
 def _post_ln(storm: Storm) -> Change:
-    rate = between(2e-4, 8e-3, storm.severity)
+    rate = between(6e-4, 8e-3, storm.severity)
     return Change(model={"residual": "post"}, train={"lr": rate, "warmup": 0})
 
 
@@ -103,10 +105,10 @@ def _scale(names: tuple[str, ...], times: float) -> Callable[[nn.Module], None]:
 
 
 def _logit_growth(storm: Storm) -> Change:
-    times = between(1.2, 6.0, storm.severity)
+    times = between(1.2, 12.0, storm.severity)
     return Change(
         prepare=_scale(("q_proj", "k_proj"), times),
-        train={"weight_decay": 0.0, "lr": 8e-3},
+        train={"weight_decay": 0.0, "lr": 5e-3},
     )
 
 
@@ -180,7 +182,7 @@ def _adam(storm: Storm) -> Change:
     """β₂ too small for odd seeds; ε too large from a third on for even ones."""
     if storm.seed % 2:
         return Change(train={"betas": (0.9, 0.95 - 0.45 * storm.severity), "lr": 6e-3})
-    epsilon, start = between(1e-7, 3e-1, storm.severity), storm.steps // 3
+    epsilon, start = between(1e-6, 30.0, storm.severity), storm.steps // 3
 
     def widen(trainer: Trainer) -> None:
         for group in trainer.optimizer.param_groups:
@@ -202,22 +204,24 @@ def _router(storm: Storm) -> Change:
 
 
 def _residual(storm: Storm) -> Change:
-    """Decay with the wrong sign on what writes to the stream, from a quarter on."""
-    growth, start = between(1e-3, 4e-2, storm.severity), storm.steps // 4
-    grow = _scale(("o_proj", "down_proj"), 1 + growth)
+    """One block writes more with every step from a quarter on: decay's wrong sign."""
+    growth, start = between(6e-3, 1e-1, storm.severity), storm.steps // 4
+    layer = storm.seed % shape_of(storm).depth
+    writers = ("attention.o_proj", "feedforward.down_proj")
+    grow = _scale(tuple(f"blocks.{layer}.{name}" for name in writers), 1 + growth)
 
     def blow_up(trainer: Trainer) -> None:
         if trainer.step >= start:
             grow(trainer.model)
 
-    return Change(before_step=blow_up, injected=start)
+    return Change(before_step=blow_up, injected=start, layer=layer)
 
 
 def _init(storm: Storm) -> Change:
     """Embeddings too large for odd seeds, all matrices for even ones."""
     if storm.seed % 2:
         return Change(model={"embedding_std": between(0.15, 12.0, storm.severity)})
-    return Change(model={"init_std": between(0.15, 1.2, storm.severity)})
+    return Change(model={"init_std": between(0.03, 0.8, storm.severity)})
 
 
 FAULTS: dict[str, Callable[[Storm], Change]] = {

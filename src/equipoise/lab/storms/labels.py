@@ -44,6 +44,8 @@ class Label:
     onset: int | None = None
     """None for a run that did not fail, or whose training loss never left the band."""
     injected: int = 0
+    layer: int | None = None
+    """The block at fault, where it is one."""
     steps: int = 0
 
     @property
@@ -125,6 +127,7 @@ def _label(
         validation=float(record["validation"]),
         healthy=float(record["validation"]),
         injected=int(record["injected"]),
+        layer=record["layer"],
         steps=len(record["losses"]),
     )
     reference = reference_of(storm)

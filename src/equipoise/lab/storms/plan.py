@@ -61,7 +61,7 @@ class Storm:
     """0 is the mildest of a family and 1 the worst; 0 for controls and references."""
     seed: int
     tier: Tier = "small"
-    steps: int = 350
+    steps: int = 300
 
     @property
     def key(self) -> str:
@@ -94,7 +94,7 @@ class Size:
     deep_pairs: int = 4
     controls: int = 8
     """Of each kind."""
-    steps: int = 350
+    steps: int = 300
     deep_steps: int = 300
     control_steps: int = 500
 
@@ -112,26 +112,30 @@ def severity(family: str, seed: int, span: tuple[float, float]) -> float:
 
 
 def plan(size: Size = NORMAL) -> list[Storm]:
-    """Return every run, seed by seed: cut short, all families have as many."""
+    """Return every run, seed by seed, of both halves in turn, then the deep tier.
+
+    Cut short, all families have as many, to tune on and to score on.
+    """
     seeds = max(size.pairs, size.controls)
-    tasks = [storm for seed in range(1, seeds + 1) for storm in _of_seed(seed, size)]
+    half = (seeds + 1) // 2
+    turns = [s for k in range(1, half + 1) for s in (k, k + half) if s <= seeds]
+    tasks = [storm for seed in turns for storm in _of_seed(seed, size)]
+    for seed in range(1, size.deep_pairs + 1):
+        tasks += _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
     return list(dict.fromkeys(tasks))
 
 
 def _of_seed(seed: int, size: Size) -> Iterable[Storm]:
+    for kind in CONTROLS if seed <= size.controls else ():
+        yield Storm(
+            role="control",
+            family=kind,
+            severity=0.0,
+            seed=seed,
+            steps=size.control_steps,
+        )
     if seed <= size.pairs:
         yield from _faults(FAMILIES, seed, "small", size.steps)
-    if seed <= size.controls:
-        for kind in CONTROLS:
-            yield Storm(
-                role="control",
-                family=kind,
-                severity=0.0,
-                seed=seed,
-                steps=size.control_steps,
-            )
-    if seed <= size.deep_pairs:
-        yield from _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
 
 
 def _faults(

@@ -53,6 +53,7 @@ def make(storm: Storm, root: Path, listener: Listener | None = None) -> None:
     record = {
         "storm": asdict(storm),
         "injected": change.injected,
+        "layer": change.layer,
         "validation": _finite(evaluate(model, fixed.validation, count=VALIDATION)),
         "losses": result.losses,
         "gradient_norms": result.gradient_norms,
