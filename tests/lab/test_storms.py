@@ -25,8 +25,11 @@ from equipoise.lab.storms.scoring import (
     Alarm,
     Score,
     Trial,
+    at_level,
+    crossings,
     episodes,
     loaded,
+    matched,
     poisson_bound,
     score,
     steps_of,
@@ -257,20 +260,17 @@ def noisy(at: float, *, length: int = 200, jump: int = 150) -> list[tuple[int, o
     steps = []
     for step in range(length):
         level = at if step >= jump else 1.0
-        loss = 2.0 * level + 0.01 * rng.standard_normal()
-        steps.append(
-            (
-                step,
-                {
-                    "loss": np.array([loss]),
-                    "gradient.norm.total": np.array(
-                        [level + 0.01 * rng.standard_normal()]
-                    ),
-                    "attention.max_logit": np.array([3.0, 30.0 * level]),
-                    "update.norm": np.array([0.1 * level]),
-                },
-            )
-        )
+        noise = 0.01 * rng.standard_normal(3)
+        readings = {
+            "loss": [2.0 * level + noise[0]],
+            "gradient.norm.total": [level + noise[1]],
+            "output.logit_norm": [level + noise[2]],
+            "attention.max_logit": [3.0, 30.0 * level],
+            "precision.kappa_softmax": [30.0 * level, 2.0],
+            "residual.kurtosis": [3.0 * level + noise[2], 1.0],
+            "update.norm": [0.1 * level],
+        }
+        steps.append((step, {q: np.array(v) for q, v in readings.items()}))
     return steps
 
 
@@ -279,11 +279,25 @@ def test_baselines_see_a_jump_and_no_noise(name: str) -> None:
     quiet, loud = (episodes(BASELINES[name](), noisy(at)) for at in (1.0, 50.0))  # type: ignore[arg-type]
     if name.startswith("always"):
         assert quiet == loud == (100,)
-    elif "ZClip" in name:  # 2.5 σ: one quiet step in 160 lies above
-        assert len(quiet) == 1 and loud == quiet
+    elif "ZClip" in name or "W&B" in name:  # 2.5 σ and 3 σ: some quiet steps are above
+        assert len(quiet) in (1, 2) and loud[0] == quiet[0]
     else:
         # KillLossSpike asks for five in a row; the others answer at once.
         assert quiet == () and loud[0] == (154 if name == "KillLossSpike" else 150)
+
+
+def test_a_matched_threshold_is_the_lowest_that_is_quiet_enough() -> None:
+    """Two stable runs of three, and a failure with a course of its own."""
+    courses = [
+        (label("survived"), [(0, 1.0), (150, 5.0), (300, 2.0)]),
+        (label("survived"), [(0, 1.0), (150, 3.0)]),
+        (label("failed", start=300), [(0, 0.0), (250, 4.0)]),
+    ]
+    for allowed, threshold, recall in ((0, math.inf, 0.0), (1, 4.0, 1.0)):
+        assert matched(courses, allowed) == threshold
+        found = at_level(courses, threshold)
+        assert found.false_alarms == allowed and found.recall == recall
+    assert crossings([(0, 2.0), (50, 2.0), (120, 2.0), (130, 1.0)], 2.0) == (0, 120)
 
 
 def test_zclip_does_not_learn_from_what_it_clips() -> None:

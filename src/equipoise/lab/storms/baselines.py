@@ -1,16 +1,32 @@
-"""Baselines: what others use to notice trouble, as forecasters of the benchmark.
+"""Baselines: what others use to notice trouble, as statistics with their thresholds.
 
-Each maker returns a forecaster for one run; see ``scoring``. Sources of the thresholds
-are named beside them.
+A statistic is made anew for every run and called once per step; the alarm is where it
+passes its threshold: the published one, or one that is matched to a number of false
+alarms (``scoring.matched``). Not a number, or no reading: −∞ or +∞, never in between.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from equipoise.lab.storms.scoring import Alarm, Maker, Readings
+import numpy as np
+
+from equipoise.lab.storms.scoring import Alarm, Maker, Readings, Statistic
 
 LOSS, GRADIENT = "loss", "gradient.norm.total"
+NOTHING = -math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A rule in use: its number, where it fires, and who says so."""
+
+    make: Callable[[], Statistic]
+    threshold: float
+    source: str
+    about: str = "reading"
+    """What it looks at: loss, gradient, reading, or nothing."""
 
 
 def scalar(readings: Readings, name: str) -> float | None:
@@ -19,139 +35,235 @@ def scalar(readings: Readings, name: str) -> float | None:
     return None if values is None or not len(values) else float(values[0])
 
 
-def _deviation(name: str, *, window: int, times: float, armed: int) -> Maker:
-    """Alarm above mean + times · σ of the last ``window`` values."""
+def _deviation(name: str, *, window: int, armed: int) -> Callable[[], Statistic]:
+    """How many σ of the last ``window`` values a value is above their mean."""
 
-    def make() -> Alarm:
+    def make() -> Statistic:
         past: deque[float] = deque(maxlen=window)
 
-        def alarm(step: int, readings: Readings) -> bool:
+        def statistic(step: int, readings: Readings) -> float:
             value = scalar(readings, name)
             if value is None:
-                return False
+                return NOTHING
             if not math.isfinite(value):
-                return True
-            mean = math.fsum(past) / len(past) if past else value
-            square = math.fsum((v - mean) ** 2 for v in past) / max(1, len(past))
-            fires = len(past) >= armed and value > mean + times * math.sqrt(square)
+                return math.inf
+            found = NOTHING
+            if len(past) >= armed:
+                mean, sigma = float(np.mean(past)), float(np.std(past))
+                found = (value - mean) / max(sigma, 1e-12)
             past.append(value)
-            return fires
+            return found
 
-        return alarm
+        return statistic
 
     return make
 
 
-def zclip() -> Alarm:
-    """Gradient norm 2.5 σ above its exponential mean, α = 0.97 (ZClip)."""
+def zclip() -> Statistic:
+    """How many σ the gradient norm is above its exponential mean, α = 0.97 (ZClip)."""
     state = {"mean": 0.0, "variance": 0.0, "count": 0.0}
 
-    def alarm(step: int, readings: Readings) -> bool:
+    def statistic(step: int, readings: Readings) -> float:
         value = scalar(readings, GRADIENT)
         if value is None:
-            return False
+            return NOTHING
         if not math.isfinite(value):
-            return True
+            return math.inf
         spread = math.sqrt(state["variance"])
         ready = state["count"] >= 25 and spread > 0  # its warm-up
-        fires = ready and (value - state["mean"]) / spread > 2.5
-        kept = state["mean"] + 2.5 * spread if fires else value
+        found = (value - state["mean"]) / spread if ready else NOTHING
+        # What it clips it does not learn from.
+        kept = state["mean"] + 2.5 * spread if found > 2.5 else value
         weight = 0.03 if state["count"] else 1.0
         change = kept - state["mean"]
         state["mean"] += weight * change
         state["variance"] = (1 - weight) * (state["variance"] + weight * change**2)
         state["count"] += 1
-        return fires
+        return found
 
-    return alarm
-
-
-def _level(name: str, above: float) -> Maker:
-    def make() -> Alarm:
-        def alarm(step: int, readings: Readings) -> bool:
-            values = readings.get(name)
-            return values is not None and bool((~(values <= above)).any())
-
-        return alarm
-
-    return make
+    return statistic
 
 
-def update_doubling() -> Alarm:
-    """An update norm twice the median of its last 20 samples."""
+def _largest(name: str) -> Callable[[], Statistic]:
+    """The largest value of a reading over sites and heads."""
+
+    def statistic(step: int, readings: Readings) -> float:
+        values = readings.get(name)
+        if values is None or not len(values):
+            return NOTHING
+        largest = float(np.max(values))  # NaN if any is
+        return math.inf if math.isnan(largest) else largest
+
+    return lambda: statistic
+
+
+def kurtosis_cusum() -> Statistic:
+    """CUSUM of the largest kurtosis, in σ of its first 20 readings, drift 0.5."""
+    first: list[float] = []
+    state = {"sum": 0.0}
+
+    def statistic(step: int, readings: Readings) -> float:
+        value = _largest("residual.kurtosis")()(step, readings)
+        if not math.isfinite(value):
+            return value
+        if len(first) < 20:
+            first.append(value)
+            return NOTHING
+        sigma = max(float(np.std(first)), 1e-12)
+        z = (value - float(np.mean(first))) / sigma
+        state["sum"] = max(0.0, state["sum"] + z - 0.5)
+        return state["sum"]
+
+    return statistic
+
+
+def update_doubling() -> Statistic:
+    """The update's norm over the median of its last 20 samples."""
     past: deque[float] = deque(maxlen=20)
 
-    def alarm(step: int, readings: Readings) -> bool:
+    def statistic(step: int, readings: Readings) -> float:
         values = readings.get("update.norm")
         if values is None:
-            return False
+            return NOTHING
         value = math.sqrt(float((values**2).sum()))
         usual = sorted(past)[len(past) // 2] if len(past) >= 10 else math.inf
         past.append(value)
-        return not value <= 2 * usual
+        return math.inf if math.isnan(value) else value / usual
 
-    return alarm
+    return statistic
 
 
-def kill_loss_spike() -> Alarm:
-    """llm-foundry's: 5 times running twice the window's mean, or half too high."""
+def kill_loss_spike() -> Statistic:
+    """llm-foundry's: 5 times running twice the window's mean, or half too high.
+
+    The number is the smallest of the last five ratios; 2 or more if half is too high.
+    """
     past: deque[float] = deque(maxlen=100)
-    state = {"running": 0, "cap": math.nan}
+    ratios: deque[float] = deque(maxlen=5)
+    state = {"cap": math.nan}
 
-    def alarm(step: int, readings: Readings) -> bool:
+    def statistic(step: int, readings: Readings) -> float:
         value = scalar(readings, LOSS)
         if value is None:
-            return False
-        if len(past) < 100:
-            past.append(value)
-            return not math.isfinite(value)
-        if math.isnan(state["cap"]):
-            state["cap"] = min(10.0, max(past))
-        outlier = not value < 2 * math.fsum(past) / len(past)
-        state["running"] = state["running"] + 1 if outlier else 0
+            return NOTHING
+        if not math.isfinite(value):
+            return math.inf
+        if len(past) == 100:
+            if math.isnan(state["cap"]):
+                state["cap"] = min(10.0, max(past))
+            ratios.append(value / (math.fsum(past) / 100))
         past.append(value)
-        high = sum(not v <= state["cap"] for v in past)
-        return state["running"] >= 5 or high >= 50
+        if len(ratios) < 5:
+            return NOTHING
+        high = sum(v > state["cap"] for v in past) / 100
+        return max(min(ratios), 4 * high)
 
-    return alarm
+    return statistic
 
 
-def megatron() -> Alarm:
-    """Ten times the largest loss of the first hundred steps (Megatron's rerun)."""
+def megatron() -> Statistic:
+    """The loss over its largest of the first hundred steps (Megatron's rerun)."""
     state = {"largest": 0.0, "count": 0}
 
-    def alarm(step: int, readings: Readings) -> bool:
+    def statistic(step: int, readings: Readings) -> float:
         value = scalar(readings, LOSS)
         if value is None:
-            return False
+            return NOTHING
         if not math.isfinite(value):
-            return True
+            return math.inf
         state["count"] += 1
         if state["count"] <= 100:
             state["largest"] = max(state["largest"], value)
-            return False
-        return value >= 10 * state["largest"]
+            return NOTHING
+        return value / state["largest"]
 
-    return alarm
+    return statistic
 
 
-def always(at: int) -> Callable[[], Alarm]:
-    """Return a forecaster that knows nothing and fires at a step."""
+def composite() -> Statistic:
+    """Mean deviation of loss, gradient and activations, as R-Metric combines them."""
+    parts = [
+        _deviation(LOSS, window=64, armed=16)(),
+        _deviation(GRADIENT, window=64, armed=16)(),
+        _deviation("output.logit_norm", window=24, armed=8)(),
+    ]
+    last = [0.0, 0.0, 0.0]
+
+    def statistic(step: int, readings: Readings) -> float:
+        found = [part(step, readings) for part in parts]
+        for place, value in enumerate(found):
+            last[place] = last[place] if value == NOTHING else value
+        return sum(last) / 3
+
+    return statistic
+
+
+def always() -> Statistic:
+    """Fire at a step, whatever is read: it knows nothing."""
+    return lambda step, readings: float(step == 100)
+
+
+RULES: dict[str, Baseline] = {
+    "loss, 3σ of 30 (W&B)": Baseline(
+        make=_deviation(LOSS, window=30, armed=15),
+        threshold=3.0,
+        source="W&B alerts",
+        about="loss",
+    ),
+    "loss, 6σ of 128 (OLMo)": Baseline(
+        make=_deviation(LOSS, window=128, armed=64),
+        threshold=6.0,
+        source="OLMo-core's stability monitor",
+        about="loss",
+    ),
+    "gradient, 6σ of 128 (OLMo)": Baseline(
+        make=_deviation(GRADIENT, window=128, armed=64),
+        threshold=6.0,
+        source="OLMo-core's step skipper",
+        about="gradient",
+    ),
+    "gradient z-score (ZClip)": Baseline(
+        make=zclip, threshold=2.5, source="arXiv 2504.02507", about="gradient"
+    ),
+    "max logit > 100": Baseline(
+        make=_largest("attention.max_logit"), threshold=100.0, source="arXiv 2507.20534"
+    ),
+    "kurtosis, CUSUM": Baseline(
+        make=kurtosis_cusum, threshold=5.0, source="Page's test at h = 5, k = 0.5"
+    ),
+    "update norm doubled": Baseline(
+        make=update_doubling, threshold=2.0, source="common practice"
+    ),
+    "κ_softmax maximum": Baseline(
+        make=_largest("precision.kappa_softmax"),
+        threshold=100.0,
+        source="Baek's κ_softmax; no threshold is published, 100 is the max logit's",
+    ),
+    "KillLossSpike": Baseline(
+        make=kill_loss_spike, threshold=2.0, source="llm-foundry", about="loss"
+    ),
+    "Megatron": Baseline(
+        make=megatron, threshold=10.0, source="Megatron's rerun", about="loss"
+    ),
+    "composite (after R-Metric)": Baseline(
+        make=composite, threshold=3.0, source="EMNLP industry 2025.193; our weights"
+    ),
+    "always at step 100": Baseline(
+        make=always, threshold=1.0, source="none", about="nothing"
+    ),
+}
+
+
+def at_threshold(baseline: Baseline, threshold: float | None = None) -> Maker:
+    """Return a baseline as a forecaster, at its own threshold unless one is given."""
+    limit = baseline.threshold if threshold is None else threshold
 
     def make() -> Alarm:
-        return lambda step, readings: step == at
+        statistic = baseline.make()
+        return lambda step, readings: statistic(step, readings) >= limit
 
     return make
 
 
-BASELINES: dict[str, Maker] = {
-    "loss z-score": _deviation(LOSS, window=64, times=4.0, armed=32),
-    "loss, 6σ of 128 (OLMo)": _deviation(LOSS, window=128, times=6.0, armed=64),
-    "gradient, 6σ of 128": _deviation(GRADIENT, window=128, times=6.0, armed=64),
-    "gradient z-score (ZClip)": zclip,
-    "max logit > 100": _level("attention.max_logit", 100.0),
-    "update norm doubled": update_doubling,
-    "KillLossSpike": kill_loss_spike,
-    "Megatron": megatron,
-    "always at step 100": always(100),
-}
+BASELINES: dict[str, Maker] = {name: at_threshold(one) for name, one in RULES.items()}
+"""Each at its published threshold."""

@@ -90,7 +90,7 @@ def _no_warm_up(storm: Storm) -> Change:
 
 
 def _post_ln(storm: Storm) -> Change:
-    rate = between(6e-4, 8e-3, storm.severity)
+    rate = between(2e-3, 4e-2, storm.severity)
     return Change(model={"residual": "post"}, train={"lr": rate, "warmup": 0})
 
 
@@ -205,7 +205,7 @@ def _router(storm: Storm) -> Change:
 
 def _residual(storm: Storm) -> Change:
     """One block writes more with every step from a quarter on: decay's wrong sign."""
-    growth, start = between(6e-3, 1e-1, storm.severity), storm.steps // 4
+    growth, start = between(3e-3, 8e-2, storm.severity), storm.steps // 4
     layer = storm.seed % shape_of(storm).depth
     writers = ("attention.o_proj", "feedforward.down_proj")
     grow = _scale(tuple(f"blocks.{layer}.{name}" for name in writers), 1 + growth)

@@ -37,6 +37,9 @@ Readings = Mapping[str, Values]
 Alarm = Callable[[int, Any], object]
 """The step and its ``StepReadings`` → whether to raise the alarm."""
 Maker = Callable[..., Alarm]
+Statistic = Callable[[int, Any], float]
+"""The step and its ``StepReadings`` → the number that a threshold is laid on."""
+Course = Sequence[tuple[int, float]]
 
 WINDOW = 200
 """An alarm this many steps before onset, or fewer, is a hit."""
@@ -208,6 +211,42 @@ def episodes(alarm: Alarm, steps: Iterable[tuple[int, Readings]]) -> tuple[int, 
         if alarm(step, readings) and (not found or step - found[-1] >= EPISODE):
             found.append(step)
     return tuple(found)
+
+
+def crossings(course: Course, threshold: float) -> tuple[int, ...]:
+    """Return the episodes in which a statistic is at or above a threshold."""
+    found: list[int] = []
+    for step, value in course:
+        if value >= threshold and (not found or step - found[-1] >= EPISODE):
+            found.append(step)
+    return tuple(found)
+
+
+def at_level(courses: Sequence[tuple[Label, Course]], threshold: float) -> Score:
+    """Score a statistic at a threshold."""
+    return Score(
+        trials=tuple(
+            Trial(label=label, alarms=crossings(course, threshold))
+            for label, course in courses
+        )
+    )
+
+
+def matched(courses: Sequence[tuple[Label, Course]], allowed: int) -> float:
+    """Return the lowest threshold with at most so many false alarms.
+
+    It is chosen on the very runs it is scored on, which favours a baseline.
+    """
+    values = {v for _, course in courses for _, v in course if math.isfinite(v)}
+    levels = [*sorted(values), math.inf]
+    low, high = 0, len(levels) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if at_level(courses, levels[middle]).false_alarms <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return levels[low]
 
 
 Split = Literal["seed", "family"]
