@@ -1,0 +1,195 @@
+"""What changed first: a robust change point for every quantity and layer of a run.
+
+At each column the level ahead is compared with the line that continues the columns
+before it. Levels are medians and the scale is a median absolute deviation, so that a
+single spike neither makes nor hides a change. A change counts if it is still there at
+the end: where a run went another way, not where it stumbled.
+
+Axes, in this file:  S series · N column · W column of a window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from equipoise.report.grids import Grid
+from equipoise.report.quantities import shown
+
+Array = NDArray[np.float64]
+
+STRENGTH = 8.0
+"""Least size of a change, in scales of what came before it."""
+FACTOR = 1.3
+"""Least size of a change of a quantity on a logarithmic scale."""
+SHARE = 0.12
+"""Least size on a linear scale, as a share of all that the quantity ever spans."""
+WINDOW = 8
+"""Columns before; half as many ahead."""
+NEVER = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A quantity of a layer that took another course."""
+
+    quantity: str
+    site: str
+    step: int
+    before: float
+    after: float
+    """The level at the end; NaN where it broke."""
+    strength: float
+    """Size in scales of what came before; infinite where it became NaN or Inf."""
+    broken: bool = False
+
+
+def changes(grids: Sequence[Grid], *, limit: int = 60) -> list[Change]:
+    """Return the first change of every quantity at its first layer, by onset.
+
+    One line per quantity: the layer that moved first, and how many followed is to be
+    seen in the heatmap.
+    """
+    found = [change for grid in grids for change in _of_grid(grid)[:1]]
+    return sorted(found, key=lambda c: (c.step, -c.strength))[:limit]
+
+
+def _of_grid(grid: Grid) -> list[Change]:
+    """Return the changes of all layers of a quantity, the first one first."""
+    logarithmic = shown(grid.quantity).scale == "log"
+    found = [*_breaks(grid)]
+    x_SN = _usable(grid, logarithmic)
+    onset_S, strength_S = onsets(x_SN, least=_least(x_SN, logarithmic))
+    for s, n in enumerate(onset_S.tolist()):
+        if n != NEVER:
+            found.append(_change(grid, s, n, float(strength_S[s])))
+    return sorted(found, key=lambda c: (c.step, -c.strength))
+
+
+def _usable(grid: Grid, logarithmic: bool) -> Array:
+    if not logarithmic:
+        return np.where(np.isfinite(grid.mean), grid.mean, np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(grid.mean > 0, np.log(grid.mean), np.nan)
+
+
+def _least(x_SN: Array, logarithmic: bool) -> float:
+    if logarithmic:
+        return float(np.log(FACTOR))
+    finite = x_SN[np.isfinite(x_SN)]
+    return SHARE * float(np.ptp(finite)) if finite.size else 0.0
+
+
+def _breaks(grid: Grid) -> list[Change]:
+    """Return the first NaN or Inf of each site."""
+    found = []
+    for s in np.flatnonzero(grid.broken.any(axis=1)).tolist():
+        n = int(np.flatnonzero(grid.broken[s])[0])
+        before = grid.mean[s, :n][np.isfinite(grid.mean[s, :n])]
+        found.append(
+            Change(
+                quantity=grid.quantity,
+                site=grid.sites[s],
+                step=int(grid.first[n]),
+                before=float(before[-1]) if before.size else float("nan"),
+                after=float("nan"),
+                strength=float("inf"),
+                broken=True,
+            )
+        )
+    return found
+
+
+def _change(grid: Grid, s: int, n: int, strength: float) -> Change:
+    before = grid.mean[s, max(0, n - WINDOW) : n]
+    after = grid.mean[s, max(n, grid.mean.shape[1] - WINDOW // 2) :]
+    return Change(
+        quantity=grid.quantity,
+        site=grid.sites[s],
+        step=int(grid.first[n]),
+        before=float(np.nanmedian(before)),
+        after=float(np.nanmedian(after)),
+        strength=strength,
+    )
+
+
+def onsets(x_SN: Array, *, least: float) -> tuple[NDArray[np.int64], Array]:
+    """Return per series the column of its first lasting change (−1: none), its size.
+
+    >>> x = np.r_[np.tile([0.0, 0.1], 15), np.tile([5.0, 5.1], 15)]
+    >>> onsets(x[None], least=0.5)[0].tolist()
+    [30]
+    >>> onsets(np.linspace(0, 9, 60)[None], least=0.5)[0].tolist()  # a steady line
+    [-1]
+    """
+    series, columns = x_SN.shape
+    never = np.full(series, NEVER)
+    if columns < 2 * WINDOW + WINDOW // 2 or not series:
+        return never, np.zeros(series)
+    x_SN = _without_gaps(x_SN)
+    jump_SN, scale_SN = _jumps(x_SN)
+    strong = (np.abs(jump_SN) >= np.maximum(STRENGTH * scale_SN, least)) & _lasting(
+        x_SN, jump_SN
+    )
+    place_S = np.where(strong.any(axis=1), strong.argmax(axis=1), NEVER)
+    rows = np.arange(series)
+    size_S = np.abs(jump_SN[rows, place_S]) / np.maximum(
+        scale_SN[rows, place_S], 1e-12
+    )
+    onset_S = np.where(place_S == NEVER, NEVER, place_S + WINDOW)
+    return _refined(x_SN, onset_S, jump_SN[rows, place_S]), size_S
+
+
+def _without_gaps(x_SN: Array) -> Array:
+    """Return each series with its last value carried over gaps, 0 where it has none."""
+    known = np.isfinite(x_SN)
+    last = np.maximum.accumulate(np.where(known, np.arange(x_SN.shape[1]), 0), axis=1)
+    return np.nan_to_num(np.take_along_axis(x_SN, last, axis=1))
+
+
+def _jumps(x_SN: Array) -> tuple[Array, Array]:
+    """Return per column how far the level ahead is from the line so far, and a scale.
+
+    Column n of the answer is column n + WINDOW of the series.
+    """
+    half = WINDOW // 2
+    ahead = sliding_window_view(x_SN[:, WINDOW:], half, axis=1)
+    count = ahead.shape[1]
+    behind = sliding_window_view(x_SN, WINDOW, axis=1)[:, :count]
+    older, newer = (
+        np.median(behind[..., :half], axis=2),
+        np.median(behind[..., half:], axis=2),
+    )
+    slope = (newer - older) / half
+    offsets = np.arange(WINDOW) - (WINDOW - 1) / 2
+    middle = (older + newer) / 2
+    residual = behind - middle[..., None] - slope[..., None] * offsets
+    scale = 1.4826 * np.median(np.abs(residual), axis=2)
+    # A window that happens to be calm must not make the next one a change.
+    typical = np.median(scale, axis=1, keepdims=True)
+    expected = middle + slope * (WINDOW / 2 + half / 2)
+    return np.median(ahead, axis=2) - expected, np.maximum(scale, typical)
+
+
+def _lasting(x_SN: Array, jump_SN: Array) -> NDArray[np.bool_]:
+    """Say whether half of a jump is still there at the end of the run."""
+    end = np.median(x_SN[:, -(WINDOW // 2) :], axis=1)
+    count = jump_SN.shape[1]
+    level = np.median(sliding_window_view(x_SN, WINDOW, axis=1)[:, :count], axis=2)
+    return (end[:, None] - level) * np.sign(jump_SN) >= np.abs(jump_SN) / 2
+
+
+def _refined(
+    x_SN: Array, onset_S: NDArray[np.int64], jump_S: Array
+) -> NDArray[np.int64]:
+    """Move each onset to the first column that has gone half of the way."""
+    refined = onset_S.copy()
+    for s in np.flatnonzero(onset_S != NEVER).tolist():
+        n = int(onset_S[s])
+        level = np.median(x_SN[s, n - WINDOW : n])
+        ahead = x_SN[s, n : n + WINDOW]
+        gone = (ahead - level) * np.sign(jump_S[s]) >= abs(jump_S[s]) / 2
+        refined[s] = n + int(gone.argmax()) if gone.any() else n
+    return refined

@@ -1,0 +1,177 @@
+"""The view-model of a run: what its page shows, as JSON values.
+
+Report and board draw the same page from it. The report carries all of it inside; the
+board asks for one part at a time.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from equipoise.forecast.rules import RULES
+from equipoise.forecast.verdict import Verdict
+from equipoise.records import Finding
+from equipoise.report.changes import Change
+from equipoise.report.grids import blocks_of, layer_of
+from equipoise.report.quantities import decisive, shown
+from equipoise.store import Run
+
+Json = dict[str, Any]
+EVENTS = 200
+"""Findings and remedies on a page; the run file keeps them all."""
+RANK = {"error": 0, "warn": 1, "info": 2}
+DEPTH = ("gradient.vanish", "gradient.explo", "vanish")
+"""Rules that one sees best from the first layer to the last."""
+
+
+def run_json(run: Run, *, label: str, key: str) -> Json:
+    """Return what a run is, what it holds, and what happened in it."""
+    steps = run.steps
+    blocks = blocks_of(run)
+    return {
+        "key": key,
+        "label": label,
+        "file": run.path.name,
+        "created": run.info.created,
+        "version": run.info.version,
+        "details": {str(k): brief(v) for k, v in run.info.details.items()},
+        "layers": len(blocks),
+        "steps": _span(steps),
+        "quantities": [_quantity(name) for name in run.quantities],
+        **events_json(run),
+    }
+
+
+def _span(steps: Any) -> Json:
+    if not len(steps):
+        return {"first": None, "last": None, "count": 0}
+    return {"first": int(steps[0]), "last": int(steps[-1]), "count": len(steps)}
+
+
+def _quantity(name: str) -> Json:
+    return asdict(shown(name))
+
+
+def events_json(run: Run) -> Json:
+    """Return findings and remedies by step, and how many are not listed."""
+    findings = [_event("finding", finding) for finding in run.findings]
+    grave = sorted(findings, key=lambda e: (RANK.get(e["severity"], 3), e["step"]))
+    remedies = [_event("remedy", applied) for applied in run.applied]
+    listed = sorted([*grave[:EVENTS], *remedies[:EVENTS]], key=lambda e: e["step"])
+    return {"events": listed, "unlisted": len(findings) + len(remedies) - len(listed)}
+
+
+def _event(kind: str, record: Any) -> Json:
+    found: Json = json.loads(record.to_json())
+    if kind == "remedy":
+        word = "taken back" if record.undone else "applied"
+        found |= {
+            "severity": "info",
+            "message": f"{record.remedy} {word}",
+            "rule": record.remedy,
+            "evidence": found["details"],
+            "advice": "",
+        }
+    return {"kind": kind, **found}
+
+
+def verdict_json(run: Run, verdict: Verdict) -> Json:
+    """Return a verdict and the chart in which one sees it."""
+    record: Json = json.loads(verdict.to_json())
+    record["findings"] = [_event("finding", f) for f in verdict.findings]
+    return {**record, "chart": chart_json(run, verdict)}
+
+
+def chart_json(run: Run, verdict: Verdict) -> Json | None:
+    """Return which quantity shows what is wrong, where, and from which step on."""
+    stored = sorted(run.quantities, key=lambda name: shown(name).rank)
+    cause = leading(verdict.findings)
+    if cause is None:
+        name = "loss" if "loss" in stored else next(iter(stored), None)
+        return None if name is None else _chart(name, "", None, "curve")
+    read = RULES[cause.rule].reads if cause.rule in RULES else ()
+    named = next((name for name in read if name in stored), None)
+    quantity = decisive(cause.rule, named, stored)
+    if quantity is None:
+        return None
+    view = "depth" if cause.rule.startswith(DEPTH) else "curve"
+    chart = _chart(quantity, cause.site, _since(cause), view)
+    layer = layer_of(cause.site, blocks_of(run)) if cause.site else None
+    limit = cause.evidence.get("threshold")
+    same = read[:1] == (quantity,) and len(read) == 1 and view == "curve"
+    return chart | {"layer": layer, "limit": limit if same else None}
+
+
+def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
+    return {
+        "quantity": quantity,
+        "site": site,
+        "step": step,
+        "view": view,
+        "layer": None,
+        "limit": None,
+    }
+
+
+def leading(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding to show: a cause in the model before its effect on the loss.
+
+    Of several the gravest; the first of equals.
+    """
+    serious = [f for f in findings if f.severity != "info"]
+    causes = [f for f in serious if not _is_about_loss(f.rule)]
+    return next(iter(causes or serious), None)
+
+
+def _is_about_loss(rule: str) -> bool:
+    known = RULES.get(rule)
+    return known.about == "loss" if known else rule.startswith("loss")
+
+
+def _since(finding: Finding) -> int:
+    since = finding.evidence.get("since")
+    return int(since) if isinstance(since, int | float) else finding.step
+
+
+def changes_json(found: Sequence[Change], blocks: Sequence[str]) -> list[Json]:
+    """Return the table of changes; what is not finite is told by ``broken``."""
+    return [
+        {
+            "quantity": change.quantity,
+            "title": shown(change.quantity).title,
+            "site": change.site,
+            "layer": layer_of(change.site, blocks),
+            "step": change.step,
+            "before": finite(change.before),
+            "after": finite(change.after),
+            "strength": finite(change.strength),
+            "broken": change.broken,
+        }
+        for change in found
+    ]
+
+
+def finite(value: float) -> float | None:
+    """Return six digits of a number; None where it is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def brief(value: Any) -> str:
+    """Return a detail of a run in one line.
+
+    >>> brief(["h.0", "h.1", "h.2", "h.3"])
+    'h.0, h.1, … h.3 (4)'
+    """
+    if isinstance(value, list) and len(value) > 3:
+        return f"{value[0]}, {value[1]}, … {value[-1]} ({len(value)})"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    plain = f"{value:,}" if isinstance(value, int) else str(value)
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}…"
+
+
+LONGEST = 2000
+"""Characters of a detail on a page."""
+

@@ -1,0 +1,53 @@
+// Two or more runs: what differs, where they part, and the same charts side by side.
+EQ.parting = (page) => {
+  const found = page.comparison;
+  if (!found) return null;
+  const cell = (v) => EQ.h("td", {}, v === null || v === undefined ? "–" : typeof v === "number" ? EQ.short(v) : String(v));
+  const rows = found.quantities.filter((q) => q.parts !== null).slice(0, 12);
+  return EQ.section("parting", "Where they part",
+    EQ.h("p", { class: "lead" }, found.sentence),
+    rows.length ? EQ.scroll("Where they part", EQ.h("table", {},
+      EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "run", "where"].map((c) => EQ.h("th", { scope: "col" }, c)),
+        page.runs.map((r) => EQ.h("th", { scope: "col" }, `${r.label}, end`)))),
+      EQ.h("tbody", {}, rows.map((q) => EQ.h("tr", {}, EQ.h("td", {}, String(q.parts)),
+        EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (e) => { e.preventDefault(); EQ.open(q.quantity, null, q.parts); } }, EQ.metaOf(page, q.quantity).title)),
+        cell(q.run), cell(EQ.siteName(q.site, q.layer)), q.ends.map(cell)))))) : null,
+    EQ.h("h3", {}, "Options that differ"),
+    found.options.length ? EQ.scroll("Options that differ", EQ.h("table", {},
+      EQ.h("thead", {}, EQ.h("tr", {}, EQ.h("td", {}), page.runs.map((r) => EQ.h("th", { scope: "col" }, r.label)))),
+      EQ.h("tbody", {}, found.options.map(([name, values]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), values.map(cell))))))
+      : EQ.h("p", { class: "absent" }, "None of what the runs recorded about themselves."));
+};
+
+// Chips name the runs; pointing at one dims the others, the pin makes it the baseline.
+EQ.chips = (page) => EQ.h("ul", { class: "chips", "aria-label": "Runs" }, page.runs.map((run) => EQ.h("li", {
+  onmouseenter: () => EQ.state.heat(run.key), onmouseleave: () => EQ.state.heat(null),
+}, EQ.h("i", { style: { background: EQ.runColour(page, run) } }), EQ.h("span", {}, run.label),
+run.verdict ? EQ.pill(run.verdict.state) : null,
+EQ.h("button", {
+  type: "button", class: "quiet", "aria-pressed": String(run.key === page.baseline), "aria-label": `Pin ${run.label} as baseline`,
+  onclick: () => page.pin(run.key),
+}, run.key === page.baseline ? "baseline" : "pin"))));
+
+EQ.comparePage = (page) => {
+  const stored = new Set(page.runs.flatMap((r) => r.quantities.map((q) => q.name)));
+  const wanted = ["loss", "gradient.norm.total", ...new Set(page.runs.map((r) => r.verdict?.chart?.quantity).filter(Boolean)),
+    "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
+  const curves = [...new Set(wanted)].filter((name) => stored.has(name));
+  return [
+    page.verdict ? EQ.h("section", { class: "card verdict unknown", "aria-labelledby": "summary" }, EQ.h("h2", { id: "summary" }, "Summary"), EQ.h("p", { class: "sentence" }, page.verdict)) : null,
+    EQ.h("div", { class: "verdicts" }, page.runs.map((run) => {
+      const card = EQ.verdictCard(run);
+      card.querySelector("h2")?.append(EQ.h("span", { class: "name" }, run.label));
+      return card;
+    })),
+    EQ.section("numbers", "In numbers", EQ.numbersTable(page)),
+    EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name).node),
+      page.runs.filter((r) => r.verdict?.chart?.view === "depth").map((run) => EQ.depthFigure(page, run, run.verdict.chart, { height: 220 }).node))),
+    EQ.parting(page),
+    EQ.timeline(page),
+    EQ.heatmaps(page),
+    EQ.explorer(page),
+    EQ.section("details", "Runs", EQ.details(page)),
+  ];
+};

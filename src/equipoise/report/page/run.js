@@ -1,0 +1,233 @@
+// The page of one run: what is wrong and where first, then everything that was stored.
+EQ.words = {
+  healthy: ["Healthy", "healthy"], "at risk": ["At risk", "warn"], failing: ["Failing", "error"],
+  dead: ["Dead", "error"], "not judged": ["Not judged", "unknown"], given: ["Summary", "unknown"],
+};
+EQ.pill = (state) => {
+  const [word, tone] = EQ.words[state] ?? EQ.words["not judged"];
+  return EQ.h("span", { class: `pill ${tone}` }, word);
+};
+EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby": `${id}-title` },
+  EQ.h("h2", { id: `${id}-title` }, title), ...children);
+EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
+
+const upper = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const leader = (verdict) => {
+  const serious = verdict.findings.filter((f) => f.severity !== "info");
+  return serious.find((f) => f.site) ?? serious[0] ?? null;
+};
+
+EQ.verdictCard = (run) => {
+  const verdict = run.verdict;
+  if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
+  const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
+  const cause = leader(verdict), facts = [];
+  if (verdict.since !== null) facts.push(["Since", `step ${verdict.since}`]);
+  if (verdict.chart?.site) facts.push(["Where", EQ.siteName(verdict.chart.site, verdict.chart.layer)]);
+  if (cause) facts.push(["Rule", cause.rule]);
+  return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
+    EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state), EQ.h("span", { class: "hidden" }, " verdict")),
+    EQ.h("p", { class: "sentence" }, upper(verdict.sentence)),
+    facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
+    verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
+    others(verdict));
+};
+
+function others(verdict) {
+  const more = verdict.findings.filter((f) => f.severity !== "info").slice(0, 6);
+  if (more.length < 2) return null;
+  return EQ.h("div", { class: "others" }, EQ.h("h3", {}, `Evidence: ${more.length} rules fire`),
+    EQ.h("ul", {}, more.map((f) => EQ.h("li", { class: f.severity },
+      EQ.h("span", {}, f.message), EQ.h("small", {}, ` since step ${f.evidence?.since ?? f.step}`)))));
+}
+
+// The chart that shows what is wrong; of a healthy run, the loss.
+EQ.decisive = (page, run, height) => {
+  const chart = run.verdict?.chart;
+  if (!chart) return null;
+  const meta = EQ.metaOf(page, chart.quantity);
+  const at = chart.site ? ` · ${EQ.siteName(chart.site, chart.layer)}` : "";
+  if (chart.view === "depth") return EQ.depthFigure(page, run, chart, { height });
+  return EQ.lineFigure(page, chart.quantity, {
+    height, runs: [run], site: chart.site || null, title: `${meta.title}${at}`, onset: chart.step, limit: chart.limit,
+  });
+};
+
+EQ.changesTable = (page, run, limit) => {
+  const rows = (run.changes ?? []).slice(0, limit);
+  if (run.changes === undefined) return EQ.h("p", { class: "absent", "aria-busy": "true" }, "Looking for changes…");
+  if (!rows.length) return EQ.h("p", { class: "absent" }, "No quantity took a lasting turn after its first readings.");
+  return EQ.scroll("What changed first", EQ.h("table", {},
+    EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "at the end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
+    EQ.h("tbody", {}, rows.map((c) => EQ.h("tr", {},
+      EQ.h("td", {}, String(c.step)),
+      EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (event) => { event.preventDefault(); EQ.open(c.quantity, c.site, c.step); } }, c.title)),
+      EQ.h("td", {}, EQ.siteName(c.site, c.layer)),
+      EQ.h("td", {}, c.before === null ? "–" : EQ.short(c.before)),
+      EQ.h("td", { class: c.broken ? "broken" : null }, c.broken ? "NaN or Inf" : EQ.short(c.after)))))));
+};
+
+EQ.eventsList = (runs) => {
+  const all = runs.flatMap((run) => run.events.map((event) => ({ ...event, run })));
+  const order = { error: 0, warn: 1, info: 2 };
+  all.sort((a, b) => a.step - b.step || order[a.severity] - order[b.severity]);
+  if (!all.length) return EQ.h("p", { class: "absent" }, "None recorded while it ran.");
+  const word = (e) => (e.kind === "remedy" ? "Remedy" : { error: "Error", warn: "Warning", info: "Note" }[e.severity] ?? "Note");
+  return EQ.h("ol", { class: "events" }, all.map((e) => EQ.h("li", { class: e.kind === "remedy" ? "remedy" : e.severity },
+    EQ.h("p", {}, EQ.h("span", { class: "badge" }, word(e)),
+      EQ.h("b", {}, ` step ${e.step}`), runs.length > 1 ? ` · ${e.run.label}` : "", e.site ? EQ.h("code", {}, ` ${e.site}`) : ""),
+    EQ.h("p", {}, upper(e.message)),
+    e.advice ? EQ.h("p", { class: "try" }, `Try: ${e.advice}`) : null,
+    Object.keys(e.evidence ?? {}).length ? EQ.h("p", { class: "evidence" },
+      Object.entries(e.evidence).map(([k, v]) => EQ.h("span", {}, `${k} = ${typeof v === "number" ? EQ.short(v) : v} `)), EQ.h("code", {}, e.rule)) : null)));
+};
+
+// Everything that happened, on the axis of the loss.
+EQ.timeline = (page) => EQ.section("timeline", "Timeline",
+  EQ.lineFigure(page, "loss", { height: 190, onset: page.runs.length === 1 ? page.runs[0].verdict?.since ?? null : null }).node,
+  EQ.h("p", { class: "legend" }, ["error", "warn", "info", "remedy"].map((tone) => EQ.h("span", { class: tone }, EQ.h("i"), { error: "error", warn: "warning", info: "note", remedy: "remedy" }[tone]))),
+  EQ.h("div", { id: "events" }, EQ.eventsList(page.runs)),
+  page.runs.some((r) => r.unlisted) ? EQ.h("p", {}, `${page.runs.reduce((n, r) => n + r.unlisted, 0)} more are in the run files.`) : null);
+
+const HEAT = ["attention.theta.p5", "attention.entropy", "attention.max_logit", "sensitivity.S", "sensitivity.ln_theta", "sensitivity.ln_G",
+  "gradient.norm", "update.ratio", "residual.token_cosine", "residual.B", "precision.rms_error.bf16", "precision.kappa_softmax", "router.load"];
+
+EQ.heatmaps = (page) => {
+  const stored = new Set(page.runs.flatMap((r) => r.quantities.map((q) => q.name)));
+  const choice = EQ.h("select", { "aria-label": "Value of a cell", onchange: () => EQ.state.set("plane", choice.value === "mean" ? null : choice.value) },
+    Object.entries(EQ.planes).map(([value, word]) => EQ.h("option", { value, selected: value === (EQ.state.get("plane") ?? "mean") }, `${word} over heads and steps`)));
+  const figures = HEAT.filter((name) => stored.has(name)).flatMap((name) => EQ.heatOfAll(page, name));
+  return EQ.section("heatmaps", "Layers over steps",
+    EQ.h("p", { class: "lead" }, "One row per layer, input at the top. Drag to zoom, double click to zoom out, click a cell to open its layer and heads. Red: NaN or Inf. Cells show the ", choice, "."),
+    EQ.h("div", { class: "figures" }, figures.map((f) => f.node)));
+};
+
+EQ.heatOfAll = (page, name) => {
+  const meta = EQ.metaOf(page, name);
+  // One colour scale per quantity, whichever run.
+  const domain = async (plane) => {
+    const grids = await Promise.all(page.runs.map((run) => page.source.grid(run.key, name)));
+    return EQ.extent(grids.filter(Boolean).flatMap((grid) => grid[plane] ?? grid.mean), meta.scale);
+  };
+  const holders = page.runs.filter((run) => run.quantities.some((q) => q.name === name));
+  return holders.map((run) => EQ.heatFigure(page, run, name, {
+    domain, onset: run.verdict?.since ?? null, onPick: (site, step) => EQ.open(name, site, step, run.key),
+  }));
+};
+
+// Any stored quantity: its lines, its heatmap, its heads at a step.
+EQ.explorer = (page) => {
+  const names = [...new Map(page.runs.flatMap((r) => r.quantities).map((q) => [q.name, q])).values()]
+    .sort((a, b) => a.rank - b.rank || a.name.localeCompare(b.name));
+  const filter = EQ.h("input", { type: "search", id: "filter", placeholder: "filter by name or regular expression", value: EQ.state.get("filter") ?? "", autocomplete: "off", spellcheck: "false" });
+  const list = EQ.h("div", { class: "choices", role: "group", "aria-label": "Stored quantities" });
+  const view = EQ.h("div", { class: "figures wide", "aria-live": "polite" });
+  const count = EQ.h("span", { class: "unit", role: "status" });
+  const matches = (q) => {
+    const text = filter.value.trim();
+    if (!text) return true;
+    try { return new RegExp(text, "i").test(q.name) || new RegExp(text, "i").test(q.title); } catch { return q.name.includes(text); }
+  };
+  function fill() {
+    const shown = names.filter(matches), chosen = EQ.state.get("quantity");
+    count.textContent = `${shown.length} of ${names.length}`;
+    list.replaceChildren(...shown.map((q) => EQ.h("button", {
+      type: "button", "aria-pressed": String(q.name === chosen), title: q.title, onclick: () => EQ.open(q.name, null, null),
+    }, q.name)));
+  }
+  filter.addEventListener("input", () => { EQ.state.set("filter", filter.value); fill(); });
+  async function show() {
+    const name = EQ.state.get("quantity"), site = EQ.state.get("site");
+    fill();
+    view.replaceChildren();
+    if (!name || !names.some((q) => q.name === name)) return;
+    const parts = [EQ.lineFigure(page, name, { height: 280, site: site || null, title: site ? `${EQ.metaOf(page, name).title} · ${site}` : null })];
+    const grids = await Promise.all(page.runs.map((run) => page.source.grid(run.key, name)));
+    if (grids.some((grid) => grid && grid.count > 1)) parts.push(...EQ.heatOfAll(page, name));
+    parts.push(...page.runs.map((run) => EQ.headFigure(page, run, name)));
+    view.replaceChildren(...parts.map((p) => p.node));
+  }
+  EQ.open = (quantity, site, step, run) => {
+    EQ.state.set("quantity", quantity);
+    EQ.state.set("site", site);
+    if (step !== null && step !== undefined) EQ.state.set("step", step);
+    if (run) EQ.state.set("run", run);
+    show().then(() => document.getElementById("explore").scrollIntoView({ behavior: "smooth", block: "start" }));
+  };
+  show();
+  return EQ.section("explore", "Every stored quantity",
+    EQ.h("p", { class: "lead" }, EQ.h("label", { for: "filter" }, "Find "), filter, " ", count), list, view);
+};
+
+EQ.headFigure = (page, run, quantity) => {
+  const meta = EQ.metaOf(page, quantity);
+  const figure = EQ.figure(`${meta.title}, head by head${page.runs.length > 1 ? ` · ${run.label}` : ""}`, { unit: meta.unit });
+  figure.node.hidden = true;
+  let map = null;
+  const label = EQ.h("span"), scale = EQ.h("span");
+  const slider = EQ.h("input", { type: "range", "aria-label": "Step of the head view" });
+  const load = async () => {
+    const wanted = EQ.state.get("step");
+    const found = await page.source.heads(run.key, quantity, wanted === null ? null : Number(wanted));
+    if (!found || found.width < 2) return;
+    figure.node.hidden = false;
+    label.textContent = `step ${found.step} `;
+    if (found.choices) {
+      Object.assign(slider, { min: 0, max: found.choices.length - 1, value: EQ.nearest(found.choices, found.step) });
+      slider.oninput = () => { EQ.state.set("step", found.choices[slider.value]); load(); };
+    } else {
+      Object.assign(slider, { min: run.steps.first, max: run.steps.last, value: found.step });
+      slider.onchange = () => { EQ.state.set("step", slider.value); load(); };
+    }
+    const domain = EQ.extent(found.values, meta.scale), heads = Array.from({ length: found.width }, (_, i) => i);
+    const options = {
+      axis: "head", rows: found.values, first: heads, last: heads, domain, scale: meta.scale, unit: meta.unit, pitch: 1,
+      title: `${meta.title}, step ${found.step}`,
+      names: found.sites.map((s, i) => (found.layers[i] === null ? s : String(found.layers[i]))),
+      fullNames: found.sites.map((s, i) => EQ.siteName(s, found.layers[i])),
+      onPick: (s) => EQ.open(quantity, found.sites[s], found.step),
+    };
+    scale.replaceChildren(EQ.legend(domain, meta.scale, meta.unit));
+    if (map) map.update(options); else map = EQ.heatmap(figure.body, options);
+    figure.caption.textContent = "Rows: layers, input at the top. Columns: heads.";
+  };
+  figure.tools.append(label, slider, scale, EQ.copyButton(`${meta.title} of heads`, () => map.csv()));
+  load();
+  return { node: figure.node };
+};
+
+EQ.numbersTable = (page) => EQ.scroll("In numbers", EQ.h("table", {},
+  EQ.h("thead", {}, EQ.h("tr", {}, EQ.h("td", {}), page.runs.map((run) => EQ.h("th", { scope: "col" }, run.label)))),
+  EQ.h("tbody", {}, page.numbers.map(([name, cells]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), cells.map((c) => EQ.h("td", {}, c)))))));
+
+EQ.details = (page) => page.runs.map((run) => EQ.h("details", {}, EQ.h("summary", {}, run.label),
+  EQ.h("dl", { class: "facts" }, Object.entries({ file: run.file, created: run.created, equipoise: run.version, ...run.details })
+    .flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, String(v))]))));
+
+// The first screen: verdict and its chart side by side, then what changed first.
+EQ.firstScreen = (page, run) => {
+  const decisive = EQ.decisive(page, run, 300);
+  const right = EQ.h("div", { class: "decisive" }, decisive?.node);
+  if (run.verdict?.chart && run.verdict.chart.quantity !== "loss" && run.quantities.some((q) => q.name === "loss")) {
+    right.append(EQ.lineFigure(page, "loss", { height: 130, runs: [run], onset: run.verdict.since }).node);
+  }
+  return EQ.h("div", { class: "first" },
+    EQ.h("div", { class: "answer" }, EQ.verdictCard(run),
+      EQ.h("section", { class: "card", "aria-labelledby": `changed-${run.index}` }, EQ.h("h2", { id: `changed-${run.index}` }, "What changed first"), EQ.changesTable(page, run, 6))),
+    right);
+};
+
+const CURVES = ["gradient.norm.total", "learning_rate", "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
+EQ.runPage = (page) => {
+  const run = page.runs[0];
+  const curves = CURVES.filter((name) => run.quantities.some((q) => q.name === name));
+  return [
+    EQ.firstScreen(page, run),
+    EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name, { onset: run.verdict?.since ?? null }).node))),
+    EQ.timeline(page),
+    EQ.heatmaps(page),
+    EQ.explorer(page),
+    EQ.section("changes", "What changed first, all of it", EQ.changesTable(page, run, 60)),
+    EQ.section("numbers", "In numbers", EQ.numbersTable(page), EQ.details(page)),
+  ];
+};
