@@ -63,7 +63,7 @@ WITHOUT_EXTRAS = """
 import sys
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "numba", "plotly", "safetensors", "scipy"}:
+        if name.split(".")[0] in {"torch", "numba", "safetensors", "scipy"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Refusing())
 from equipoise.cli import main

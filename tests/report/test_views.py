@@ -3,14 +3,20 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from equipoise.records import Finding, Reading, RunInfo
-from equipoise.report.figures import block_sites, first_to_last, numbers, pooled
-from equipoise.report.views import ABSENT, SHOWN, labelled, short, view
+from equipoise.report.views import (
+    ABSENT,
+    SHOWN,
+    block_sites,
+    first_to_last,
+    labelled,
+    short,
+    view,
+)
 from equipoise.store import Run, RunWriter, open_run
-from tests.report.runs import BLOCKS, LAYERS, pre_and_post
+from tests.report.runs import pre_and_post
 
 INFO = RunInfo(name="made", created="now", version="0")
 
@@ -26,8 +32,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.eqp"
 
 
-def test_four_figures_with_every_run(tmp_path: Path) -> None:
+def test_every_run_has_its_verdict(tmp_path: Path) -> None:
     report = view(pre_and_post(tmp_path))
+<<<<<<< HEAD
     assert [p.key for p in report.panels] == ["loss", "gradient", "theta", "layers"]
     for panel in report.panels:
         assert {curve.run for curve in panel.curves} == {"pre-LN", "post-LN"}
@@ -64,52 +71,25 @@ def test_theta_band_and_sharpest_head(tmp_path: Path) -> None:
     np.testing.assert_allclose(line.low, p5.mean(axis=(0, 2)), rtol=1e-5)
     np.testing.assert_allclose(worst.y, p5.min(axis=(0, 2)), rtol=1e-5)
     assert worst.faint and not line.faint
+=======
+    states = {label: verdict.state for label, verdict in report.verdicts.items()}
+    assert states["post-LN"] in {"at risk", "failing"}
+    assert report.severity in {"warn", "error"} and not report.given
+    assert report.verdict.splitlines()[1].startswith(f"post-LN: {states['post-LN']}.")
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 
 
 def test_absent_quantities_are_named_and_never_zero(path: Path) -> None:
     report = view({"r": written(path, Reading.scalar(0, "learning_rate", 0.1))})
-    assert all(not panel.curves and panel.absent for panel in report.panels)
-    assert "r: loss was not recorded" in report.panels[0].absent
     cells = dict(report.table)
     assert cells["loss, first → last"] == cells["largest S over layers"] == [ABSENT]
     assert cells["gradient, first layer ÷ last"] == [ABSENT]
 
 
-def test_a_median_without_its_band_stands_alone(path: Path) -> None:
-    lone = Reading(
-        step=0, quantity="attention.theta.p50", sites=("a",), values=((0.5,),)
-    )
-    panel = view({"r": written(path, lone)}).panels[2]
-    assert panel.curves[0].y == [0.5] and not panel.curves[0].low
-    assert len(panel.absent) == 2
-
-
-def test_broken_values_are_gaps_and_are_named(path: Path) -> None:
+def test_broken_values_are_named(path: Path) -> None:
     losses = [2.0, math.nan, 1.5, math.inf]
     run = written(path, *(Reading.scalar(i, "loss", x) for i, x in enumerate(losses)))
-    panel = view({"r": run}).panels[0]
-    assert panel.curves[0].y == [2.0, None, 1.5, None]
-    assert panel.breaks == {"r": 1}
     assert dict(view({"r": run}).table)["loss, first → last"] == ["2 → Inf"]
-
-
-def test_long_runs_stay_small_on_the_page(path: Path) -> None:
-    run = written(path, *(Reading.scalar(s, "loss", float(s)) for s in range(3_000)))
-    curve = view({"r": run}).panels[0].curves[0]
-    assert len(curve.x) <= 600
-    assert min(curve.low) == 0 and max(curve.high) == 2_999
-
-
-def test_sites_of_several_layouts_are_pooled_by_step(path: Path) -> None:
-    def q(step: int, **sites: float) -> Reading:
-        rows = tuple((value,) for value in sites.values())
-        return Reading(step=step, quantity="q", sites=tuple(sites), values=rows)
-
-    found = pooled(written(path, q(0, a=1, b=3), q(1, b=5), q(2, a=math.nan)), "q")
-    assert found is not None and found.step.tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(found.mean, [2, 5, math.nan])
-    np.testing.assert_array_equal(found.low, [1, 5, math.nan])
-    assert found.broken.tolist() == [0, 0, 1]
 
 
 def test_layers_are_found_without_being_declared(path: Path) -> None:
@@ -162,10 +142,16 @@ def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     assert dict(view(labelled(runs)).table)["steps"] == ["none yet"] * 3
 
 
-def test_a_given_verdict_is_not_called_fine(path: Path) -> None:
+def test_a_run_of_one_step_is_not_called_healthy(path: Path) -> None:
     runs = {"r": written(path, Reading.scalar(0, "loss", 1.0))}
+<<<<<<< HEAD
     assert view(runs, verdict="It cannot learn.").severity == "info"
     assert view(runs, verdict="It cannot learn.", severity="error").severity == "error"
+=======
+    assert view(runs).severity == "info" and "not judged" in view(runs).verdict
+    given = view(runs, verdict="It cannot learn.", severity="error")
+    assert given.severity == "error" and given.given
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 
 
 def test_numbers_for_people() -> None:
@@ -177,4 +163,3 @@ def test_numbers_for_people() -> None:
         "−Inf",
         "0",
     ]
-    assert numbers([1.23456789, math.nan]) == [1.23457, None]

@@ -42,7 +42,7 @@ def command(
         check_page_path(html)
     opened = labelled([open_run(path) for path in runs or [newest(runs_directory())]])
     if html is not None:
-        from equipoise.report.html import write_report  # plotly: only for a page
+        from equipoise.report.html import write_report  # jinja2: only for a page
 
         typer.echo(f"wrote {write_report(opened, html)}")
     elif json:

@@ -22,11 +22,11 @@ Array = NDArray[np.float64]
 
 STRENGTH = 8.0
 """Least size of a change, in scales of what came before it."""
-FACTOR = 1.3
+FACTOR = 1.5
 """Least size of a change of a quantity on a logarithmic scale."""
-SHARE = 0.12
-"""Least size on a linear scale, as a share of all that the quantity ever spans."""
-WINDOW = 8
+SHARE = 0.1
+"""Least size on a linear scale, as a share of the largest value."""
+WINDOW = 6
 """Columns before; half as many ahead."""
 NEVER = -1
 
@@ -58,14 +58,22 @@ def changes(grids: Sequence[Grid], *, limit: int = 60) -> list[Change]:
 
 def _of_grid(grid: Grid) -> list[Change]:
     """Return the changes of all layers of a quantity, the first one first."""
-    logarithmic = shown(grid.quantity).scale == "log"
     found = [*_breaks(grid)]
+    logarithmic = is_logarithmic(grid)
     x_SN = _usable(grid, logarithmic)
-    onset_S, strength_S = onsets(x_SN, least=_least(x_SN, logarithmic))
+    onset_S, strength_S = onsets(x_SN, least=_least(x_SN, grid.quantity, logarithmic))
     for s, n in enumerate(onset_S.tolist()):
         if n != NEVER:
             found.append(_change(grid, s, n, float(strength_S[s])))
     return sorted(found, key=lambda c: (c.step, -c.strength))
+
+
+def is_logarithmic(grid: Grid) -> bool:
+    """Say whether a quantity is compared by its logarithm: shown so, and positive."""
+    if shown(grid.quantity).scale != "log":
+        return False
+    finite = grid.mean[np.isfinite(grid.mean)]
+    return bool(finite.size) and float((finite <= 0).mean()) < 0.05
 
 
 def _usable(grid: Grid, logarithmic: bool) -> Array:
@@ -75,11 +83,12 @@ def _usable(grid: Grid, logarithmic: bool) -> Array:
         return np.where(grid.mean > 0, np.log(grid.mean), np.nan)
 
 
-def _least(x_SN: Array, logarithmic: bool) -> float:
-    if logarithmic:
+def _least(x_SN: Array, quantity: str, logarithmic: bool) -> float:
+    if logarithmic or ".ln_" in quantity:
         return float(np.log(FACTOR))
     finite = x_SN[np.isfinite(x_SN)]
-    return SHARE * float(np.ptp(finite)) if finite.size else 0.0
+    most = float(np.abs(finite).max()) if finite.size else 0.0
+    return max(SHARE * most, 1e-12)
 
 
 def _breaks(grid: Grid) -> list[Change]:
@@ -135,9 +144,7 @@ def onsets(x_SN: Array, *, least: float) -> tuple[NDArray[np.int64], Array]:
     )
     place_S = np.where(strong.any(axis=1), strong.argmax(axis=1), NEVER)
     rows = np.arange(series)
-    size_S = np.abs(jump_SN[rows, place_S]) / np.maximum(
-        scale_SN[rows, place_S], 1e-12
-    )
+    size_S = np.abs(jump_SN[rows, place_S]) / np.maximum(scale_SN[rows, place_S], 1e-12)
     onset_S = np.where(place_S == NEVER, NEVER, place_S + WINDOW)
     return _refined(x_SN, onset_S, jump_SN[rows, place_S]), size_S
 

@@ -1,22 +1,79 @@
-"""The HTML report of runs: one page with everything in it, that opens offline."""
+"""The HTML report of runs: the board's page with its data inside, in one offline file.
+
+The data take at most 5 MB. Where a run holds more, columns of steps are merged, lowest
+and highest value kept, and the page says so.
+"""
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from equipoise.report.figures import Panel, Runs
+from equipoise.report.changes import changes
+from equipoise.report.comparison import comparison_json
+from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
+from equipoise.report.overview import Json, changes_json, run_json, verdict_json
 from equipoise.report.pages import write_page
-from equipoise.report.views import ABSENT, Report, short, view
+from equipoise.report.quantities import shown
+from equipoise.report.views import Report, Runs, view
+from equipoise.store import Run
 
-WORDS = {"error": "Error", "warn": "Warning", "info": "Note"}
-PICKS = 10
+SCRIPTS = (
+    "numbers.js",
+    "state.js",
+    "source.js",
+    "surface.js",
+    "chart.js",
+    "heatmap.js",
+    "panels.js",
+    "run.js",
+    "compare.js",
+    "board.js",
+    "start.js",
+)
+POINTS = 600
+"""Most columns of a quantity."""
+GRID_BYTES, HEAD_BYTES = 3_400_000, 1_100_000
+"""Shares of the 5 MB: values over steps, and values of single heads."""
+FEWEST = 40
+HEAD_STEPS = 60
+"""Most steps at which single heads are kept."""
+COMPARED = 6
+"""Most runs of which each may be the baseline on the page."""
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What the page carries, as it is gathered."""
+
+    grids: dict[str, dict[str, Grid]] = field(default_factory=dict)
+    heads: dict[str, dict[str, Json]] = field(default_factory=dict)
+    merged: bool = False
+    skipped_heads: bool = False
+
+    @property
+    def note(self) -> str:
+        """What is not all of it, in a sentence."""
+        parts = []
+        if self.merged:
+            parts.append(
+                "Steps are merged into columns that keep the lowest, mean and highest "
+                "value"
+            )
+        if self.skipped_heads:
+            parts.append("single heads are kept at some of the steps")
+        if not parts:
+            return ""
+        sentence = "; ".join(parts)
+        return f"{sentence[0].upper()}{sentence[1:]}. The run files hold every reading."
 
 
 def write_report(
@@ -27,76 +84,144 @@ def write_report(
     verdict: str | None = None,
 ) -> Path:
     """Write the report of some runs, side by side, and return where it is."""
-    page = rendered(view(runs, title=title, verdict=verdict))
+    page = rendered(view(runs, title=title, verdict=verdict), runs)
     return write_page(Path(path), page)
 
 
-def rendered(report: Report) -> str:
+def rendered(report: Report, runs: Runs) -> str:
     """Return the page."""
-    return (
-        _environment()
-        .from_string(_part("page.html.j2"))
-        .render(
-            report=report,
-            absent=ABSENT,
-            words=WORDS,
-            css=Markup(_part("page.css")),
-            js=Markup(_part("page.js")),
-            plotly=Markup(_plotly()),
-            data=Markup(embedded(report.panels)),
-        )
+    data = report_json(report, runs)
+    verdicts = [
+        (run["label"], run["verdict"]["state"], run["verdict"]["sentence"])
+        for run in data["runs"]
+    ]
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        asset("page.html.j2")
+    )
+    return template.render(
+        title=report.title,
+        verdicts=verdicts,
+        css=Markup(asset("style.css")),
+        js=Markup(script()),
+        data=Markup(embedded(data)),
     )
 
 
-def embedded(panels: list[Panel]) -> str:
-    """Return the figures' data as JSON that cannot end its script element."""
-    text = json.dumps([asdict(panel) for panel in panels], allow_nan=False)
-    return text.replace("<", "\\u003c")
+def report_json(report: Report, runs: Runs) -> Json:
+    """Return all that the page shows."""
+    contents = _gathered(runs)
+    described = [_run(run, label, contents.grids[label]) for label, run in runs.items()]
+    grids, columns = _columns_apart(contents.grids)
+    return {
+        "title": report.title,
+        "verdict": report.verdict if report.given else "",
+        "note": contents.note,
+        "runs": described,
+        "numbers": [[name, cells] for name, cells in report.table],
+        "comparisons": _comparisons(runs, contents.grids),
+        "grids": grids,
+        "columns": columns,
+        "heads": contents.heads,
+    }
 
 
-def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"picks": picks, "brief": brief, "drawn": drawn}
-    return environment
+def _run(run: Run, label: str, grids: Mapping[str, Grid]) -> Json:
+    verdict = verdict_json(run, run.verdict)
+    found = changes_json(changes(list(grids.values())), blocks_of(run))
+    # Last: reading the numbers is what finds a damaged file, and findings name it.
+    return {
+        **run_json(run, label=label, key=label),
+        "verdict": verdict,
+        "changes": found,
+    }
 
 
-def picks(x: list[int]) -> list[int]:
-    """Return the indices of at most ten points, the first and the last among them.
-
-    >>> picks([5, 6, 7]), len(picks(list(range(1000))))
-    ([0, 1, 2], 10)
-    """
-    last = len(x) - 1
-    if last < PICKS:
-        return list(range(len(x)))
-    return [round(i * last / (PICKS - 1)) for i in range(PICKS)]
-
-
-def drawn(value: float | None) -> str:
-    """Return a point of a curve in numbers."""
-    return "not finite" if value is None else short(value)
+def _gathered(runs: Runs) -> _Contents:
+    contents = _Contents()
+    for label, run in runs.items():
+        names = sorted(run.quantities, key=lambda name: (shown(name).rank, name))
+        points = _points(run, names, GRID_BYTES // max(1, len(runs)))
+        own = {name: grid(run, name, points=points, between=None) for name in names}
+        contents.grids[label] = own
+        contents.merged |= any(one.sampled for one in own.values())
+        _add_heads(contents, label, run, HEAD_BYTES // max(1, len(runs)))
+    return contents
 
 
-def brief(value: Any) -> str:
-    """Return a detail of a run in one line.
+def _points(run: Run, names: Sequence[str], room: int) -> int:
+    """Return how many columns fit: three planes of 4 bytes a value, as base64."""
+    sites = sum(len(run.ends(name)[1].sites) for name in names)
+    return int(np.clip(room // max(1, 16 * sites), FEWEST, POINTS))
 
-    >>> brief(["h.0", "h.1", "h.2", "h.3"])
-    'h.0, h.1, … h.3 (4)'
-    """
-    if isinstance(value, list) and len(value) > 3:
-        return f"{value[0]}, {value[1]}, … {value[-1]} ({len(value)})"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+
+def _add_heads(contents: _Contents, label: str, run: Run, room: int) -> None:
+    """Keep head × layer values at as many steps as there is room for."""
+    widths = {name: _values(run, name) for name in contents.grids[label]}
+    names = [name for name, width in widths.items() if width]
+    total = sum(widths[name] for name in names)
+    if not total:
+        return
+    count = int(np.clip(room // (6 * total), 1, HEAD_STEPS))
+    for name in names:
+        steps = contents.grids[label][name].last
+        picks = np.unique(np.linspace(0, len(steps) - 1, count).astype(np.int64))
+        contents.skipped_heads |= len(picks) < len(steps)
+        readings = [run.near(name, int(steps[n])) for n in picks]
+        own = contents.heads.setdefault(label, {})
+        own[name] = heads_json(readings, blocks_of(run))
+
+
+def _values(run: Run, name: str) -> int:
+    """Return how many values a reading of heads has; 0 where a site has only one."""
+    widths = [len(row) for row in run.ends(name)[1].values]
+    return sum(widths) if max(widths, default=0) > 1 else 0
+
+
+def _columns_apart(
+    grids: Mapping[str, Mapping[str, Grid]],
+) -> tuple[dict[str, dict[str, Json]], list[Json]]:
+    """Return the grids with their steps by number: many quantities share them."""
+    numbers: dict[tuple[bytes, bytes], int] = {}
+    columns: list[Json] = []
+    found: dict[str, dict[str, Json]] = {}
+    for label, own in grids.items():
+        found[label] = {}
+        for name, one in own.items():
+            record = grid_json(one)
+            steps: Json = {k: record.pop(k) for k in ("first", "last") if k in record}
+            key = (one.first.tobytes(), one.last.tobytes())
+            if key not in numbers:
+                numbers[key] = len(columns)
+                columns.append(steps)
+            found[label][name] = record | {"columns": numbers[key]}
+    return found, columns
+
+
+def _comparisons(
+    runs: Runs, grids: Mapping[str, Mapping[str, Grid]]
+) -> dict[str, Json]:
+    if len(runs) < 2:
+        return {}
+    details = {label: run.info.details for label, run in runs.items()}
+    return {
+        label: comparison_json(grids, details, baseline=label, blocks=blocks_of(run))
+        for label, run in list(runs.items())[:COMPARED]
+    }
+
+
+def embedded(data: Any) -> str:
+    """Return data as JSON that cannot end its script element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
 @cache
-def _part(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a part of the page: markup, style or script."""
     return (files("equipoise.report") / "page" / name).read_text(encoding="utf-8")
 
 
 @cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
+def script() -> str:
+    """Return the one script of report and board."""
+    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)

@@ -174,4 +174,3 @@ def brief(value: Any) -> str:
 
 LONGEST = 2000
 """Characters of a detail on a page."""
-

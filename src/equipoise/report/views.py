@@ -1,9 +1,10 @@
-"""The view-model of a report: verdict, table, figures and findings as pure data.
+"""The view-model of a report: verdicts, table and findings as pure data.
 
 Every renderer shows it, in the order it stands here.
 """
 
 import math
+<<<<<<< HEAD
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,18 @@ from equipoise.report.figures import (
     loss,
     theta,
 )
+=======
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from equipoise.forecast.verdict import Verdict
+from equipoise.records import Finding, Reading, RunInfo
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 from equipoise.store import Run
+
+Runs = Mapping[str, Run]
+"""What each run is called in the report → the run."""
 
 ABSENT = "not recorded"
 Rows = list[tuple[str, list[str]]]
@@ -69,6 +81,34 @@ def _loss(run: Run) -> str:
 
 def _ratio(run: Run) -> str:
     return short(first_to_last(run))
+
+
+GRADIENT = "gradient.norm"
+
+
+def first_to_last(run: Run) -> float | None:
+    """Return the first layer's gradient norm over the last's, at the last sample."""
+    if GRADIENT not in run.quantities:
+        return None
+    last = run.ends(GRADIENT)[1]
+    values = {s: v[0] for s, v in zip(last.sites, last.values, strict=True)}
+    sites = block_sites(run, last)
+    if len(sites) < 2 or not values[sites[-1]]:
+        return None
+    return values[sites[0]] / values[sites[-1]]
+
+
+def block_sites(run: Run, reading: Reading) -> list[str]:
+    """Return the sites that are layers, in the order of the model.
+
+    The run says which they are; where it does not, they are the sites with a number in
+    their name, in the order of their numbers.
+    """
+    declared = run.info.details.get("blocks")
+    if declared:
+        return [site for site in declared if site in reading.sites]
+    numbered = (site for site in reading.sites if re.search(r"\d", site))
+    return sorted(numbered, key=lambda s: [int(n) for n in re.findall(r"\d+", s)])
 
 
 def _theta(run: Run) -> str:
@@ -131,12 +171,18 @@ class Report:
 
     title: str
     verdict: str
+    given: bool
+    """Whether the caller wrote the verdict; it then stands above those of the runs."""
     severity: str
+<<<<<<< HEAD
     """Of the worst verdict: ``ok``, ``info``, ``warn`` or ``error``."""
     verdicts: dict[str, Verdict]
     """What is the matter with each run."""
+=======
+    """The worst among the runs: ``error``, ``warn``, ``info`` (not judged), ``ok``."""
+    verdicts: Mapping[str, Verdict]
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
     table: Rows
-    panels: list[Panel]
     findings: list[RunFinding]
     """The gravest first, then by step."""
     unlisted: int
@@ -156,21 +202,34 @@ def view(
     Args:
         runs: What each is called → the run.
         title: By default the names.
+<<<<<<< HEAD
         verdict: By default the verdict on each.
         severity: Of the verdict; by default that of the worst verdict on a run.
     """
     # Before the findings: reading the numbers is what finds a damaged file.
     numbers, figures = table(runs), panels(runs)
+=======
+        verdict: By default that of each run, in its sentence.
+        severity: Of the verdict; by default the worst among the runs.
+    """
+    # Before the findings: reading the numbers is what finds a damaged file.
+    numbers = table(runs)
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
     verdicts = {label: run.verdict for label, run in runs.items()}
     found = _findings(runs)
     shown = [f for label in runs for f in _of(label, found)[:SHOWN]]
     return Report(
         title=title or " and ".join(runs),
+<<<<<<< HEAD
         verdict=verdict or default_verdict(verdicts),
         severity=severity or TONES[worst(verdicts.values())],
+=======
+        verdict=verdict or "\n".join(map(_sentence, verdicts, verdicts.values())),
+        given=verdict is not None,
+        severity=severity or _worst(verdicts),
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
         verdicts=verdicts,
         table=numbers,
-        panels=figures,
         findings=sorted(shown, key=_gravity),
         unlisted=len(found) - len(shown),
         runs=[
@@ -180,6 +239,7 @@ def view(
     )
 
 
+<<<<<<< HEAD
 TONES: dict[State, str] = {
     "healthy": "ok",
     "not judged": "info",
@@ -192,11 +252,25 @@ TONES: dict[State, str] = {
 def worst(verdicts: Iterable[Verdict]) -> State:
     """Return the worst state among them."""
     return max((v.state for v in verdicts), key=STATES.index, default="not judged")
+=======
+SEVERITIES = {
+    "dead": "error",
+    "failing": "error",
+    "at risk": "warn",
+    "not judged": "info",
+    "healthy": "ok",
+}
+"""State of a run → how grave that is; the gravest first."""
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 
 
-def panels(runs: Runs) -> list[Panel]:
-    """Return the four figures."""
-    return [figure(runs) for figure in (loss, gradient, theta, layers)]
+def _worst(verdicts: Mapping[str, Verdict]) -> str:
+    states = {verdict.state for verdict in verdicts.values()}
+    return next((word for state, word in SEVERITIES.items() if state in states), "info")
+
+
+def _sentence(label: str, verdict: Verdict) -> str:
+    return f"{label}: {verdict.state}. {verdict.sentence.rstrip('.')}."
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, Run]:
@@ -210,6 +284,7 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
     return found
 
 
+<<<<<<< HEAD
 def default_verdict(verdicts: Mapping[str, Verdict]) -> str:
     """Return the verdict on each run in a line, and what to do where it is bad."""
     return "\n".join(_sentence(*pair) for pair in verdicts.items())
@@ -220,6 +295,8 @@ def _sentence(label: str, verdict: Verdict) -> str:
     return f"{label}: {verdict.state}: {verdict.sentence.rstrip('.')}.{advice}"
 
 
+=======
+>>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 def _findings(runs: Runs) -> list[RunFinding]:
     found = (
         RunFinding(run=label, finding=f)

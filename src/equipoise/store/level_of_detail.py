@@ -78,6 +78,27 @@ class SeriesRange:
         until = after or sys.maxsize
         replace(self, after=before, until=until)._stored(1)
 
+    def nearest(self, step: int) -> tuple[int, Array] | None:
+        """Return the step nearest to one that has a row, and the row; the latest."""
+        query = (
+            "SELECT min(last) FROM summary WHERE series = ? AND level = 1 AND last >= ?"
+        )
+        (last,) = self.db.execute(query, (self.series, step)).fetchone()
+        window = self.within((step, step if last is None else last))
+        rows = summaries.raw(
+            self.db,
+            self.series,
+            self.layout,
+            damage=self.damage,
+            after=window._before(window.after),
+            until=window.until,
+        )
+        if not rows.steps:
+            return None
+        gaps = np.abs(np.array(rows.steps, np.int64) - step)
+        row = len(gaps) - 1 - int(gaps[::-1].argmin())
+        return rows.steps[row], rows.values[row]
+
     def level(self, points: int) -> int:
         """Return the finest level of at most ``points`` bins."""
         complete, level = self._count(1), 0

@@ -235,6 +235,19 @@ class Run:
         self._require(parts, quantity, site)
         return {name: in_order(found) for name, found in parts.items()}
 
+    def near(self, quantity: str, step: int) -> Reading:
+        """Return the reading of a quantity whose step is nearest to one, as written."""
+        found: list[Reading] = []
+        for key, layout in self._layouts(quantity).items():
+            with self._reading() as db:
+                schema.add_summaries(db, self.version)
+                row = SeriesRange(db, key, layout, self._damage).nearest(step)
+            if row is not None:
+                found.append(_as_reading(quantity, layout, *row))
+        if not found:
+            raise RunFileError(f"{self.path}: damaged: no reading of {quantity}")
+        return min(reversed(found), key=lambda reading: abs(reading.step - step))
+
     def ends(self, quantity: str) -> tuple[Reading, Reading]:
         """Return the first and the last reading of a quantity, as written."""
         found: list[tuple[int, Reading]] = []
@@ -348,7 +361,10 @@ class Run:
 
 def _reading(quantity: str, layout: Layout, row: Row) -> Reading:
     _, _, step, _, data = row
-    x_W = unpack([data], layout.width)[0]
+    return _as_reading(quantity, layout, step, unpack([data], layout.width)[0])
+
+
+def _as_reading(quantity: str, layout: Layout, step: int, x_W: Array) -> Reading:
     values = tuple(tuple(x_W[c].tolist()) for c in layout.columns().values())
     return Reading(step=step, quantity=quantity, sites=layout.sites, values=values)
 

@@ -149,7 +149,7 @@ def write_page(
     runs = first_runs(experiment, root)
     report = view(runs, title=experiment.question, verdict=verdict)
     shown = [row for row in rows if row.arm in runs]
-    page = rendered(replace(report, table=lines(experiment, shown)))
+    page = rendered(replace(report, table=lines(experiment, shown)), runs)
     return write_page_file(root / "report.html", page)
 
 

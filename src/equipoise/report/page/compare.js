@@ -1,6 +1,6 @@
 // Two or more runs: what differs, where they part, and the same charts side by side.
 EQ.parting = (page) => {
-  const found = page.comparison;
+  const found = page.comparisons[page.baseline];
   if (!found) return null;
   const cell = (v) => EQ.h("td", {}, v === null || v === undefined ? "–" : typeof v === "number" ? EQ.short(v) : String(v));
   const rows = found.quantities.filter((q) => q.parts !== null).slice(0, 12);
@@ -11,11 +11,11 @@ EQ.parting = (page) => {
         page.runs.map((r) => EQ.h("th", { scope: "col" }, `${r.label}, end`)))),
       EQ.h("tbody", {}, rows.map((q) => EQ.h("tr", {}, EQ.h("td", {}, String(q.parts)),
         EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (e) => { e.preventDefault(); EQ.open(q.quantity, null, q.parts); } }, EQ.metaOf(page, q.quantity).title)),
-        cell(q.run), cell(EQ.siteName(q.site, q.layer)), q.ends.map(cell)))))) : null,
+        cell(q.run), cell(EQ.siteName(q.site, q.layer)), page.runs.map((r) => cell(q.ends[r.order]))))))) : null,
     EQ.h("h3", {}, "Options that differ"),
     found.options.length ? EQ.scroll("Options that differ", EQ.h("table", {},
       EQ.h("thead", {}, EQ.h("tr", {}, EQ.h("td", {}), page.runs.map((r) => EQ.h("th", { scope: "col" }, r.label)))),
-      EQ.h("tbody", {}, found.options.map(([name, values]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), values.map(cell))))))
+      EQ.h("tbody", {}, found.options.map(([name, values]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), page.runs.map((r) => cell(values[r.order])))))))
       : EQ.h("p", { class: "absent" }, "None of what the runs recorded about themselves."));
 };
 

@@ -18,7 +18,8 @@ EQ.copyButton = (title, text) => {
   return button;
 };
 
-const shortSite = (site, layer) => (layer === null || layer === undefined ? site.split(".").pop() || "model" : `layer ${layer}`);
+EQ.shortSite = (site, layer) => (layer === null || layer === undefined ? site || "model" : `layer ${layer}`);
+const shortSite = EQ.shortSite;
 
 // Lines of one run: every layer in the colour of its depth, the named one in front.
 EQ.siteSeries = (grid, { site = null, colour = null, run } = {}) => {
@@ -69,6 +70,14 @@ EQ.marksOf = (runs) => runs.flatMap((run) => run.events.map((event) => ({
   step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity,
 })));
 
+// A logarithm only where nearly all values have one.
+EQ.scaleFor = (scale, planes) => {
+  if (scale !== "log") return scale;
+  let bad = 0, all = 0;
+  for (const plane of planes) for (const v of plane) if (Number.isFinite(v)) { all++; if (v <= 0) bad++; }
+  return bad > 0.05 * all ? "linear" : "log";
+};
+
 EQ.metaOf = (page, quantity) => {
   for (const run of page.runs) {
     const found = run.quantities.find((q) => q.name === quantity);
@@ -91,7 +100,7 @@ EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, 
   const ready = load().then((series) => {
     if (!series.length) { figure.body.append(EQ.h("p", { class: "absent" }, `${quantity} was not recorded.`)); return; }
     const chart = EQ.chart(figure.body, {
-      title: title ?? meta.title, unit: meta.unit, scale: meta.scale, series, height,
+      title: title ?? meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height,
       runs: runs.length, marks: EQ.marksOf(runs), span: EQ.spanOf(runs), onset, limit, showLimit: limit !== null,
     });
     figure.caption.textContent = caption(series);
@@ -126,7 +135,7 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
       colour: EQ.css(colours[i]), bold: i === picks.length - 1, dash: i ? null : [4, 4],
     }));
     const drawn = EQ.chart(figure.body, {
-      axis: "layer", title: meta.title, unit: meta.unit, scale: meta.scale, series, height, runs: 1,
+      axis: "layer", title: meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height, runs: 1,
       names: inside.map((s) => String(grid.layers[s])), fullNames: inside.map((s) => EQ.siteName(grid.sites[s], grid.layers[s])),
     });
     figure.caption.textContent = "Layers from input (left) to output (right); one line per step.";
@@ -147,9 +156,10 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     const grid = await page.source.grid(run.key, quantity);
     if (!grid || !grid.columns) return null;
     const rows = grid[plane()] ?? grid.mean;
-    const own = domain ? await domain(plane()) : EQ.extent(rows, meta.scale);
+    const kind = EQ.scaleFor(meta.scale, rows);
+    const own = domain ? await domain(plane()) : EQ.extent(rows, kind);
     return {
-      rows, first: grid.first, last: grid.last, broken: grid.broken, domain: own, scale: meta.scale, unit: meta.unit,
+      rows, first: grid.first, last: grid.last, broken: grid.broken, domain: own, scale: kind, unit: meta.unit,
       title: name, onset, pitch: grid.columns > 1 ? (grid.last[grid.columns - 1] - grid.first[0]) / (grid.columns - 1) : 1,
       names: grid.sites.map((site, s) => (grid.layers[s] === null ? site.split(".").pop() : String(grid.layers[s]))),
       fullNames: grid.sites.map((site, s) => EQ.siteName(site, grid.layers[s])),
@@ -158,7 +168,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
   };
   const scale = EQ.h("span");
   const show = (found) => {
-    scale.replaceChildren(EQ.legend(found.domain, meta.scale, meta.unit));
+    scale.replaceChildren(EQ.legend(found.domain, found.scale, meta.unit));
     if (map) map.update(found); else map = EQ.heatmap(figure.body, found);
   };
   const ready = load().then((found) => {

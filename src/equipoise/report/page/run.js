@@ -11,7 +11,8 @@ EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby"
   EQ.h("h2", { id: `${id}-title` }, title), ...children);
 EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
 
-const upper = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+// A sentence begins with a capital, a module's name does not.
+const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
 const leader = (verdict) => {
   const serious = verdict.findings.filter((f) => f.severity !== "info");
   return serious.find((f) => f.site) ?? serious[0] ?? null;
@@ -58,11 +59,11 @@ EQ.changesTable = (page, run, limit) => {
   if (run.changes === undefined) return EQ.h("p", { class: "absent", "aria-busy": "true" }, "Looking for changes…");
   if (!rows.length) return EQ.h("p", { class: "absent" }, "No quantity took a lasting turn after its first readings.");
   return EQ.scroll("What changed first", EQ.h("table", {},
-    EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "at the end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
+    EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
     EQ.h("tbody", {}, rows.map((c) => EQ.h("tr", {},
       EQ.h("td", {}, String(c.step)),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (event) => { event.preventDefault(); EQ.open(c.quantity, c.site, c.step); } }, c.title)),
-      EQ.h("td", {}, EQ.siteName(c.site, c.layer)),
+      EQ.h("td", { title: c.site }, limit > 10 ? EQ.siteName(c.site, c.layer) : EQ.shortSite(c.site, c.layer)),
       EQ.h("td", {}, c.before === null ? "–" : EQ.short(c.before)),
       EQ.h("td", { class: c.broken ? "broken" : null }, c.broken ? "NaN or Inf" : EQ.short(c.after)))))));
 };
@@ -107,7 +108,8 @@ EQ.heatOfAll = (page, name) => {
   // One colour scale per quantity, whichever run.
   const domain = async (plane) => {
     const grids = await Promise.all(page.runs.map((run) => page.source.grid(run.key, name)));
-    return EQ.extent(grids.filter(Boolean).flatMap((grid) => grid[plane] ?? grid.mean), meta.scale);
+    const rows = grids.filter(Boolean).flatMap((grid) => grid[plane] ?? grid.mean);
+    return EQ.extent(rows, EQ.scaleFor(meta.scale, rows));
   };
   const holders = page.runs.filter((run) => run.quantities.some((q) => q.name === name));
   return holders.map((run) => EQ.heatFigure(page, run, name, {
@@ -179,15 +181,15 @@ EQ.headFigure = (page, run, quantity) => {
       Object.assign(slider, { min: run.steps.first, max: run.steps.last, value: found.step });
       slider.onchange = () => { EQ.state.set("step", slider.value); load(); };
     }
-    const domain = EQ.extent(found.values, meta.scale), heads = Array.from({ length: found.width }, (_, i) => i);
+    const kind = EQ.scaleFor(meta.scale, found.values), domain = EQ.extent(found.values, kind), heads = Array.from({ length: found.width }, (_, i) => i);
     const options = {
-      axis: "head", rows: found.values, first: heads, last: heads, domain, scale: meta.scale, unit: meta.unit, pitch: 1,
+      axis: "head", rows: found.values, first: heads, last: heads, domain, scale: kind, unit: meta.unit, pitch: 1,
       title: `${meta.title}, step ${found.step}`,
       names: found.sites.map((s, i) => (found.layers[i] === null ? s : String(found.layers[i]))),
       fullNames: found.sites.map((s, i) => EQ.siteName(s, found.layers[i])),
       onPick: (s) => EQ.open(quantity, found.sites[s], found.step),
     };
-    scale.replaceChildren(EQ.legend(domain, meta.scale, meta.unit));
+    scale.replaceChildren(EQ.legend(domain, kind, meta.unit));
     if (map) map.update(options); else map = EQ.heatmap(figure.body, options);
     figure.caption.textContent = "Rows: layers, input at the top. Columns: heads.";
   };
@@ -198,7 +200,7 @@ EQ.headFigure = (page, run, quantity) => {
 
 EQ.numbersTable = (page) => EQ.scroll("In numbers", EQ.h("table", {},
   EQ.h("thead", {}, EQ.h("tr", {}, EQ.h("td", {}), page.runs.map((run) => EQ.h("th", { scope: "col" }, run.label)))),
-  EQ.h("tbody", {}, page.numbers.map(([name, cells]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), cells.map((c) => EQ.h("td", {}, c)))))));
+  EQ.h("tbody", {}, page.numbers.map(([name, cells]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, name), page.runs.map((run) => EQ.h("td", {}, cells[run.order] ?? "–")))))));
 
 EQ.details = (page) => page.runs.map((run) => EQ.h("details", {}, EQ.h("summary", {}, run.label),
   EQ.h("dl", { class: "facts" }, Object.entries({ file: run.file, created: run.created, equipoise: run.version, ...run.details })

@@ -38,6 +38,7 @@ EQ.theme = () => {
 };
 
 EQ.report = (data) => {
+  data.runs.forEach((run, i) => { run.order = i; });
   const page = { ...data, source: EQ.inlineSource(data), live: [], baseline: EQ.state.get("baseline") ?? data.runs[0]?.key };
   const fresh = data.runs.length > 1 && page.baseline !== data.runs[0].key;
   if (fresh) page.runs = [...data.runs].sort((a, b) => (b.key === page.baseline) - (a.key === page.baseline));
