@@ -98,10 +98,6 @@ def test_figures_are_drawn_and_nothing_is_asked(
     until(page, f"({INK})().some(n => n > 500)")
     assert seen.requests == [report.as_uri()] and seen.complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-<<<<<<< HEAD
-    first = page.locator("main > section").first
-    assert first.get_attribute("class") == "verdict warn"
-=======
     assert page.locator(".verdict .pill").count() == 2
     assert page.locator(".verdict.warn, .verdict.error").count() == 1
 
@@ -124,7 +120,6 @@ def test_the_first_screen_answers_what_where_and_since_when(
         assert box["y"] + box["height"] <= 900, "below the first screen"
     title = page.locator(".decisive h3").first.inner_text()
     assert title == "Gradient norm from the first layer to the last"
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 
 
 def test_dark_mode_and_print_change_the_ink(browser, report: Path) -> None:

@@ -4,29 +4,12 @@ Every renderer shows it, in the order it stands here.
 """
 
 import math
-<<<<<<< HEAD
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-from equipoise.forecast.verdict import STATES, State, Verdict
-from equipoise.records import Finding, RunInfo
-from equipoise.report.figures import (
-    Panel,
-    Runs,
-    first_to_last,
-    gradient,
-    layers,
-    loss,
-    theta,
-)
-=======
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from equipoise.forecast.verdict import Verdict
+from equipoise.forecast.verdict import STATES, State, Verdict
 from equipoise.records import Finding, Reading, RunInfo
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 from equipoise.store import Run
 
 Runs = Mapping[str, Run]
@@ -174,14 +157,9 @@ class Report:
     given: bool
     """Whether the caller wrote the verdict; it then stands above those of the runs."""
     severity: str
-<<<<<<< HEAD
     """Of the worst verdict: ``ok``, ``info``, ``warn`` or ``error``."""
     verdicts: dict[str, Verdict]
     """What is the matter with each run."""
-=======
-    """The worst among the runs: ``error``, ``warn``, ``info`` (not judged), ``ok``."""
-    verdicts: Mapping[str, Verdict]
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
     table: Rows
     findings: list[RunFinding]
     """The gravest first, then by step."""
@@ -202,32 +180,19 @@ def view(
     Args:
         runs: What each is called → the run.
         title: By default the names.
-<<<<<<< HEAD
         verdict: By default the verdict on each.
         severity: Of the verdict; by default that of the worst verdict on a run.
     """
     # Before the findings: reading the numbers is what finds a damaged file.
-    numbers, figures = table(runs), panels(runs)
-=======
-        verdict: By default that of each run, in its sentence.
-        severity: Of the verdict; by default the worst among the runs.
-    """
-    # Before the findings: reading the numbers is what finds a damaged file.
     numbers = table(runs)
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
     verdicts = {label: run.verdict for label, run in runs.items()}
     found = _findings(runs)
     shown = [f for label in runs for f in _of(label, found)[:SHOWN]]
     return Report(
         title=title or " and ".join(runs),
-<<<<<<< HEAD
         verdict=verdict or default_verdict(verdicts),
-        severity=severity or TONES[worst(verdicts.values())],
-=======
-        verdict=verdict or "\n".join(map(_sentence, verdicts, verdicts.values())),
         given=verdict is not None,
-        severity=severity or _worst(verdicts),
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
+        severity=severity or TONES[worst(verdicts.values())],
         verdicts=verdicts,
         table=numbers,
         findings=sorted(shown, key=_gravity),
@@ -239,7 +204,6 @@ def view(
     )
 
 
-<<<<<<< HEAD
 TONES: dict[State, str] = {
     "healthy": "ok",
     "not judged": "info",
@@ -252,25 +216,6 @@ TONES: dict[State, str] = {
 def worst(verdicts: Iterable[Verdict]) -> State:
     """Return the worst state among them."""
     return max((v.state for v in verdicts), key=STATES.index, default="not judged")
-=======
-SEVERITIES = {
-    "dead": "error",
-    "failing": "error",
-    "at risk": "warn",
-    "not judged": "info",
-    "healthy": "ok",
-}
-"""State of a run → how grave that is; the gravest first."""
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
-
-
-def _worst(verdicts: Mapping[str, Verdict]) -> str:
-    states = {verdict.state for verdict in verdicts.values()}
-    return next((word for state, word in SEVERITIES.items() if state in states), "info")
-
-
-def _sentence(label: str, verdict: Verdict) -> str:
-    return f"{label}: {verdict.state}. {verdict.sentence.rstrip('.')}."
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, Run]:
@@ -284,7 +229,6 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
     return found
 
 
-<<<<<<< HEAD
 def default_verdict(verdicts: Mapping[str, Verdict]) -> str:
     """Return the verdict on each run in a line, and what to do where it is bad."""
     return "\n".join(_sentence(*pair) for pair in verdicts.items())
@@ -295,8 +239,6 @@ def _sentence(label: str, verdict: Verdict) -> str:
     return f"{label}: {verdict.state}: {verdict.sentence.rstrip('.')}.{advice}"
 
 
-=======
->>>>>>> fdb7681 (Report page drawn by our own canvas: decisive chart, change points, heatmaps, comparison; plotly leaves)
 def _findings(runs: Runs) -> list[RunFinding]:
     found = (
         RunFinding(run=label, finding=f)
