@@ -14,8 +14,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "anatomy.unread": "watching.coverage",
     "claims.baek_epsilon": "claims.baek_estimators",
     "claims.baek_statistics": "claims.baek_networks",
+    "claims.emadi_bounds": "claims.emadi",
+    "claims.emadi_theta": "claims.emadi",
     "claims.mudarisov_gradient": "claims.mudarisov_normalisation",
     "forecast.lead_published": "forecast.lead",
     "lab.evidence": "lab.results.evidence",
@@ -38,6 +41,7 @@ MOVED = {
     "precision": "auditing.precision",
     "precision.study": "auditing.precision.study",
     "probes.histogram": "probes.attention",
+    "remedies.bgss": "remedies.epsilon",
     "selection": "auditing.selection",
     "selection.study": "auditing.selection.study",
     "sharpness": "auditing.curvature",

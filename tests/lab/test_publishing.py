@@ -1,5 +1,6 @@
 """Published pages follow from the raw numbers beside them, to the letter."""
 
+import json
 import math
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,8 +14,14 @@ from equipoise.lab.results.evidence import Evidence, gather, rounded
 from equipoise.lab.results.figures import Figure, Line, axis, svg
 from equipoise.lab.results.finding import over_depth
 from equipoise.lab.running.execution import execute
-from equipoise.lab.running.experiment import Arm, Experiment
-from equipoise.lab.studies.catalogue import FRAGILITY, RECIPES, REPORTS, measurements_of
+from equipoise.lab.running.experiment import Arm, Experiment, short_hash
+from equipoise.lab.studies.catalogue import (
+    FRAGILITY,
+    RECIPES,
+    REPORTS,
+    finding,
+    measurements_of,
+)
 from equipoise.lab.studies.selection.paper import NAME as PAPER
 from equipoise.lab.training.options import TrainOptions
 
@@ -41,10 +48,20 @@ def test_committed_pages_follow_from_their_numbers(folder: Path) -> None:
 def test_the_committed_index_lists_them() -> None:
     found = publishing.published(RESULTS)
     text = (RESULTS / publishing.PAGE).read_text(encoding="utf-8")
-    assert text == publishing.listing(found)
+    assert text == publishing.listing(found, publishing.actions(RESULTS))
     assert set(REPORTS) <= set(RECIPES)
     # The index says that one command makes them all again.
     assert set(found) == {*REPORTS, "theorem", FRAGILITY, PAPER}
+
+
+def test_what_to_do_was_written_for_the_committed_findings() -> None:
+    """A finding that changes asks for its sentence to be read again."""
+    given = json.loads((RESULTS / publishing.ACTIONS).read_text(encoding="utf-8"))
+    found = publishing.published(RESULTS)
+    assert set(given) == set(found)
+    for name, evidence in found.items():
+        verdict = finding(evidence).verdict
+        assert given[name]["finding"] == short_hash(verdict), name
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 Pages are made from raw numbers; the offline page shows the first seed's runs.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,8 @@ from equipoise.report.views import view
 from equipoise.store import Run, open_run
 
 RAW, PAGE = "raw.json", "README.md"
+ACTIONS = "actions.json"
+"""Written by hand: experiment → what a reader should do, and the finding it follows."""
 
 
 def publish(evidence: Evidence, folder: Path) -> Path:
@@ -103,8 +106,16 @@ def keep_pictures(experiment: Experiment, root: Path, folder: Path) -> None:
 def index(folder: Path) -> Path:
     """Write the list of all published experiments and return where it is."""
     place = folder / PAGE
-    place.write_text(listing(published(folder)), encoding="utf-8")
+    page = listing(published(folder), actions(folder))
+    place.write_text(page, encoding="utf-8")
     return place
+
+
+def actions(folder: Path) -> dict[str, str]:
+    """Return experiment → what to do, in one sentence."""
+    file = folder / ACTIONS
+    given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {name: action["do"] for name, action in given.items()}
 
 
 def published(folder: Path) -> dict[str, Evidence]:
@@ -115,18 +126,25 @@ def published(folder: Path) -> dict[str, Evidence]:
     }
 
 
-def listing(found: Mapping[str, Evidence]) -> str:
-    """Return the index: question and finding of each experiment."""
+def listing(found: Mapping[str, Evidence], actions: Mapping[str, str]) -> str:
+    """Return the index: what to do, then question and finding of each experiment."""
     total = sum(e.about["cpu_minutes"] for e in found.values())
-    parts = [
-        "# Results",
-        "Experiments of the lab, each with its seeds, intervals and raw numbers. "
-        "`equipoise lab run all --publish docs/results` makes all of this again "
-        f"({total:.0f} CPU minutes here; finished runs are not repeated). Pages are "
-        "made from the raw numbers beside them, and a test holds them to it.",
+    listed = [
+        f"- [{found[name].question}]({name}/{PAGE}) {action}"
+        for name, action in actions.items()
+        if name in found
+    ]
+    parts = ["# Results", "\n".join(listed)] if listed else ["# Results"]
+    parts += [
+        "## Findings in numbers",
+        "These are small models on CPUs; read each line above as what to try first, "
+        "and its page for seeds, intervals and raw numbers. `equipoise lab run all "
+        f"--publish docs/results` makes all of this again ({total:.0f} CPU minutes "
+        "here; finished runs are not repeated). Pages are made from the raw numbers "
+        "beside them, and a test holds them to it.",
     ]
     parts += [
-        f"## [{e.question}]({name}/{PAGE})\n\n{finding(e).verdict}"
+        f"### [{e.question}]({name}/{PAGE})\n\n{finding(e).verdict}"
         for name, e in found.items()
     ]
     return "\n\n".join(parts) + "\n"
