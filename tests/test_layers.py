@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "planning": "errors numerics",
     "watching": "errors records numerics anatomy probes forecast store sinks",
     "auditing": "errors records numerics theory anatomy probes report watching "
-    "planning integrations",
+    "planning integrations forecast store",
     "integrations": "errors records watching store",
     "lab": "errors records numerics theory anatomy probes forecast remedies watching "
     "store report auditing planning",

@@ -1,0 +1,1 @@
+"""What a checkpoint's weights say by themselves: no data, no forward pass."""

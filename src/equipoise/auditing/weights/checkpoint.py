@@ -1,0 +1,389 @@
+"""Open a checkpoint as names, shapes and one tensor at a time; run no code from it.
+
+Known are safetensors (one file, or shards with an index), Hugging Face folders, torch
+files, GGUF, checkpoints of the lab, and state dicts in memory. A file is data from a
+stranger: its header is checked against its size before anything is allocated, and what
+does not fit is one ``InputError``.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.anatomy.sdpa import HEAD_COUNTS, count
+from equipoise.errors import InputError
+from equipoise.store import open_run
+
+FORMS = (
+    "a .safetensors file, its .index.json, a torch file (.pt, .pth, .bin), a .gguf "
+    "file, a Hugging Face model directory, or a run of the lab or its checkpoint"
+)
+MOST_TENSORS = 200_000
+"""Larger than any model we know of: DeepSeek-V3 has 91,991 in 163 shards."""
+LARGEST_HEADER = 24 << 20
+"""Bytes of JSON; parsed, it takes ten times as much memory."""
+CHUNK = 1 << 24
+"""Entries looked at together."""
+# What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
+DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16},
+    **{"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn},
+    **{"F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32},
+    **{"I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor of a checkpoint, not read yet."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None for one that torch has no name for."""
+    file: Path | None = None
+    start: int = 0
+    """Where its bytes begin in the file."""
+
+    @property
+    def numel(self) -> int:
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype is not None and self.dtype.is_floating_point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The tensors of a model by name, and what its folder says about it."""
+
+    name: str
+    format: str
+    entries: dict[str, Entry]
+    load: Callable[[str, int, int], Tensor]
+    """Name, first entry, number of entries → those entries, flat."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model: ``config.json``, GGUF's metadata, the lab's task."""
+    heads: Mapping[str, int] = field(default_factory=dict)
+    """Module → query heads, where a model in memory says so itself."""
+    epsilons: Mapping[str, float] = field(default_factory=dict)
+    """Norm → ε, likewise."""
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor as stored."""
+        entry = self.entries[name]
+        return self.load(name, 0, entry.numel).view(entry.shape)
+
+    def chunks(self, name: str, *, size: int = CHUNK) -> Iterator[Tensor]:
+        """Yield a tensor's entries in order, so many at a time."""
+        total = self.entries[name].numel
+        for start in range(0, total, size):
+            yield self.load(name, start, min(size, total - start))
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint a path names.
+
+    Raises:
+        InputError: If there is none, or its files do not hold what they announce.
+    """
+    if path.is_dir():
+        found = _in_folder(path)
+    else:
+        regular(path)
+        found = _in_file(path)
+    if not found.entries:
+        raise InputError(f"{path} holds no tensor")
+    return found
+
+
+def in_memory(model: nn.Module | Mapping[str, Tensor], *, name: str) -> Checkpoint:
+    """Return a model's or a state dict's tensors, not copied."""
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    tensors = {k: t.detach() for k, t in state.items() if isinstance(t, Tensor)}
+    if not tensors:
+        raise InputError(f"{name} holds no tensor: give a state dict, name → tensor")
+    entries = {k: Entry(shape=tuple(t.shape), dtype=t.dtype) for k, t in tensors.items()}
+
+    def load(key: str, start: int, count: int) -> Tensor:
+        return tensors[key].reshape(-1)[start : start + count]
+
+    config = getattr(model, "config", None)
+    plain = config.to_dict() if hasattr(config, "to_dict") else _fields(config)
+    parts = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    return Checkpoint(
+        name=name,
+        format="in memory",
+        entries=entries,
+        load=load,
+        config=plain,
+        heads={n: h for n, m in parts.items() if (h := count(m, HEAD_COUNTS))},
+        epsilons={n: e for n, m in parts.items() if (e := _epsilon(m))},
+    )
+
+
+def _epsilon(module: nn.Module) -> float | None:
+    found = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    return found if isinstance(found, float) else None
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    found = getattr(config, "__dict__", None) or {}
+    if not found and hasattr(config, "__dataclass_fields__"):
+        found = {k: getattr(config, k) for k in config.__dataclass_fields__}
+    return dict(found)
+
+
+def regular(path: Path) -> None:
+    """Refuse what is no file: opening a pipe would wait for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no such checkpoint; give {FORMS}") from error
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is no regular file; give {FORMS}")
+
+
+# By name, in the order in which a folder that has several is read.
+WHOLE = ("model.safetensors", "pytorch_model.bin", "model.pt", "consolidated.00.pth")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def _in_folder(path: Path) -> Checkpoint:
+    for name in (*INDEXES, *WHOLE):
+        if (path / name).exists():
+            inside(path, path / name)
+            return _in_file(path / name)
+    newest = sorted(path.glob("checkpoints/step-????????")) or sorted(
+        path.glob("step-????????")
+    )
+    if newest:
+        return _in_folder(newest[-1])
+    single = [f for end in ("*.safetensors", "*.gguf") for f in sorted(path.glob(end))]
+    if len(single) == 1:
+        inside(path, single[0])
+        return _in_file(single[0])
+    extra = f"; it holds {len(single)} weight files and no index" if single else ""
+    raise InputError(f"{path} holds none of {', '.join((*INDEXES, *WHOLE))}{extra}")
+
+
+def inside(folder: Path, file: Path) -> None:
+    """Refuse a link that leaves the folder, but for the Hugging Face cache's own.
+
+    There a snapshot's files are links to ``../../blobs``.
+    """
+    regular(file)
+    root, place = folder.resolve(), file.resolve()
+    if root.parent.name == "snapshots":
+        root = root.parent.parent
+    if not place.is_relative_to(root):
+        raise InputError(f"{file} is a link out of {folder}: copy the file there")
+
+
+def _in_file(path: Path) -> Checkpoint:
+    regular(path)
+    with path.open("rb") as stream:
+        start = stream.read(16)
+    if path.name.endswith(".index.json"):
+        return _sharded(path)
+    if start.startswith(b"GGUF"):
+        # Here, not above: most checkpoints are of other kinds.
+        from equipoise.auditing.weights.gguf_file import open_gguf
+
+        return open_gguf(path)
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        from equipoise.auditing.weights.torch_file import open_torch
+
+        return open_torch(path, config=config_beside(path))
+    if len(start) > 8 and start[8:9] == b"{":
+        return _from_entries(path, _header(path), config_beside(path))
+    raise InputError(f"{path} is no checkpoint we know; give {FORMS}")
+
+
+def _from_entries(
+    path: Path, entries: dict[str, Entry], config: Mapping[str, Any]
+) -> Checkpoint:
+    def load(name: str, start: int, count: int) -> Tensor:
+        entry = entries[name]
+        assert entry.dtype is not None and entry.file is not None
+        if not count:
+            return torch.empty(0, dtype=entry.dtype)
+        size = entry.dtype.itemsize
+        held = bytearray(count * size)
+        with entry.file.open("rb") as stream:
+            stream.seek(entry.start + start * size)
+            if stream.readinto(held) != len(held):
+                raise InputError(f"{entry.file} ends inside {printable(name)}")
+        return torch.frombuffer(held, dtype=entry.dtype)
+
+    return Checkpoint(
+        name=str(path), format="safetensors", entries=entries, load=load, config=config
+    )
+
+
+def _header(path: Path) -> dict[str, Entry]:
+    """Return what a safetensors file holds, checked against the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > size - 8:
+            raise InputError(f"{path} is cut off: its header alone has {length} bytes")
+        if length > LARGEST_HEADER:
+            raise InputError(f"{path}: a header of {length} bytes is too large to read")
+        given = parsed(stream.read(length), path)
+    given.pop("__metadata__", None)
+    check_count(len(given), path)
+    entries = {name: _entry(name, spec, path) for name, spec in given.items()}
+    placed = {
+        name: replaced(entry, start=entry.start + 8 + length)
+        for name, (entry, _) in entries.items()
+    }
+    _check_places(path, {n: (e.start, end) for n, (e, end) in entries.items()}, size - 8 - length)
+    return placed
+
+
+def replaced(entry: Entry, *, start: int) -> Entry:
+    return Entry(shape=entry.shape, dtype=entry.dtype, file=entry.file, start=start)
+
+
+def _entry(name: str, spec: Any, path: Path) -> tuple[Entry, int]:
+    """Return one tensor and where it ends, counted from the end of the header."""
+    try:
+        shape = tuple(_count(size) for size in spec["shape"])
+        start, end = (_count(place) for place in spec["data_offsets"])
+        dtype = DTYPES.get(spec["dtype"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: the header's {printable(name)} makes no sense") from error
+    entry = Entry(shape=shape, dtype=dtype, file=path, start=start)
+    if dtype is not None and entry.numel * dtype.itemsize != end - start:
+        raise InputError(
+            f"{path}: {printable(name)} of shape {_short(shape)} does not fill the "
+            f"{end - start} bytes the header gives it"
+        )
+    return entry, end
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(value)
+    return value
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 8 else f"{shape[:8]}…".replace(")", "")
+
+
+def _check_places(path: Path, places: dict[str, tuple[int, int]], size: int) -> None:
+    """Refuse tensors that overlap or lie outside the file."""
+    last, before = 0, ""
+    for name, (start, end) in sorted(places.items(), key=lambda item: item[1]):
+        if end > size:
+            raise InputError(f"{path} is cut off: {printable(name)} ends beyond it")
+        if start < last:
+            raise InputError(
+                f"{path}: {printable(name)} overlaps {printable(before)}"
+            )
+        last, before = max(last, end), name
+
+
+def parsed(text: bytes, path: Path) -> dict[str, Any]:
+    """Return a JSON object, or say that the file holds none."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: the header is no JSON") from error
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: the header is no JSON object")
+    return given
+
+
+def check_count(count: int, path: Path) -> None:
+    if count > MOST_TENSORS:
+        raise InputError(f"{path} lists {count} tensors; {MOST_TENSORS} are the most")
+
+
+def printable(name: str) -> str:
+    """Return a tensor's name fit for a terminal, shortened."""
+    plain = "".join(c if c.isprintable() else "�" for c in name)
+    return plain if len(plain) <= 120 else f"{plain[:117]}…"
+
+
+def _sharded(path: Path) -> Checkpoint:
+    """Return all shards that an index names; each lies beside the index."""
+    names = _weight_map(path)
+    shards = sorted(set(names.values()))
+    for shard in shards:
+        if Path(shard).name != shard or shard in {"", ".", ".."}:
+            raise InputError(f"{path} names a shard outside its folder: {printable(shard)}")
+        if not (path.parent / shard).exists():
+            raise InputError(f"{path} names {printable(shard)}, which is not there")
+        inside(path.parent, path.parent / shard)
+    parts = {shard: _in_file(path.parent / shard) for shard in shards}
+    _check_index(path, names, parts)
+    entries = {n: e for part in parts.values() for n, e in part.entries.items()}
+    owner = {n: part for part in parts.values() for n in part.entries}
+    return Checkpoint(
+        name=str(path.parent),
+        format=f"{len(shards)} shards",
+        entries=entries,
+        load=lambda name, start, count: owner[name].load(name, start, count),
+        config=config_beside(path),
+    )
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not all(
+        isinstance(shard, str) and "\0" not in shard for shard in names.values()
+    ):
+        raise InputError(f"{path} has no weight_map, name → file")
+    check_count(len(names), path)
+    return names
+
+
+def _check_index(
+    path: Path, names: dict[str, str], parts: Mapping[str, Checkpoint]
+) -> None:
+    missing = [n for n, shard in names.items() if n not in parts[shard].entries]
+    if missing:
+        raise InputError(
+            f"{path} promises {len(missing)} tensors that its shards lack, such as "
+            f"{printable(missing[0])}"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a regular file of bounded size."""
+    regular(path)
+    if path.stat().st_size > LARGEST_HEADER:
+        raise InputError(f"{path}: {path.stat().st_size} bytes of JSON are too many")
+    return parsed(path.read_bytes(), path)
+
+
+def config_beside(path: Path) -> dict[str, Any]:
+    """Return the model's configuration: ``config.json``, or what the lab trained."""
+    folder = path.parent
+    if (folder / "config.json").is_file():
+        return read_json(folder / "config.json")
+    for place in (folder, folder.parent.parent):
+        if (place / "result.json").is_file():
+            return _model_of(read_json(place / "result.json").get("task"))
+        if (place / "run.eqp").is_file():
+            return _model_of(open_run(place / "run.eqp").info.details.get("task"))
+    return {}
+
+
+def _model_of(task: Any) -> dict[str, Any]:
+    """Return the model's options of a task of the lab."""
+    found = task.get("model") if isinstance(task, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,409 @@
+"""Measure a checkpoint tensor by tensor: what comes out are readings of step 0.
+
+Axes, in this file:  H head · G key-value head · R head width · D model width.
+
+Of every tensor: size, zeros, subnormal and non-finite numbers. Of projections and
+feed-forward maps also the spectral norm, and how far they are from independent random
+entries. Of every head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂, and how much it resembles another.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.auditing.weights.checkpoint import Checkpoint
+from equipoise.auditing.weights.layout import (
+    DOWN,
+    GATE,
+    UP,
+    Attention,
+    attentions,
+    block_of,
+    is_norm_gain,
+    norm_epsilon,
+)
+from equipoise.forecast.weight_rules import is_random
+from equipoise.numerics.scaling import initial_std
+from equipoise.numerics.spectra.norm import spectral_norm
+from equipoise.records import Reading
+
+Progress = Callable[[float], None]
+"""Called with the share of the work that is done."""
+LARGEST_MATRIX = 1 << 28
+"""Entries of a matrix whose spectral norm is taken: 1 GB in float32."""
+SPECTRAL_COST = 30
+"""Reading a matrix for its norm costs so many times as much as looking at it once."""
+STEEPEST = 1.13
+"""max|φ'| of GELU, the largest among the activations in use (SiLU 1.10, ReLU 1)."""
+
+
+class Statistics(NamedTuple):
+    """What one look at a tensor's entries gives."""
+
+    rms: float
+    largest: float
+    zeros: float
+    subnormal: float
+    """Shares of the entries."""
+    nonfinite: int
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Readings of a checkpoint, and what could not be read."""
+
+    values: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    """Quantity → site → values."""
+    unread: list[str] = field(default_factory=list)
+    attentions: int = 0
+    widths: dict[str, int] = field(default_factory=dict)
+    """Map that reads the residual stream → the model's width."""
+    headless: int = 0
+    """Attention modules whose number of heads is not known."""
+
+    def add(self, quantity: str, site: str, *values: float) -> None:
+        self.values.setdefault(quantity, {})[site] = values
+
+    def get(self, quantity: str, site: str) -> float:
+        """Return one value of a site, NaN where there is none."""
+        return self.values.get(quantity, {}).get(site, (math.nan,))[0]
+
+    def readings(self) -> list[Reading]:
+        return [
+            Reading(step=0, quantity=name, sites=tuple(rows), values=tuple(rows.values()))
+            for name, rows in self.values.items()
+        ]
+
+
+@torch.no_grad()
+def measure(
+    checkpoint: Checkpoint, *, progress: Progress = lambda share: None
+) -> Measurement:
+    """Return all readings of a checkpoint, holding one module's maps at a time."""
+    found, sites = Measurement(), attentions(checkpoint)
+    work = _Work(checkpoint, progress, {name for a in sites for name in a.tensors})
+    for attention in sites:
+        _measure_attention(checkpoint, attention, found)
+        work.done(attention.tensors)
+    for name, entry in checkpoint.entries.items():
+        if not entry.is_float or not entry.numel:
+            if entry.dtype is None or entry.dtype.itemsize == 1:
+                found.unread.append(name)
+        elif name not in work.projections:
+            _measure_tensor(checkpoint, name, found)
+            _measure_constant(checkpoint, name, found)
+        work.done([name])
+    _measure_norms(checkpoint, found)
+    _measure_bounds(checkpoint, sites, found)
+    _measure_plan(found)
+    return found
+
+
+@dataclass(slots=True)
+class _Work:
+    checkpoint: Checkpoint
+    progress: Progress
+    projections: set[str]
+    costs: dict[str, float] = field(init=False)
+    spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        entries = self.checkpoint.entries
+        self.costs = {
+            name: entry.numel * (SPECTRAL_COST if self._is_spectral(name) else 1)
+            for name, entry in entries.items()
+        }
+
+    def _is_spectral(self, name: str) -> bool:
+        return name in self.projections or bool(UP.search(name) or DOWN.search(name))
+
+    def done(self, names: tuple[str, ...] | list[str]) -> None:
+        self.spent += sum(self.costs.pop(name, 0.0) for name in names)
+        left = sum(self.costs.values())
+        self.progress(self.spent / ((self.spent + left) or 1.0))
+
+
+def _measure_tensor(checkpoint: Checkpoint, name: str, found: Measurement) -> None:
+    entry = checkpoint.entries[name]
+    matrix = len(entry.shape) == 2 and bool(UP.search(name) or DOWN.search(name))
+    if matrix and entry.numel <= LARGEST_MATRIX:
+        stored = checkpoint.read(name)
+        _note(found, name, statistics([stored], smallest=_tiny(stored.dtype)))
+        _measure_matrix(stored.float(), name, found)
+        return
+    dtype = entry.dtype
+    assert dtype is not None
+    _note(found, name, statistics(checkpoint.chunks(name), smallest=_tiny(dtype)))
+
+
+def _measure_attention(
+    checkpoint: Checkpoint, attention: Attention, found: Measurement
+) -> None:
+    found.attentions += 1
+    stored = {name: checkpoint.read(name) for name in attention.tensors}
+    for name, tensor in stored.items():
+        _note(found, name, statistics([tensor], smallest=_tiny(tensor.dtype)))
+    maps = {
+        letter: getattr(attention, letter).of(stored[getattr(attention, letter).tensor])
+        for letter in "qkvo"
+    }
+    maps = {letter: matrix.float() for letter, matrix in maps.items()}
+    stored.clear()
+    norms = []
+    for letter, matrix in maps.items():
+        norm = _measure_matrix(matrix, _place(attention, letter), found)
+        if letter != "o":
+            found.widths[_place(attention, letter)] = matrix.shape[1]
+        found.add(f"projection.norm.{letter}", attention.site, norm)
+        norms.append(norm)
+    found.add("projection.G", attention.site, math.prod(norms))
+    if attention.heads is None:
+        found.headless += 1
+        return
+    _measure_heads(attention, maps, found)
+
+
+def _place(attention: Attention, letter: str) -> str:
+    """Return the tensor's name, with the letter where several share one."""
+    name: str = getattr(attention, letter).tensor
+    alone = sum(getattr(attention, other).tensor == name for other in "qkvo") == 1
+    return name if alone else f"{name}[{letter}]"
+
+
+def _measure_matrix(matrix: Tensor, name: str, found: Measurement) -> float:
+    """Note σ₁, and how far the matrix is from independent random entries.
+
+    For those σ₁ is near rms·(√M + √N), and norms of rows and columns scatter by
+    1/√(2N) and 1/√(2M) relatively.
+    """
+    rows, columns = matrix.shape
+    estimate = spectral_norm(matrix)
+    rms = float(matrix.norm()) / math.sqrt(matrix.numel())
+    found.add("weights.norm", name, estimate.value)
+    found.add("weights.map.rms", name, rms)
+    edge = rms * (math.sqrt(rows) + math.sqrt(columns))
+    found.add("weights.edge", name, estimate.value / edge if edge > 0 else math.nan)
+    found.add(
+        "weights.spread",
+        name,
+        _scatter(matrix.norm(dim=1)) * math.sqrt(2 * columns),
+        _scatter(matrix.norm(dim=0)) * math.sqrt(2 * rows),
+    )
+    return estimate.value
+
+
+def _scatter(norms: Tensor) -> float:
+    mean = float(norms.double().mean())
+    return float(norms.double().std(correction=0)) / mean if mean > 0 else math.nan
+
+
+def _measure_heads(
+    attention: Attention, maps: dict[str, Tensor], found: Measurement
+) -> None:
+    H, G = attention.heads, attention.kv_heads
+    assert H is not None and G is not None
+    count = {"q": H, "k": G, "v": G, "o": H}
+    stacks = {
+        letter: (matrix.mT if letter == "o" else matrix).unflatten(0, (count[letter], -1))
+        for letter, matrix in maps.items()
+        if (matrix.shape[1] if letter == "o" else matrix.shape[0]) % count[letter] == 0
+    }
+    if len(stacks) < 4 or not all(bool(s.isfinite().all()) for s in stacks.values()):
+        return
+    grams = {
+        letter: _gram(stack).repeat_interleave(H // G if letter in "kv" else 1, 0)
+        for letter, stack in stacks.items()
+    }
+    site = attention.site
+    for a, b in ("qk", "vo"):
+        if grams[a].shape == grams[b].shape:
+            found.add(f"projection.{a}{b}", site, *product_norms(grams[a], grams[b]))
+    for letter in "qk":
+        top_H = torch.linalg.eigvalsh(grams[letter])[:, -1].clamp_min(0).sqrt()
+        found.add(f"weights.head.{letter}", site, *top_H.tolist())
+    _measure_likeness(site, stacks, H // G, found)
+
+
+def _gram(stack_HRD: Tensor) -> Tensor:
+    """Return R × R Gram matrices in float64: their roots keep eight digits."""
+    wide_HRD = stack_HRD.double()
+    return wide_HRD @ wide_HRD.mT
+
+
+def product_norms(gram_a_HRR: Tensor, gram_b_HRR: Tensor) -> list[float]:
+    """Return ‖AᵀB‖₂ of every head as √λ_max(G_A^½ G_B G_A^½).
+
+    Example:
+        >>> a = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))[None]
+        >>> [round(x, 6) for x in product_norms(a @ a, a @ a)]
+        [9.0]
+    """
+    values_HR, vectors_HRR = torch.linalg.eigh(gram_a_HRR)
+    root_HRR = vectors_HRR * values_HR.clamp_min(0).sqrt()[:, None]
+    inner_HRR = root_HRR.mT @ gram_b_HRR @ root_HRR
+    top_H = torch.linalg.eigvalsh((inner_HRR + inner_HRR.mT) / 2)[:, -1]
+    norms: list[float] = top_H.clamp_min(0).sqrt().tolist()
+    return norms
+
+
+def _measure_likeness(
+    site: str, stacks: dict[str, Tensor], shared: int, found: Measurement
+) -> None:
+    """Note the head each head resembles most, and by how much (the least cosine).
+
+    Heads that share keys and values by design are compared by queries and outputs.
+    """
+    letters = "qkvo" if shared == 1 else "qo"
+    H = len(stacks["q"])
+    if H < 2:
+        return
+    cosine_HH = torch.full((H, H), math.inf)
+    for letter in letters:
+        flat = torch.nn.functional.normalize(stacks[letter].flatten(1), dim=1)
+        cosine_HH = torch.minimum(cosine_HH, flat @ flat.mT)
+    cosine_HH.fill_diagonal_(-1)
+    most_H, other_H = cosine_HH.max(1)
+    found.add("weights.head.likeness", site, *most_H.tolist())
+    found.add("weights.head.nearest", site, *map(float, other_H.tolist()))
+
+
+def _measure_norms(checkpoint: Checkpoint, found: Measurement) -> None:
+    """Note γ of each norm (its largest, and whether it is exactly 1), and its ε."""
+    for name, entry in checkpoint.entries.items():
+        if not is_norm_gain(name, entry) or not entry.numel:
+            continue
+        gain = checkpoint.read(name).float()
+        found.add("weights.gain", name, float(gain.abs().max()))
+        epsilon = norm_epsilon(checkpoint, name)
+        dtype = entry.dtype
+        assert dtype is not None
+        if epsilon is not None:
+            stored = float(torch.tensor(epsilon, dtype=torch.float64).to(dtype))
+            found.add("weights.epsilon", name, epsilon, stored, _tiny(dtype))
+
+
+def _measure_constant(checkpoint: Checkpoint, name: str, found: Measurement) -> None:
+    """Note whether a vector is one number throughout, as γ and biases start."""
+    if len(checkpoint.entries[name].shape) == 1 and checkpoint.entries[name].numel > 1:
+        vector = checkpoint.read(name)
+        first = vector[0]
+        found.add("weights.constant", name, float((vector == first).all()), float(first))
+
+
+def _measure_plan(found: Measurement) -> None:
+    """Note initial sizes over planned ones, for a model that looks untrained."""
+    edges = found.values.get("weights.edge", {})
+    spreads = found.values.get("weights.spread", {})
+    gains = found.values.get("weights.gain", {})
+    constant = found.values.get("weights.constant", {})
+    fresh = all(is_random(edges[name][0], spreads[name]) for name in edges)
+    if not edges or not fresh or not all(constant[n][0] for n in gains if n in constant):
+        return
+    for name, (size,) in found.values["weights.map.rms"].items():
+        # What writes to the stream may be scaled down by depth on purpose.
+        if name in found.widths and not DOWN.search(name):
+            found.add("weights.plan", name, size / initial_std(found.widths[name]))
+
+
+def _measure_bounds(
+    checkpoint: Checkpoint, sites: list[Attention], found: Measurement
+) -> None:
+    """Note log₁₀ of Lipschitz bounds, for tokens as long as a norm lets them be."""
+    gains = found.values.get("weights.gain", {})
+    for attention in sites:
+        width = checkpoint.entries[attention.q.tensor].shape[-1]
+        radius = _radius(gains, block_of(attention.site), width)
+        heads = [found.values.get(name, {}).get(attention.site, ()) for name in BOUND]
+        if all(heads):
+            per_head = checkpoint.entries[attention.q.tensor].shape[0] / len(heads[0])
+            sizes = zip(*heads, strict=True)
+            total = sum(
+                vo * (1 + 2 * radius**2 * q * k / math.sqrt(max(per_head, 1)))
+                for vo, q, k in sizes
+            )
+            found.add("weights.bound.attention", attention.site, _log(total))
+    for block, bound in _feedforward(checkpoint, found, gains).items():
+        found.add("weights.bound.feedforward", block, _log(bound))
+
+
+BOUND = ("projection.vo", "weights.head.q", "weights.head.k")
+
+
+def _radius(gains: dict[str, tuple[float, ...]], block: str, width: int) -> float:
+    own = [g[0] for name, g in gains.items() if block and block_of(name) == block]
+    return max(own, default=1.0) * math.sqrt(width)
+
+
+def _feedforward(
+    checkpoint: Checkpoint, found: Measurement, gains: dict[str, tuple[float, ...]]
+) -> dict[str, float]:
+    """Block → ‖W_down‖·‖W_up‖·max|φ'|; a gate multiplies by ‖W_gate‖ and the token."""
+    products: dict[str, float] = {}
+    gated = {block_of(n) for n in checkpoint.entries if GATE.search(n)}
+    for name, (norm,) in found.values.get("weights.norm", {}).items():
+        block = block_of(name)
+        part = UP.search(name) or DOWN.search(name)
+        if not block or not part or "expert" in name or name.endswith("]"):
+            continue
+        products[block] = products.get(block, STEEPEST) * norm
+    for block in gated & products.keys():
+        width = next(
+            e.shape[-1]
+            for n, e in checkpoint.entries.items()
+            if block_of(n) == block and GATE.search(n)
+        )
+        products[block] *= (1 + 1 / STEEPEST) * _radius(gains, block, width)
+    return products
+
+
+def _log(value: float) -> float:
+    return math.log10(value) if value > 0 else math.nan if value != 0 else -math.inf
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).smallest_normal)
+
+
+def statistics(chunks: Iterable[Tensor], *, smallest: float) -> Statistics:
+    """Return what one look at a tensor's pieces gives; non-finite ones are set apart.
+
+    Example:
+        >>> statistics([torch.tensor([3.0, 0.0, math.nan])], smallest=1e-38)[2:]
+        (0.3333333333333333, 0.0, 1)
+    """
+    total, nonfinite, zeros, subnormal = 0, 0, 0, 0
+    square, largest = 0.0, 0.0
+    for chunk in chunks:
+        wide = torch.promote_types(chunk.dtype, torch.float32)
+        sizes = chunk.reshape(-1).to(wide).abs()
+        total += sizes.numel()
+        # A finite sum shows that all are; one that overflows asks for a second look.
+        if not bool(sizes.sum().isfinite()):
+            bad = ~sizes.isfinite()
+            nonfinite += int(bad.sum())
+            sizes = sizes[~bad]
+        if not sizes.numel():
+            continue
+        none = int((sizes == 0).sum())
+        zeros, subnormal = zeros + none, subnormal + int((sizes < smallest).sum()) - none
+        largest = max(largest, float(sizes.max()))
+        square += float(torch.linalg.vector_norm(sizes, dtype=torch.float64)) ** 2
+    return Statistics(
+        rms=math.sqrt(square / max(1, total - nonfinite)),
+        largest=largest,
+        zeros=zeros / max(1, total),
+        subnormal=subnormal / max(1, total),
+        nonfinite=nonfinite,
+    )
+
+
+def _note(found: Measurement, name: str, given: Statistics) -> None:
+    found.add("weights.rms", name, given.rms)
+    found.add("weights.max", name, given.largest)
+    found.add("weights.zero", name, given.zeros)
+    found.add("weights.subnormal", name, given.subnormal)
+    found.add("weights.nonfinite", name, float(given.nonfinite))
