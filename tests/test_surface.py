@@ -9,12 +9,14 @@ from equipoise.cli import COMMANDS
 
 def test_names() -> None:
     assert sorted(equipoise.__all__) == [
+        "Audit",
         "Balance",
         "Estimate",
         "Finding",
         "Reading",
         "Run",
         "__version__",
+        "audit",
         "balance",
         "open_run",
         "plan",
@@ -26,6 +28,7 @@ def test_names() -> None:
 
 def test_commands() -> None:
     expected = [
+        "audit",
         "curvature",
         "demo",
         "export",

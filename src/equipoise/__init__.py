@@ -11,6 +11,7 @@ from equipoise import _moved
 from equipoise.records import Finding, Reading
 
 if TYPE_CHECKING:
+    from equipoise.auditing.audit import Audit, audit
     from equipoise.numerics.rows.balance import Balance, balance, sensitivity
     from equipoise.numerics.spectra import Estimate
     from equipoise.planning import plan
@@ -22,12 +23,14 @@ __version__ = "0.1.0"
 _moved.install()
 
 __all__ = [
+    "Audit",
     "Balance",
     "Estimate",
     "Finding",
     "Reading",
     "Run",
     "__version__",
+    "audit",
     "balance",
     "open_run",
     "plan",
@@ -37,9 +40,11 @@ __all__ = [
 
 # Resolved on first use (PEP 562): whoever only reads a run must not pay for torch.
 _LAZY = {
+    "Audit": "equipoise.auditing.audit",
     "Balance": "equipoise.numerics.rows.balance",
     "Estimate": "equipoise.numerics.spectra",
     "Run": "equipoise.store",
+    "audit": "equipoise.auditing.audit",
     "balance": "equipoise.numerics.rows.balance",
     "open_run": "equipoise.store",
     "plan": "equipoise.planning",

@@ -89,7 +89,7 @@ def _nonfinite(tables: Tables) -> Iterator[Finding]:
             yield _finding(
                 "weights.nonfinite",
                 name,
-                f"{name} holds {count:.0f} numbers that are not finite",
+                f"{name} has non-finite entries ({count:.0f})",
                 severity="error",
                 advice=advise(["roll_back"]),
                 nonfinite=count,
@@ -159,7 +159,7 @@ def layer_of(name: str) -> str:
 def _groups(sizes: Mapping[str, float]) -> dict[str, dict[str, float]]:
     groups: dict[str, dict[str, float]] = {}
     for name, size in sizes.items():
-        if not math.isnan(size):
+        if math.isfinite(size):
             groups.setdefault(role(name), {})[name] = size
     return groups
 
@@ -189,7 +189,7 @@ def _dead_heads(tables: Tables) -> Iterator[Finding]:
                         "weights.dead_head",
                         site,
                         f"{site} head {head} {why}",
-                        advice="prune it, or start it again from another head's weights",
+                        advice="prune it, or start it again from another head's maps",
                         head=head,
                         norm=value,
                     )
@@ -247,8 +247,8 @@ def _epsilon(tables: Tables) -> Iterator[Finding]:
         yield _finding(
             "weights.epsilon",
             names[0],
-            f"{names[0]}{more}: ε = {epsilon:g} is stored as {stored:.3g} in the format "
-            "of the weights; a norm that runs in it has "
+            f"{names[0]}{more}: ε = {epsilon:g} is stored as {stored:.3g} in the "
+            "format of the weights; a norm that runs in it has "
             + ("no ε at all" if stored == 0 else "a subnormal ε"),
             severity="warn" if stored == 0 else "info",
             advice=advise(["layer_norm_epsilon"]) + "; or keep norms in float32",
@@ -293,14 +293,23 @@ def _fresh_maps(tables: Tables) -> dict[str, str]:
     groups: dict[str, list[str]] = {}
     for name in edges:
         groups.setdefault(role(name), []).append(name)
+    shaped = _trained_layers(spreads)
     found: dict[str, str] = {}
     for names in groups.values():
         fresh = [n for n in names if is_random(edges[n][0], spreads[n])]
-        trained = [n for n in names if max(spreads[n]) > TRAINED]
+        trained = [n for n in names if layer_of(n) in shaped and n not in fresh]
         # One in between speaks for a short training, not for a failed loading.
         if trained and len(fresh) + len(trained) == len(names):
             found |= dict.fromkeys(fresh, "independent random entries")
     return found
+
+
+def _trained_layers(spreads: Table) -> set[str]:
+    """Return layers most of whose maps training has shaped: one may be a fault."""
+    layers: dict[str, list[bool]] = {}
+    for name, spread in spreads.items():
+        layers.setdefault(layer_of(name), []).append(max(spread) > TRAINED)
+    return {layer for layer, maps in layers.items() if 2 * sum(maps) > len(maps)}
 
 
 def is_random(edge: float, spread: Sequence[float]) -> bool:
@@ -309,7 +318,7 @@ def is_random(edge: float, spread: Sequence[float]) -> bool:
 
 
 def _fresh_vectors(tables: Tables) -> dict[str, str]:
-    """Vectors that are exactly constant (γ = 1, a bias of 0) beside others that vary."""
+    """Vectors that are exactly constant (γ = 1, a bias of 0) beside ones that vary."""
     found: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     table = tables.get("weights.constant", {})
@@ -324,19 +333,23 @@ def _fresh_vectors(tables: Tables) -> dict[str, str]:
 
 def _initial_scale(tables: Tables) -> Iterator[Finding]:
     """Initial weights against the plan for this depth and width."""
-    table = tables.get("weights.plan", {})
-    worst = max(table, key=lambda n: abs(_log(table[n][0])), default=None)
-    if worst is None:
-        return
-    factor = table[worst][0]
-    if not 1 / 20 < factor < 5:
+    factors: dict[str, list[float]] = {}
+    for name, (factor,) in tables.get("weights.plan", {}).items():
+        factors.setdefault(role(name), []).append(factor)
+    usual = {name: median(values) for name, values in factors.items()}
+    worst = max(usual, key=lambda n: abs(_log(usual[n])), default=None)
+    if worst is not None and not PLANNED[0] < usual[worst] < PLANNED[1]:
         yield _finding(
             "weights.initial_scale",
             worst,
-            f"{worst} starts at {_times(factor)} the planned scale for this width",
+            f"{worst} starts at {_times(usual[worst])} the planned scale for its width",
             advice="initialise with the values of `equipoise plan`",
-            factor=factor,
+            factor=usual[worst],
         )
+
+
+PLANNED = (1 / 20, 5.0)
+"""Initial scales in use over the planned one: T5's queries start at 1/6 of it."""
 
 
 def _swapped(tables: Tables) -> Iterator[Finding]:

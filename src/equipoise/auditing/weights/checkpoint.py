@@ -7,7 +7,6 @@ does not fit is one ``InputError``.
 """
 
 import json
-import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,10 +32,18 @@ CHUNK = 1 << 24
 """Entries looked at together."""
 # What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
 DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16},
-    **{"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn},
-    **{"F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32},
-    **{"I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool},
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 
 
@@ -113,13 +120,16 @@ def in_memory(model: nn.Module | Mapping[str, Tensor], *, name: str) -> Checkpoi
     tensors = {k: t.detach() for k, t in state.items() if isinstance(t, Tensor)}
     if not tensors:
         raise InputError(f"{name} holds no tensor: give a state dict, name → tensor")
-    entries = {k: Entry(shape=tuple(t.shape), dtype=t.dtype) for k, t in tensors.items()}
+    entries = {
+        k: Entry(shape=tuple(t.shape), dtype=t.dtype) for k, t in tensors.items()
+    }
 
     def load(key: str, start: int, count: int) -> Tensor:
         return tensors[key].reshape(-1)[start : start + count]
 
     config = getattr(model, "config", None)
-    plain = config.to_dict() if hasattr(config, "to_dict") else _fields(config)
+    listed = getattr(config, "to_dict", None)
+    plain = listed() if listed is not None else _fields(config)
     parts = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
     return Checkpoint(
         name=name,
@@ -147,7 +157,7 @@ def _fields(config: Any) -> dict[str, Any]:
 def regular(path: Path) -> None:
     """Refuse what is no file: opening a pipe would wait for ever."""
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no such checkpoint; give {FORMS}") from error
     if not stat.S_ISREG(mode):
@@ -248,7 +258,9 @@ def _header(path: Path) -> dict[str, Entry]:
         name: replaced(entry, start=entry.start + 8 + length)
         for name, (entry, _) in entries.items()
     }
-    _check_places(path, {n: (e.start, end) for n, (e, end) in entries.items()}, size - 8 - length)
+    _check_places(
+        path, {n: (e.start, end) for n, (e, end) in entries.items()}, size - 8 - length
+    )
     return placed
 
 
@@ -263,7 +275,9 @@ def _entry(name: str, spec: Any, path: Path) -> tuple[Entry, int]:
         start, end = (_count(place) for place in spec["data_offsets"])
         dtype = DTYPES.get(spec["dtype"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the header's {printable(name)} makes no sense") from error
+        raise InputError(
+            f"{path}: the header's {printable(name)} makes no sense"
+        ) from error
     entry = Entry(shape=shape, dtype=dtype, file=path, start=start)
     if dtype is not None and entry.numel * dtype.itemsize != end - start:
         raise InputError(
@@ -290,9 +304,7 @@ def _check_places(path: Path, places: dict[str, tuple[int, int]], size: int) -> 
         if end > size:
             raise InputError(f"{path} is cut off: {printable(name)} ends beyond it")
         if start < last:
-            raise InputError(
-                f"{path}: {printable(name)} overlaps {printable(before)}"
-            )
+            raise InputError(f"{path}: {printable(name)} overlaps {printable(before)}")
         last, before = max(last, end), name
 
 
@@ -324,7 +336,9 @@ def _sharded(path: Path) -> Checkpoint:
     shards = sorted(set(names.values()))
     for shard in shards:
         if Path(shard).name != shard or shard in {"", ".", ".."}:
-            raise InputError(f"{path} names a shard outside its folder: {printable(shard)}")
+            raise InputError(
+                f"{path} names a shard outside its folder: {printable(shard)}"
+            )
         if not (path.parent / shard).exists():
             raise InputError(f"{path} names {printable(shard)}, which is not there")
         inside(path.parent, path.parent / shard)

@@ -1,4 +1,4 @@
-"""Two checkpoints of one model: what moved, how far, and which layers changed places."""
+"""Two checkpoints of one model: what moved, how far, which layers changed places."""
 
 import math
 from dataclasses import dataclass, field
@@ -50,7 +50,12 @@ class Comparison:
         names = [c.name for c in self.changes]
         sizes = [(c.relative, c.cosine) for c in self.changes]
         found = [
-            Reading(step=0, quantity="weights.change", sites=tuple(names), values=tuple(sizes))
+            Reading(
+                step=0,
+                quantity="weights.change",
+                sites=tuple(names),
+                values=tuple(sizes),
+            )
         ]
         rows = tuple(self.match.items())
         if rows:
@@ -63,7 +68,9 @@ class Comparison:
             ones = tuple((1.0,) for _ in tensors)
             if tensors:
                 found.append(
-                    Reading(step=0, quantity=quantity, sites=tuple(tensors), values=ones)
+                    Reading(
+                        step=0, quantity=quantity, sites=tuple(tensors), values=ones
+                    )
                 )
         return found
 
@@ -101,7 +108,9 @@ def _change(new: Checkpoint, old: Checkpoint, name: str) -> Change:
     still = away == 0
     relative = 0.0 if still else math.sqrt(away / size) if size else math.inf
     scale = math.sqrt(size) * math.sqrt(own)
-    return Change(name=name, relative=relative, cosine=dot / scale if scale else math.nan)
+    return Change(
+        name=name, relative=relative, cosine=dot / scale if scale else math.nan
+    )
 
 
 def _match(new: Checkpoint, old: Checkpoint, found: Comparison) -> None:

@@ -28,14 +28,14 @@ NAMED: tuple[Layout, ...] = (
 """GGUF, Meta's Llama, Phi, diffusers, ESPnet."""
 UP = re.compile(
     r"(up_proj|gate_proj|gate_up_proj|fc1|c_fc|fc_in|wi|wi_0|wi_1|dense_h_to_4h|"
-    r"intermediate\.dense|linear1|w1|w3|ffn_up|ffn_gate|lin1|ffn|Wi|up|gate|"
+    r"intermediate\.dense|linear1|w1|w3|ffn_up|ffn_gate|lin1|ffn|Wi|"
     r"intermediate_dense)\.weight$"
 )
 DOWN = re.compile(
     r"(down_proj|fc2|mlp\.c_proj|fc_out|wo|dense_4h_to_h|output\.dense|linear2|w2|"
-    r"ffn_down|lin2|ffn_output|mlp\.Wo|down|output_dense)\.weight$"
+    r"ffn_down|lin2|ffn_output|mlp\.Wo|output_dense)\.weight$"
 )
-GATE = re.compile(r"(gate_proj|gate_up_proj|wi_0|w3|ffn_gate|mlp\.Wi|gate)\.weight$")
+GATE = re.compile(r"(gate_proj|gate_up_proj|wi_0|w3|ffn_gate|mlp\.Wi)\.weight$")
 NORM = re.compile(r"(norm|ln|layernorm|layer_norm)[\w.]*$", re.IGNORECASE)
 LAYER = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 EPSILONS = (
@@ -82,14 +82,21 @@ class Attention:
 def attentions(checkpoint: Checkpoint) -> list[Attention]:
     """Return every attention module whose four maps are there, in stored order."""
     found: dict[str, Attention] = {}
+    ends: dict[str, list[str]] = {}
+    for name in checkpoint.entries:
+        ends.setdefault(_last(name.removesuffix(".weight")), []).append(name)
     for layout in _layouts():
-        for site in _sites(checkpoint, layout):
+        for site in _sites(ends, layout):
             if site not in found:
                 made = _made(checkpoint, site, layout)
                 if made is not None:
                     found[site] = made
     order = {name: i for i, name in enumerate(checkpoint.entries)}
     return sorted(found.values(), key=lambda a: order[a.q.tensor])
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _layouts() -> Iterator[Layout]:
@@ -105,13 +112,13 @@ def _first(layout: Layout) -> str:
     return layout.qkv if isinstance(layout, Fused) else layout.q
 
 
-def _sites(checkpoint: Checkpoint, layout: Layout) -> Iterator[str]:
+def _sites(ends: Mapping[str, list[str]], layout: Layout) -> Iterator[str]:
     """Yield the modules that have the layout's first map."""
     path = _first(layout)
-    for end in (f"{path}.weight", path):
-        for name in checkpoint.entries:
-            if name == end or name.endswith(f".{end}"):
-                yield name[: -len(end)].rstrip(".")
+    for name in ends.get(_last(path), ()):
+        stem = name.removesuffix(".weight")
+        if stem == path or stem.endswith(f".{path}"):
+            yield stem[: -len(path)].rstrip(".")
 
 
 def tensor_at(checkpoint: Checkpoint, site: str, path: str) -> str | None:
@@ -145,9 +152,7 @@ def _made(checkpoint: Checkpoint, site: str, layout: Layout) -> Attention | None
     return _joined(checkpoint, site, given, layout)
 
 
-def _separate(
-    checkpoint: Checkpoint, site: str, names: list[str]
-) -> Attention | None:
+def _separate(checkpoint: Checkpoint, site: str, names: list[str]) -> Attention | None:
     q, k, v, o = (Map(tensor=name) for name in names)
     rows, keys = (checkpoint.entries[name].shape[0] for name in names[:2])
     heads = head_count(checkpoint, site, rows)
@@ -189,7 +194,9 @@ def _joined(
 
 
 def _parts(
-    layout: Fused | Paired, sizes: tuple[int, int], counts: tuple[int | None, int | None]
+    layout: Fused | Paired,
+    sizes: tuple[int, int],
+    counts: tuple[int | None, int | None],
 ) -> dict[str, slice | Interleaved]:
     (own, half), (heads, kv_heads) = sizes, counts
     if isinstance(layout, Fused) and layout.interleaved:
@@ -256,4 +263,6 @@ def is_norm_gain(name: str, entry: Entry) -> bool:
     """Say whether a tensor is γ of a norm, by its name and shape."""
     stem, _, last = name.rpartition(".")
     vector = len(entry.shape) == 1 and last in {"weight", "gamma", "scale"}
-    return vector and entry.is_float and bool(NORM.search(stem.rpartition(".")[2] or stem))
+    return (
+        vector and entry.is_float and bool(NORM.search(stem.rpartition(".")[2] or stem))
+    )

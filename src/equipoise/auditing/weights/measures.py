@@ -37,6 +37,8 @@ LARGEST_MATRIX = 1 << 28
 """Entries of a matrix whose spectral norm is taken: 1 GB in float32."""
 SPECTRAL_COST = 30
 """Reading a matrix for its norm costs so many times as much as looking at it once."""
+NARROWEST = 32
+"""Rows and columns needed to tell random entries from trained ones by their scatter."""
 STEEPEST = 1.13
 """max|φ'| of GELU, the largest among the activations in use (SiLU 1.10, ReLU 1)."""
 
@@ -74,7 +76,9 @@ class Measurement:
 
     def readings(self) -> list[Reading]:
         return [
-            Reading(step=0, quantity=name, sites=tuple(rows), values=tuple(rows.values()))
+            Reading(
+                step=0, quantity=name, sites=tuple(rows), values=tuple(rows.values())
+            )
             for name, rows in self.values.items()
         ]
 
@@ -110,6 +114,7 @@ class _Work:
     projections: set[str]
     costs: dict[str, float] = field(init=False)
     spent: float = 0.0
+    total: float = field(init=False)
 
     def __post_init__(self) -> None:
         entries = self.checkpoint.entries
@@ -117,14 +122,14 @@ class _Work:
             name: entry.numel * (SPECTRAL_COST if self._is_spectral(name) else 1)
             for name, entry in entries.items()
         }
+        self.total = sum(self.costs.values()) or 1.0
 
     def _is_spectral(self, name: str) -> bool:
         return name in self.projections or bool(UP.search(name) or DOWN.search(name))
 
     def done(self, names: tuple[str, ...] | list[str]) -> None:
         self.spent += sum(self.costs.pop(name, 0.0) for name in names)
-        left = sum(self.costs.values())
-        self.progress(self.spent / ((self.spent + left) or 1.0))
+        self.progress(self.spent / self.total)
 
 
 def _measure_tensor(checkpoint: Checkpoint, name: str, found: Measurement) -> None:
@@ -185,6 +190,8 @@ def _measure_matrix(matrix: Tensor, name: str, found: Measurement) -> float:
     rms = float(matrix.norm()) / math.sqrt(matrix.numel())
     found.add("weights.norm", name, estimate.value)
     found.add("weights.map.rms", name, rms)
+    if min(rows, columns) < NARROWEST:
+        return estimate.value
     edge = rms * (math.sqrt(rows) + math.sqrt(columns))
     found.add("weights.edge", name, estimate.value / edge if edge > 0 else math.nan)
     found.add(
@@ -208,7 +215,9 @@ def _measure_heads(
     assert H is not None and G is not None
     count = {"q": H, "k": G, "v": G, "o": H}
     stacks = {
-        letter: (matrix.mT if letter == "o" else matrix).unflatten(0, (count[letter], -1))
+        letter: (matrix.mT if letter == "o" else matrix).unflatten(
+            0, (count[letter], -1)
+        )
         for letter, matrix in maps.items()
         if (matrix.shape[1] if letter == "o" else matrix.shape[0]) % count[letter] == 0
     }
@@ -291,7 +300,9 @@ def _measure_constant(checkpoint: Checkpoint, name: str, found: Measurement) -> 
     if len(checkpoint.entries[name].shape) == 1 and checkpoint.entries[name].numel > 1:
         vector = checkpoint.read(name)
         first = vector[0]
-        found.add("weights.constant", name, float((vector == first).all()), float(first))
+        found.add(
+            "weights.constant", name, float((vector == first).all()), float(first)
+        )
 
 
 def _measure_plan(found: Measurement) -> None:
@@ -301,7 +312,11 @@ def _measure_plan(found: Measurement) -> None:
     gains = found.values.get("weights.gain", {})
     constant = found.values.get("weights.constant", {})
     fresh = all(is_random(edges[name][0], spreads[name]) for name in edges)
-    if not edges or not fresh or not all(constant[n][0] for n in gains if n in constant):
+    if (
+        not edges
+        or not fresh
+        or not all(constant[n][0] for n in gains if n in constant)
+    ):
         return
     for name, (size,) in found.values["weights.map.rms"].items():
         # What writes to the stream may be scaled down by depth on purpose.
@@ -389,7 +404,10 @@ def statistics(chunks: Iterable[Tensor], *, smallest: float) -> Statistics:
         if not sizes.numel():
             continue
         none = int((sizes == 0).sum())
-        zeros, subnormal = zeros + none, subnormal + int((sizes < smallest).sum()) - none
+        zeros, subnormal = (
+            zeros + none,
+            subnormal + int((sizes < smallest).sum()) - none,
+        )
         largest = max(largest, float(sizes.max()))
         square += float(torch.linalg.vector_norm(sizes, dtype=torch.float64)) ** 2
     return Statistics(

@@ -46,7 +46,8 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 def open_torch(path: Path, *, config: Mapping[str, Any]) -> Checkpoint:
     """Return the tensors of a file that ``torch.save`` wrote."""
-    zipped = path.open("rb").read(4) == b"PK\x03\x04"
+    with path.open("rb") as stream:
+        zipped = stream.read(4) == b"PK\x03\x04"
     try:
         (_check_zip if zipped else _check_old)(path)
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -79,7 +80,9 @@ def _opened(
     def load(name: str, start: int, count: int) -> Tensor:
         return tensors[name].detach().reshape(-1)[start : start + count]
 
-    entries = {n: Entry(shape=tuple(t.shape), dtype=t.dtype) for n, t in tensors.items()}
+    entries = {
+        n: Entry(shape=tuple(t.shape), dtype=t.dtype) for n, t in tensors.items()
+    }
     return Checkpoint(
         name=str(path), format="torch", entries=entries, load=load, config=config
     )
@@ -100,10 +103,15 @@ def _tensors(held: Any) -> Iterator[tuple[str, Tensor]]:
 def _check_tensor(path: Path, name: str, tensor: Tensor, size: int) -> None:
     """Refuse a tensor that has more entries than the file has bytes for."""
     plain = tensor.layout == torch.strided and not tensor.is_quantized
-    if not plain or tensor.device.type != "cpu" or type(tensor).__name__ not in {
-        "Tensor",
-        "Parameter",
-    }:
+    if (
+        not plain
+        or tensor.device.type != "cpu"
+        or type(tensor).__name__
+        not in {
+            "Tensor",
+            "Parameter",
+        }
+    ):
         raise InputError(f"{path}: {printable(name)} is no plain tensor; save it dense")
     if tensor.numel() * tensor.itemsize > min(size, tensor.untyped_storage().nbytes()):
         raise InputError(

@@ -1,0 +1,243 @@
+"""``equipoise.audit``: a verdict on a model as it stands, from weights and from data.
+
+The weights are read tensor by tensor. With a batch, everything ``watch`` measures is
+measured once, on a copy, and the rules that make sense at one point judge it.
+"""
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.auditing.curvature.objective import calls, mean_loss
+from equipoise.auditing.subject import Source, loaded, output_of
+from equipoise.auditing.weights.checkpoint import (
+    Checkpoint,
+    in_memory,
+    open_checkpoint,
+)
+from equipoise.auditing.weights.comparison import Comparison, compare
+from equipoise.auditing.weights.measures import Measurement, Progress, measure
+from equipoise.errors import InputError
+from equipoise.forecast.history import History
+from equipoise.forecast.rules import configured
+from equipoise.forecast.rules.conditions import Condition
+from equipoise.forecast.verdict import State, Verdict
+from equipoise.forecast.weight_rules import weight_findings
+from equipoise.records import Finding, Reading
+from equipoise.store import open_run
+from equipoise.watching import watch
+
+Auditable = str | Path | nn.Module | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A verdict on a model as it stands, with the numbers behind it."""
+
+    subject: str
+    verdict: Verdict
+    readings: tuple[Reading, ...]
+    facts: tuple[str, ...]
+    """What was read, and on what."""
+    comparison: Comparison | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, the gravest first."""
+        return self.verdict.findings
+
+    def reading(self, quantity: str) -> dict[str, tuple[float, ...]]:
+        """Return one quantity, site → values; empty where it was not measured."""
+        found = (r for r in self.readings if r.quantity == quantity)
+        return next((dict(zip(r.sites, r.values, strict=True)) for r in found), {})
+
+    def to_json(self) -> str:
+        given = {
+            "subject": self.subject,
+            "verdict": json.loads(self.verdict.to_json()),
+            "facts": list(self.facts),
+            "readings": [json.loads(r.to_json()) for r in self.readings],
+        }
+        if self.comparison is not None:
+            given["changes"] = [asdict(change) for change in self.comparison.moved]
+        return json.dumps(given)
+
+
+def audit(
+    model: Auditable,
+    batch: Any = None,
+    *,
+    against: Auditable | None = None,
+    source: Source | None = None,
+    progress: Progress = lambda share: None,
+) -> Audit:
+    """Return a verdict on a model: from its weights, and on a batch if there is one.
+
+    Args:
+        model: A checkpoint's path, a model, or a state dict. With a batch, a model or
+            what the other audits take for one.
+        batch: Anything the model takes, with targets where it has a loss.
+        against: An earlier checkpoint, to see what moved.
+        source: What the batch is, for the first line.
+        progress: Called with the share of the work that is done.
+
+    Raises:
+        InputError: If there is no such checkpoint, or it is broken.
+
+    Example:
+        >>> audit(nn.TransformerEncoderLayer(32, 4, 64)).verdict.state
+        'healthy'
+    """
+    if batch is not None and not isinstance(model, nn.Module):
+        model = loaded(str(model)).model
+    checkpoint = _checkpoint(model)
+    weights = measure(checkpoint, progress=progress)
+    compared = None if against is None else compare(checkpoint, _checkpoint(against))
+    readings = weights.readings() + ([] if compared is None else compared.readings())
+    findings, facts = weight_findings(readings), _facts(checkpoint, weights)
+    if batch is not None:
+        assert isinstance(model, nn.Module)
+        point = measured_once(model, batch)
+        readings, findings = readings + point.readings, point.findings + findings
+        facts.append(f"run once on {source.name if source else 'the batch given'}")
+        facts += point.notes
+    return Audit(
+        subject=checkpoint.name,
+        verdict=verdict_of(findings, facts, weights),
+        readings=tuple(readings),
+        facts=tuple(facts),
+        comparison=compared,
+    )
+
+
+def _checkpoint(model: Auditable) -> Checkpoint:
+    if isinstance(model, nn.Module):
+        return in_memory(model, name=type(model).__name__)
+    if isinstance(model, Mapping):
+        return in_memory(model, name="state dict")
+    return open_checkpoint(Path(model))
+
+
+def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
+    entries = checkpoint.entries
+    numbers = sum(e.numel for e in entries.values())
+    kinds = sorted({str(e.dtype).removeprefix("torch.") for e in entries.values()})
+    lines = [
+        f"{checkpoint.format}: {len(entries)} tensors, {numbers:,} numbers "
+        f"({', '.join(kinds)}), {weights.attentions} attention modules recognised"
+    ]
+    if weights.headless:
+        lines.append(
+            f"{weights.headless} attention modules without a known number of heads: "
+            "heads were not looked at (put config.json beside the file)"
+        )
+    if weights.unread:
+        lines.append(
+            f"{len(weights.unread)} tensors are packed and were not read, such as "
+            f"{weights.unread[0]}"
+        )
+    return lines
+
+
+def verdict_of(
+    findings: Sequence[Finding], facts: Sequence[str], weights: Measurement
+) -> Verdict:
+    """Return the verdict that findings amount to; nothing read is never healthy."""
+    order = {"error": 0, "warn": 1, "info": 2}
+    found = tuple(sorted(findings, key=lambda f: order[f.severity]))
+    grave = [f for f in found if f.severity != "info"]
+    if grave:
+        more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
+        return Verdict(
+            state=_state(grave),
+            sentence=f"{grave[0].message}{more}",
+            since=0,
+            findings=found,
+            advice=grave[0].advice,
+        )
+    measured = sum(map(len, weights.values.get("weights.rms", {}).values()))
+    if not measured or len(weights.unread) > measured:
+        return Verdict(
+            state="not judged",
+            sentence=f"{len(weights.unread)} packed tensors were not read, {measured} "
+            "were: nothing wrong with those",
+            findings=found,
+            advice="audit the model before it is packed",
+        )
+    return Verdict(
+        state="healthy", sentence=f"nothing wrong in {measured} tensors", findings=found
+    )
+
+
+def _state(grave: Sequence[Finding]) -> State:
+    if any(f.rule.startswith(("weights.nonfinite", "nonfinite")) for f in grave):
+        return "dead"
+    return "failing" if any(f.severity == "error" for f in grave) else "at risk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one pass over a batch gave."""
+
+    readings: list[Reading]
+    findings: list[Finding]
+    notes: list[str]
+
+
+def measured_once(model: nn.Module, batch: Any) -> Point:
+    """Return what ``watch`` reads in one pass over a batch, and what rules say of it.
+
+    A copy is run, so that gradients and buffers of the model stay as they are.
+    """
+    twin, notes = copy.deepcopy(model), []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "point.eqp"
+        with watch(twin, run=path, every=1, quiet=True, preset="default") as handle:
+            try:
+                loss = _loss(twin, batch)
+            except InputError as error:
+                loss = None
+                notes.append(f"no loss, so no gradients were read: {error}")
+                with torch.no_grad():
+                    output_of(twin, batch)
+            if loss is not None:
+                loss.backward()
+            handle.step(loss=None if loss is None else loss.detach())
+        news, _ = open_run(path).since(0)
+    readings = list(news.readings)
+    return Point(
+        readings=readings,
+        findings=[*news.findings, *judged_at_once(readings)],
+        notes=notes,
+    )
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    parts = calls(model, batch)
+    losses = [
+        part.weight * mean_loss(model(*part.args, **part.kwargs), part.target)
+        for part in parts
+    ]
+    return torch.stack(losses).sum()
+
+
+def judged_at_once(readings: Iterable[Reading]) -> list[Finding]:
+    """Return what the rules of a run say about one point: no rule waits for a second.
+
+    Rules about a course (a loss that rises) cannot know at one point, and say nothing.
+    """
+    history = History({})
+    for reading in readings:
+        history.add(reading)
+    found: list[Finding] = []
+    for rule in configured():
+        if all(quantity in history for quantity in rule.reads):
+            found += Condition(replace(rule, persist=1)).update(history)
+    return found

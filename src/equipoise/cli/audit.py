@@ -1,0 +1,154 @@
+"""``equipoise audit PATH|MODEL``: a verdict on a model as it stands."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.arguments import BatchFile, Html, RandomTokens, Rows, TextFile
+from equipoise.errors import InputError
+
+if TYPE_CHECKING:
+    from equipoise.auditing.audit import Audit
+    from equipoise.auditing.subject import Subject
+    from equipoise.auditing.weights.measures import Progress
+
+FAIL_ON = ("warn", "error")
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write verdict and numbers as JSON.")
+]
+FailOn = Annotated[
+    str | None,
+    typer.Option(help="Exit with 1 if there is a finding this grave: warn or error."),
+]
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Weights (.safetensors, its .index.json, .pt, .bin, .gguf), a model "
+            "directory, a run of the lab, or FILE.py:FUNCTION.",
+            show_default=False,
+        ),
+    ],
+    *,
+    batch: BatchFile = None,
+    text: TextFile = None,
+    random_tokens: RandomTokens = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkpoint: say what moved, and where.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="With data: also the error in this format.")
+    ] = None,
+    selection: Annotated[
+        bool, typer.Option("--selection", help="With data: also which heads select.")
+    ] = False,
+    curvature: Annotated[
+        bool, typer.Option("--curvature", help="With data: also how sharp the loss is.")
+    ] = False,
+    fail_on: FailOn = None,
+    rows: Rows = 20,
+    html: Html = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Judge a model by its weights alone, or also on a batch."""
+    if fail_on is not None and fail_on not in FAIL_ON:
+        raise InputError(f"--fail-on {fail_on}: give one of {', '.join(FAIL_ON)}")
+    # Here, not above: --help must not load torch.
+    from equipoise.auditing.audit import audit
+    from equipoise.auditing.page import print_audit, write_audit
+    from equipoise.cli.subject import subject
+
+    found: Subject | None = None
+    wanted = {"precision": precision, "selection": selection, "curvature": curvature}
+    if batch or text or random_tokens or any(wanted.values()) or _is_function(model):
+        found = subject(
+            model, batch, text=text, random_tokens=random_tokens, targets=True
+        )
+    with _progress() as progress:
+        result = audit(
+            model if found is None else found.model,
+            None if found is None else found.batch,
+            against=against,
+            source=None if found is None else found.source,
+            progress=progress,
+        )
+    print_audit(result, rows=rows)
+    if found is not None:
+        _study(model, found, wanted)
+    if html is not None:
+        typer.echo(f"wrote {write_audit(result, html)}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(json.loads(result.to_json()), indent=1))
+        typer.echo(f"wrote {json_file}")
+    raise typer.Exit(_code(result, fail_on))
+
+
+def _is_function(model: str) -> bool:
+    return ":" in model and not Path(model).exists()
+
+
+def _code(result: "Audit", fail_on: str | None) -> int:
+    grave = {"warn": {"warn", "error"}, "error": {"error"}}.get(fail_on or "", set())
+    return int(any(f.severity in grave for f in result.findings))
+
+
+def _study(model: str, found: "Subject", wanted: dict[str, Any]) -> None:
+    """Run the studies that were asked for, each in its own words."""
+    from equipoise.cli.subject import checked_batch, loss_batch
+
+    if wanted["precision"]:
+        from equipoise.auditing.precision import page as precision_page
+        from equipoise.auditing.precision.emulation import Storage
+        from equipoise.auditing.precision.study import study as precision_study
+
+        storage = Storage.named(wanted["precision"])
+        given = checked_batch(model, _inputs(found))
+        result = precision_study(found.model, given, storage=storage)
+        precision_page.print_study(result, source=found.source)
+    if wanted["selection"]:
+        from equipoise.auditing.selection import page as selection_page
+        from equipoise.auditing.selection.study import study as selection_study
+
+        heads = selection_study(found.model, checked_batch(model, _inputs(found)))
+        selection_page.print_study(heads, source=found.source)
+    if wanted["curvature"]:
+        from equipoise.auditing.curvature import page as curvature_page
+        from equipoise.auditing.curvature.study import study as curvature_study
+
+        sharp = curvature_study(found.model, loss_batch(model, found))
+        curvature_page.print_study(sharp, source=found.source)
+
+
+def _inputs(found: "Subject") -> "Subject":
+    """Return the subject without targets: a pair is (inputs, targets)."""
+    batch = found.batch
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return found._replace(batch=batch[0])
+    return found
+
+
+class _progress:
+    """A bar with the time left on a terminal; nothing elsewhere."""
+
+    def __enter__(self) -> "Progress":
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("reading weights"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f} %"),
+            TimeRemainingColumn(),
+            transient=True,
+            console=Console(stderr=True),
+        )
+        self.bar.start()
+        task = self.bar.add_task("", total=1.0)
+        return lambda share: self.bar.update(task, completed=share)
+
+    def __exit__(self, *raised: object) -> None:
+        self.bar.stop()

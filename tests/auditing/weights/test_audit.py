@@ -1,0 +1,185 @@
+"""Audits of weights: numbers against SVD, planted faults named, clean models clean."""
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
+from equipoise.auditing.audit import audit, judged_at_once
+from equipoise.auditing.weights.checkpoint import in_memory
+from equipoise.auditing.weights.layout import attentions, block_of
+from equipoise.cli import application
+from equipoise.forecast.weight_rules import weight_findings
+from equipoise.lab.models import GPT, GPTConfig
+from equipoise.records import Reading
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_those_of_svd(family: str) -> None:
+    model = FAMILIES[family]()
+    found = audit(model)
+    for attention in attentions(in_memory(model, name="model")):
+        maps = {
+            letter: getattr(attention, letter)
+            .of(model.state_dict()[getattr(attention, letter).tensor])
+            .double()
+            for letter in "qkvo"
+        }
+        exact = {letter: torch.linalg.matrix_norm(w, 2) for letter, w in maps.items()}
+        for letter, norm in exact.items():
+            (value,) = found.reading(f"projection.norm.{letter}")[attention.site]
+            assert value == pytest.approx(float(norm), rel=1e-4)
+        product = torch.stack(list(exact.values())).prod()
+        (gain,) = found.reading("projection.G")[attention.site]
+        assert gain == pytest.approx(float(product), rel=4e-4)
+        H, G = attention.heads, attention.kv_heads
+        assert H is not None and G is not None
+        pairs = {"qk": (maps["q"], maps["k"]), "vo": (maps["v"], maps["o"].mT)}
+        for name, (a, b) in pairs.items():
+            a_H, b_H = (
+                a.unflatten(0, (H if name == "qk" else G, -1)),
+                b.unflatten(0, (G if name == "qk" else H, -1)),
+            )
+            a_H, b_H = (x.repeat_interleave(H // len(x), 0) for x in (a_H, b_H))
+            norms = torch.linalg.matrix_norm(a_H.mT @ b_H, 2).tolist()
+            values = found.reading(f"projection.{name}")[attention.site]
+            assert values == pytest.approx(norms, rel=1e-6)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("family", ["GPT-2", "Llama", "GPT-NeoX"])
+def test_names_planted_faults(family: str, fault: str) -> None:
+    planted = FAULTS[fault](FAMILIES[family](), random.Random(f"{family} {fault} 1"))
+    found = audit(planted.model)
+    assert is_named(planted, found), found.verdict.sentence
+    assert found.verdict.state in {"at risk", "dead"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_warns_of_no_clean_model(family: str) -> None:
+    found = audit(FAMILIES[family]())
+    assert found.verdict.state == "healthy"
+    assert [f for f in found.findings if f.severity != "info"] == []
+
+
+class Trained(GPT):
+    """A model whose weights look trained: a few directions far above the rest."""
+
+    def __init__(self) -> None:
+        super().__init__(GPTConfig(width=64, depth=4, heads=4, context=16))
+        rng = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.dim() == 2:
+                    rows, columns = parameter.shape
+                    a = torch.randn(rows, 2, generator=rng)
+                    b = torch.randn(2, columns, generator=rng)
+                    parameter.add_(0.2 * a @ b * parameter.std())
+                    parameter.mul_(torch.rand(rows, 1, generator=rng) + 0.5)
+                else:
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
+
+
+def test_names_layers_that_were_not_loaded() -> None:
+    assert audit(Trained()).verdict.state == "healthy"
+    planted = half_loaded(Trained(), random.Random(0))
+    assert is_named(planted, audit(planted.model))
+
+
+def test_names_swapped_layers_and_what_moved() -> None:
+    planted = swapped(Trained(), random.Random(0))
+    found = audit(planted.model, against=planted.against)
+    assert is_named(planted, found)
+    assert found.comparison is not None
+    farthest = found.comparison.moved[0]
+    assert block_of(farthest.name) in planted.also
+    assert json.loads(found.to_json())["changes"][0]["name"] == farthest.name
+
+
+def test_a_few_steps_of_training_swap_nothing() -> None:
+    before = Trained()
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.mul_(1.01)
+    found = audit(after, against=before)
+    assert found.verdict.state == "healthy"
+    assert found.comparison is not None
+    assert {round(c.relative, 4) for c in found.comparison.changes} == {0.01}
+
+
+def test_subnormal_weights_are_found() -> None:
+    found = audit({"w": torch.full((40, 40), 1e-6, dtype=torch.float16)})
+    assert [(f.rule, f.site) for f in found.findings] == [("weights.subnormal", "w")]
+    assert found.verdict.state == "at risk"
+
+
+def test_initial_weights_are_compared_with_the_plan() -> None:
+    model = GPT(GPTConfig(width=64, depth=4, heads=4, context=16, init_std=1.0))
+    found = audit(model)
+    assert [f.rule for f in found.findings] == ["weights.initial_scale"]
+
+
+def test_packed_weights_are_not_called_healthy() -> None:
+    packed = {"a.qweight": torch.zeros(4, 4, dtype=torch.uint8)}
+    assert audit(packed).verdict.state == "not judged"
+
+
+def test_findings_are_counted_beyond_a_number() -> None:
+    sites = tuple(f"w{i}" for i in range(100))
+    ones = tuple((1.0,) for _ in sites)
+    reading = Reading(step=0, quantity="weights.nonfinite", sites=sites, values=ones)
+    found = weight_findings([reading])
+    assert len(found) == 41
+    assert found[-1].message == "60 more of weights.nonfinite"
+
+
+def test_on_a_batch_rules_of_runs_judge_too() -> None:
+    """Attention that saturates is found by the rule that a run is judged by."""
+    model = Trained()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.q_proj.weight.mul_(30.0)
+    ids = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(0))
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    found = audit(model, (ids[:, :-1], ids[:, 1:]))
+    assert "attention.saturated" in [f.rule for f in found.findings]
+    assert found.reading("loss") and found.reading("gradient.norm")
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_without_targets_no_gradient_is_read() -> None:
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 2).eval()
+    found = audit(layer, torch.randn(5, 2, 32))
+    assert any("no loss" in fact for fact in found.facts)
+    assert found.reading("gradient.norm") == {}
+
+
+def test_one_point_needs_no_second() -> None:
+    theta = Reading(
+        step=0, quantity="attention.theta.p50", sites=("a",), values=((0.1, 0.2),)
+    )
+    assert [f.rule for f in judged_at_once([theta])] == ["attention.saturated"]
+
+
+def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
+    planted = FAULTS["NaN tensor"](FAMILIES["BERT"](), random.Random(0))
+    torch.save(planted.model.state_dict(), tmp_path / "m.pt")
+    page, data = tmp_path / "a.html", tmp_path / "a.json"
+    words = ["audit", str(tmp_path / "m.pt"), "--fail-on", "error"]
+    words += ["--html", str(page), "--json", str(data)]
+    result = CliRunner().invoke(application(words), words)
+    assert result.exit_code == 1
+    assert result.output.startswith("Dead: ")
+    assert planted.place in result.output
+    assert planted.place in page.read_text()
+    assert json.loads(data.read_text())["verdict"]["state"] == "dead"
+    clean = ["audit", str(tmp_path / "m.pt"), "--fail-on", "often"]
+    assert CliRunner().invoke(application(clean), clean).exit_code != 0
