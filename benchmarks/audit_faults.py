@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.table import publish
 from equipoise.auditing.audit import Audit, audit
-from equipoise.auditing.weights.checkpoint import in_memory
+from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import Attention, attentions
 from equipoise.forecast.weight_rules import layer_of
 from tests.zoo.specimens import hugging

@@ -17,12 +17,9 @@ from torch import Tensor, nn
 
 from equipoise.auditing.curvature.objective import calls, mean_loss
 from equipoise.auditing.subject import Source, loaded, output_of
-from equipoise.auditing.weights.checkpoint import (
-    Checkpoint,
-    in_memory,
-    open_checkpoint,
-)
+from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.comparison import Comparison, compare
+from equipoise.auditing.weights.entries import Checkpoint, in_memory
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
 from equipoise.errors import InputError
 from equipoise.forecast.history import History

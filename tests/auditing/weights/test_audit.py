@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
 from equipoise.auditing.audit import audit, judged_at_once
-from equipoise.auditing.weights.checkpoint import in_memory
+from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
 from equipoise.cli import application
 from equipoise.forecast.weight_rules import weight_findings
@@ -177,7 +177,7 @@ def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
     words += ["--html", str(page), "--json", str(data)]
     result = CliRunner().invoke(application(words), words)
     assert result.exit_code == 1
-    assert result.output.startswith("Dead: ")
+    assert result.stdout.startswith("Dead: ")
     assert planted.place in result.output
     assert planted.place in page.read_text()
     assert json.loads(data.read_text())["verdict"]["state"] == "dead"

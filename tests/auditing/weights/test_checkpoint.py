@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.mutated_checkpoints import MARKER, Calls, campaign, endless, gguf
-from equipoise.auditing.weights.checkpoint import in_memory, open_checkpoint
+from equipoise.auditing.weights.checkpoint import open_checkpoint
+from equipoise.auditing.weights.entries import in_memory
 from equipoise.errors import InputError
 
 

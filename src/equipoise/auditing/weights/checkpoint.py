@@ -7,29 +7,27 @@ does not fit is one ``InputError``.
 """
 
 import json
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise.anatomy.sdpa import HEAD_COUNTS, count
+from equipoise.auditing.weights.entries import (
+    FORMS,
+    LARGEST_HEADER,
+    Checkpoint,
+    Entry,
+    check_count,
+    printable,
+    regular,
+)
+from equipoise.auditing.weights.gguf_file import open_gguf
+from equipoise.auditing.weights.torch_file import open_torch
 from equipoise.errors import InputError
 from equipoise.store import open_run
 
-FORMS = (
-    "a .safetensors file, its .index.json, a torch file (.pt, .pth, .bin), a .gguf "
-    "file, a Hugging Face model directory, or a run of the lab or its checkpoint"
-)
-MOST_TENSORS = 200_000
-"""Larger than any model we know of: DeepSeek-V3 has 91,991 in 163 shards."""
-LARGEST_HEADER = 24 << 20
-"""Bytes of JSON; parsed, it takes ten times as much memory."""
-CHUNK = 1 << 24
-"""Entries looked at together."""
 # What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
 DTYPES = {
     "F64": torch.float64,
@@ -47,57 +45,6 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One tensor of a checkpoint, not read yet."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    """None for one that torch has no name for."""
-    file: Path | None = None
-    start: int = 0
-    """Where its bytes begin in the file."""
-
-    @property
-    def numel(self) -> int:
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype is not None and self.dtype.is_floating_point
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """The tensors of a model by name, and what its folder says about it."""
-
-    name: str
-    format: str
-    entries: dict[str, Entry]
-    load: Callable[[str, int, int], Tensor]
-    """Name, first entry, number of entries → those entries, flat."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Of the model: ``config.json``, GGUF's metadata, the lab's task."""
-    heads: Mapping[str, int] = field(default_factory=dict)
-    """Module → query heads, where a model in memory says so itself."""
-    epsilons: Mapping[str, float] = field(default_factory=dict)
-    """Norm → ε, likewise."""
-
-    def read(self, name: str) -> Tensor:
-        """Return one tensor as stored."""
-        entry = self.entries[name]
-        return self.load(name, 0, entry.numel).view(entry.shape)
-
-    def chunks(self, name: str, *, size: int = CHUNK) -> Iterator[Tensor]:
-        """Yield a tensor's entries in order, so many at a time."""
-        total = self.entries[name].numel
-        for start in range(0, total, size):
-            yield self.load(name, start, min(size, total - start))
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint a path names.
 
@@ -112,56 +59,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not found.entries:
         raise InputError(f"{path} holds no tensor")
     return found
-
-
-def in_memory(model: nn.Module | Mapping[str, Tensor], *, name: str) -> Checkpoint:
-    """Return a model's or a state dict's tensors, not copied."""
-    state = model.state_dict() if isinstance(model, nn.Module) else model
-    tensors = {k: t.detach() for k, t in state.items() if isinstance(t, Tensor)}
-    if not tensors:
-        raise InputError(f"{name} holds no tensor: give a state dict, name → tensor")
-    entries = {
-        k: Entry(shape=tuple(t.shape), dtype=t.dtype) for k, t in tensors.items()
-    }
-
-    def load(key: str, start: int, count: int) -> Tensor:
-        return tensors[key].reshape(-1)[start : start + count]
-
-    config = getattr(model, "config", None)
-    listed = getattr(config, "to_dict", None)
-    plain = listed() if listed is not None else _fields(config)
-    parts = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    return Checkpoint(
-        name=name,
-        format="in memory",
-        entries=entries,
-        load=load,
-        config=plain,
-        heads={n: h for n, m in parts.items() if (h := count(m, HEAD_COUNTS))},
-        epsilons={n: e for n, m in parts.items() if (e := _epsilon(m))},
-    )
-
-
-def _epsilon(module: nn.Module) -> float | None:
-    found = getattr(module, "eps", getattr(module, "variance_epsilon", None))
-    return found if isinstance(found, float) else None
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    found = getattr(config, "__dict__", None) or {}
-    if not found and hasattr(config, "__dataclass_fields__"):
-        found = {k: getattr(config, k) for k in config.__dataclass_fields__}
-    return dict(found)
-
-
-def regular(path: Path) -> None:
-    """Refuse what is no file: opening a pipe would wait for ever."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no such checkpoint; give {FORMS}") from error
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is no regular file; give {FORMS}")
 
 
 # By name, in the order in which a folder that has several is read.
@@ -207,13 +104,8 @@ def _in_file(path: Path) -> Checkpoint:
     if path.name.endswith(".index.json"):
         return _sharded(path)
     if start.startswith(b"GGUF"):
-        # Here, not above: most checkpoints are of other kinds.
-        from equipoise.auditing.weights.gguf_file import open_gguf
-
         return open_gguf(path)
     if start.startswith((b"PK\x03\x04", b"\x80")):
-        from equipoise.auditing.weights.torch_file import open_torch
-
         return open_torch(path, config=config_beside(path))
     if len(start) > 8 and start[8:9] == b"{":
         return _from_entries(path, _header(path), config_beside(path))
@@ -317,17 +209,6 @@ def parsed(text: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise InputError(f"{path}: the header is no JSON object")
     return given
-
-
-def check_count(count: int, path: Path) -> None:
-    if count > MOST_TENSORS:
-        raise InputError(f"{path} lists {count} tensors; {MOST_TENSORS} are the most")
-
-
-def printable(name: str) -> str:
-    """Return a tensor's name fit for a terminal, shortened."""
-    plain = "".join(c if c.isprintable() else "�" for c in name)
-    return plain if len(plain) <= 120 else f"{plain[:117]}…"
 
 
 def _sharded(path: Path) -> Checkpoint:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.auditing.weights.checkpoint import Checkpoint, printable
+from equipoise.auditing.weights.entries import Checkpoint, printable
 from equipoise.errors import InputError
 from equipoise.forecast.weight_rules import role
 from equipoise.records import Reading

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.auditing.weights.checkpoint import (
+from equipoise.auditing.weights.entries import (
     MOST_TENSORS,
     Checkpoint,
     Entry,

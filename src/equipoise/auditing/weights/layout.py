@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.anatomy.families import FAMILIES, Fused, Layout, Paired, Separate
 from equipoise.anatomy.sdpa import HEAD_COUNTS
 from equipoise.anatomy.sites import Interleaved
-from equipoise.auditing.weights.checkpoint import Checkpoint, Entry
+from equipoise.auditing.weights.entries import Checkpoint, Entry
 
 NAMED: tuple[Layout, ...] = (
     Separate(q="attn_q", k="attn_k", v="attn_v", o="attn_output"),

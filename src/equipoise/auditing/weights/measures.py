@@ -1,7 +1,5 @@
 """Measure a checkpoint tensor by tensor: what comes out are readings of step 0.
 
-Axes, in this file:  H head · G key-value head · R head width · D model width.
-
 Of every tensor: size, zeros, subnormal and non-finite numbers. Of projections and
 feed-forward maps also the spectral norm, and how far they are from independent random
 entries. Of every head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂, and how much it resembles another.
@@ -15,14 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.auditing.weights.checkpoint import Checkpoint
+from equipoise.auditing.weights.entries import Checkpoint
+from equipoise.auditing.weights.heads import head_values, layer_bounds
 from equipoise.auditing.weights.layout import (
     DOWN,
-    GATE,
     UP,
     Attention,
     attentions,
-    block_of,
     is_norm_gain,
     norm_epsilon,
 )
@@ -39,8 +36,6 @@ SPECTRAL_COST = 30
 """Reading a matrix for its norm costs so many times as much as looking at it once."""
 NARROWEST = 32
 """Rows and columns needed to tell random entries from trained ones by their scatter."""
-STEEPEST = 1.13
-"""max|φ'| of GELU, the largest among the activations in use (SiLU 1.10, ReLU 1)."""
 
 
 class Statistics(NamedTuple):
@@ -102,7 +97,8 @@ def measure(
             _measure_constant(checkpoint, name, found)
         work.done([name])
     _measure_norms(checkpoint, found)
-    _measure_bounds(checkpoint, sites, found)
+    for quantity, site, value in layer_bounds(checkpoint, sites, found.values):
+        found.add(quantity, site, value)
     _measure_plan(found)
     return found
 
@@ -169,7 +165,8 @@ def _measure_attention(
     if attention.heads is None:
         found.headless += 1
         return
-    _measure_heads(attention, maps, found)
+    for quantity, values in head_values(attention, maps).items():
+        found.add(quantity, attention.site, *values)
 
 
 def _place(attention: Attention, letter: str) -> str:
@@ -206,78 +203,6 @@ def _measure_matrix(matrix: Tensor, name: str, found: Measurement) -> float:
 def _scatter(norms: Tensor) -> float:
     mean = float(norms.double().mean())
     return float(norms.double().std(correction=0)) / mean if mean > 0 else math.nan
-
-
-def _measure_heads(
-    attention: Attention, maps: dict[str, Tensor], found: Measurement
-) -> None:
-    H, G = attention.heads, attention.kv_heads
-    assert H is not None and G is not None
-    count = {"q": H, "k": G, "v": G, "o": H}
-    stacks = {
-        letter: (matrix.mT if letter == "o" else matrix).unflatten(
-            0, (count[letter], -1)
-        )
-        for letter, matrix in maps.items()
-        if (matrix.shape[1] if letter == "o" else matrix.shape[0]) % count[letter] == 0
-    }
-    if len(stacks) < 4 or not all(bool(s.isfinite().all()) for s in stacks.values()):
-        return
-    grams = {
-        letter: _gram(stack).repeat_interleave(H // G if letter in "kv" else 1, 0)
-        for letter, stack in stacks.items()
-    }
-    site = attention.site
-    for a, b in ("qk", "vo"):
-        if grams[a].shape == grams[b].shape:
-            found.add(f"projection.{a}{b}", site, *product_norms(grams[a], grams[b]))
-    for letter in "qk":
-        top_H = torch.linalg.eigvalsh(grams[letter])[:, -1].clamp_min(0).sqrt()
-        found.add(f"weights.head.{letter}", site, *top_H.tolist())
-    _measure_likeness(site, stacks, H // G, found)
-
-
-def _gram(stack_HRD: Tensor) -> Tensor:
-    """Return R × R Gram matrices in float64: their roots keep eight digits."""
-    wide_HRD = stack_HRD.double()
-    return wide_HRD @ wide_HRD.mT
-
-
-def product_norms(gram_a_HRR: Tensor, gram_b_HRR: Tensor) -> list[float]:
-    """Return ‖AᵀB‖₂ of every head as √λ_max(G_A^½ G_B G_A^½).
-
-    Example:
-        >>> a = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))[None]
-        >>> [round(x, 6) for x in product_norms(a @ a, a @ a)]
-        [9.0]
-    """
-    values_HR, vectors_HRR = torch.linalg.eigh(gram_a_HRR)
-    root_HRR = vectors_HRR * values_HR.clamp_min(0).sqrt()[:, None]
-    inner_HRR = root_HRR.mT @ gram_b_HRR @ root_HRR
-    top_H = torch.linalg.eigvalsh((inner_HRR + inner_HRR.mT) / 2)[:, -1]
-    norms: list[float] = top_H.clamp_min(0).sqrt().tolist()
-    return norms
-
-
-def _measure_likeness(
-    site: str, stacks: dict[str, Tensor], shared: int, found: Measurement
-) -> None:
-    """Note the head each head resembles most, and by how much (the least cosine).
-
-    Heads that share keys and values by design are compared by queries and outputs.
-    """
-    letters = "qkvo" if shared == 1 else "qo"
-    H = len(stacks["q"])
-    if H < 2:
-        return
-    cosine_HH = torch.full((H, H), math.inf)
-    for letter in letters:
-        flat = torch.nn.functional.normalize(stacks[letter].flatten(1), dim=1)
-        cosine_HH = torch.minimum(cosine_HH, flat @ flat.mT)
-    cosine_HH.fill_diagonal_(-1)
-    most_H, other_H = cosine_HH.max(1)
-    found.add("weights.head.likeness", site, *most_H.tolist())
-    found.add("weights.head.nearest", site, *map(float, other_H.tolist()))
 
 
 def _measure_norms(checkpoint: Checkpoint, found: Measurement) -> None:
@@ -322,61 +247,6 @@ def _measure_plan(found: Measurement) -> None:
         # What writes to the stream may be scaled down by depth on purpose.
         if name in found.widths and not DOWN.search(name):
             found.add("weights.plan", name, size / initial_std(found.widths[name]))
-
-
-def _measure_bounds(
-    checkpoint: Checkpoint, sites: list[Attention], found: Measurement
-) -> None:
-    """Note log₁₀ of Lipschitz bounds, for tokens as long as a norm lets them be."""
-    gains = found.values.get("weights.gain", {})
-    for attention in sites:
-        width = checkpoint.entries[attention.q.tensor].shape[-1]
-        radius = _radius(gains, block_of(attention.site), width)
-        heads = [found.values.get(name, {}).get(attention.site, ()) for name in BOUND]
-        if all(heads):
-            per_head = checkpoint.entries[attention.q.tensor].shape[0] / len(heads[0])
-            sizes = zip(*heads, strict=True)
-            total = sum(
-                vo * (1 + 2 * radius**2 * q * k / math.sqrt(max(per_head, 1)))
-                for vo, q, k in sizes
-            )
-            found.add("weights.bound.attention", attention.site, _log(total))
-    for block, bound in _feedforward(checkpoint, found, gains).items():
-        found.add("weights.bound.feedforward", block, _log(bound))
-
-
-BOUND = ("projection.vo", "weights.head.q", "weights.head.k")
-
-
-def _radius(gains: dict[str, tuple[float, ...]], block: str, width: int) -> float:
-    own = [g[0] for name, g in gains.items() if block and block_of(name) == block]
-    return max(own, default=1.0) * math.sqrt(width)
-
-
-def _feedforward(
-    checkpoint: Checkpoint, found: Measurement, gains: dict[str, tuple[float, ...]]
-) -> dict[str, float]:
-    """Block → ‖W_down‖·‖W_up‖·max|φ'|; a gate multiplies by ‖W_gate‖ and the token."""
-    products: dict[str, float] = {}
-    gated = {block_of(n) for n in checkpoint.entries if GATE.search(n)}
-    for name, (norm,) in found.values.get("weights.norm", {}).items():
-        block = block_of(name)
-        part = UP.search(name) or DOWN.search(name)
-        if not block or not part or "expert" in name or name.endswith("]"):
-            continue
-        products[block] = products.get(block, STEEPEST) * norm
-    for block in gated & products.keys():
-        width = next(
-            e.shape[-1]
-            for n, e in checkpoint.entries.items()
-            if block_of(n) == block and GATE.search(n)
-        )
-        products[block] *= (1 + 1 / STEEPEST) * _radius(gains, block, width)
-    return products
-
-
-def _log(value: float) -> float:
-    return math.log10(value) if value > 0 else math.nan if value != 0 else -math.inf
 
 
 def _tiny(dtype: torch.dtype) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.auditing.weights.checkpoint import (
+from equipoise.auditing.weights.entries import (
     Checkpoint,
     Entry,
     check_count,
