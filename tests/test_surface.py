@@ -37,6 +37,7 @@ def test_commands() -> None:
         "precision",
         "replay",
         "report",
+        "rules",
         "run",
         "runs",
         "selection",

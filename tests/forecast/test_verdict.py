@@ -30,8 +30,33 @@ def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
 
 
 def test_a_rule_about_the_loss_makes_it_failing() -> None:
-    verdict = judged(healthy(loss=lambda step: 5.0 + step / 50))[0].verdict
-    assert verdict.state == "failing" and verdict.since is not None
+    def loss(step: int) -> float:
+        return 2.9 if step >= 110 else 2.0 + 3.5 * math.exp(-step / 30)
+
+    readings = healthy(loss=loss)
+    verdict = judged(readings)[0].verdict
+    assert verdict.state == "failing" and 110 <= (verdict.since or 0) < 130
+
+
+@pytest.mark.parametrize(("steps", "state"), [(262, "failing"), (360, "dead")])
+def test_no_progress_for_half_of_the_run_is_dead(steps: int, state: str) -> None:
+    """A plateau near the unigram entropy from step 140 on, where a guess has 5.5."""
+    plateau = healthy(steps, loss=lambda step: max(3.3, 5.5 - step / 60))
+    assert judged(plateau)[0].verdict.state == state
+
+
+def test_a_loss_on_its_way_back_has_not_failed_to_come_back() -> None:
+    """A curriculum: few windows learnt by heart, then the whole text."""
+
+    def loss(step: int) -> float:
+        late = 2.2 + 0.9 * math.exp(-(step - 100) / 40)
+        return falling(step) - step / 200 if step < 100 else late
+
+    assert judged(healthy(300, loss=loss))[0].verdict.state == "healthy"
+
+
+def test_a_plateau_far_below_chance_is_convergence() -> None:
+    assert judged(healthy(400, loss=lambda step: 2.0))[0].verdict.state == "healthy"
 
 
 def test_a_loss_that_is_not_finite_is_dead_and_a_skipped_batch_is_not() -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
     "replay": "Repeat a recorded step, and see where it first goes wrong.",
     "report": "Show runs here, or write them into one offline HTML page.",
+    "rules": "List the rules that judge a run, with thresholds and their sources.",
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
     "selection": "Say of every head whether it selects, or has gone flat.",

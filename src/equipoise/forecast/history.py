@@ -44,58 +44,83 @@ class News(Protocol):
 
 @dataclass(slots=True)
 class Curve:
-    """A scalar over the whole run: means of blocks that widen as the run grows."""
+    """A scalar over the whole run: means of blocks that widen as the run grows.
+
+    What takes a pass over the latest values (median, noise) is brought up to date once
+    in eight values: a training step must not wait for statistics.
+    """
 
     blocks: list[tuple[int, float]] = field(default_factory=list)
     """First step and mean of each full block, oldest first."""
     size: int = BLOCK
-    recent: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=RECENT)
-    )
-    """The latest values, with their steps."""
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    """The latest values, and their steps; once there are 64, never fewer."""
     count: int = 0
+    best: float = math.inf
+    """The lowest mean of a block."""
+    peak: float = -math.inf
+    """The highest mean of a block since the lowest."""
+    usual: float = math.nan
+    """The median of the latest 64."""
+    deviation: float = math.inf
+    """The median distance from ``usual``, scaled to a Gaussian's standard deviation."""
+    noise: float = math.inf
+    """The median step between neighbours: for independent noise about its σ."""
     _open: list[tuple[int, float]] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        if self.recent and step <= self.recent[-1][0]:
+        if self.steps and step <= self.steps[-1]:
             self._forget(step)
-        self.recent.append((step, value))
+        self.steps.append(step)
+        self.values.append(value)
         self.count += 1
         self._open.append((step, value))
-        if len(self._open) == self.size:
-            mean = sum(v for _, v in self._open) / self.size
-            self.blocks.append((self._open[0][0], mean))
-            self._open = []
+        if len(self._open) >= self.size:
+            self._close_block()
+        if self.count % BLOCK == 0:
+            self._measure()
+        if len(self.values) >= 4 * RECENT:
+            del self.values[:-RECENT], self.steps[:-RECENT]
+
+    def tail(self, count: int) -> list[float]:
+        """Return the latest values, at most so many, oldest first."""
+        return self.values[-count:]
+
+    def smoothed(self, count: int = 16) -> float:
+        """Return the mean of the latest values; NaN of none."""
+        values = self.values[-count:]
+        return sum(values) / len(values) if values else math.nan
+
+    def _close_block(self) -> None:
+        mean = sum(value for _, value in self._open) / len(self._open)
+        self.blocks.append((self._open[0][0], mean))
+        lowest = mean < self.best
+        self.best = mean if lowest else self.best
+        self.peak = mean if lowest else max(self.peak, mean)
+        self._open = []
         if len(self.blocks) == MOST_BLOCKS:
             pairs = zip(self.blocks[::2], self.blocks[1::2], strict=True)
             self.blocks = [(a[0], (a[1] + b[1]) / 2) for a, b in pairs]
             self.size *= 2
 
-    def tail(self, count: int) -> list[float]:
-        """Return the latest values, at most so many, oldest first."""
-        return [value for _, value in self.recent][-count:]
-
-    def smoothed(self, count: int = 16) -> float:
-        """Return the mean of the latest values; NaN of none."""
-        values = self.tail(count)
-        return sum(values) / len(values) if values else math.nan
-
-    def spread(self) -> float:
-        """Return the noise of the curve: the median step between kept neighbours.
-
-        For independent noise of standard deviation σ this is close to σ.
-        """
-        values = [v for _, v in self.recent if math.isfinite(v)]
-        if len(values) < 4:
-            return math.inf
-        steps = [abs(b - a) for a, b in zip(values, values[1:], strict=False)]
-        return median(steps)
+    def _measure(self) -> None:
+        latest = finite(self.values[-RECENT:])
+        if len(latest) < 4:
+            return
+        self.usual = usual = median(latest)
+        self.deviation = 1.4826 * median([abs(value - usual) for value in latest])
+        following = zip(latest, latest[1:], strict=False)
+        self.noise = median([abs(b - a) for a, b in following])
 
     def _forget(self, step: int) -> None:
         """Drop everything from ``step`` on: the run went back to it."""
+        kept = sum(1 for known in self.steps if known < step)
+        del self.steps[kept:], self.values[kept:]
         self.blocks = [block for block in self.blocks if block[0] < step]
-        kept = [pair for pair in self.recent if pair[0] < step]
-        self.recent = deque(kept, maxlen=RECENT)
+        means = [mean for _, mean in self.blocks]
+        self.best = min(means, default=math.inf)
+        self.peak = max(means[means.index(self.best) :]) if means else -math.inf
         self._open = [pair for pair in self._open if pair[0] < step]
 
 
@@ -136,18 +161,27 @@ class History:
     _memory: dict[str, Any] = field(default_factory=dict)
     _last_sample: int = -1
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: Reading) -> bool:
+        """Take a reading; return whether it says anything new."""
         self.step = reading.step
-        if reading.sites == ("",):
-            value = reading.values[0][0] if reading.values[0] else math.nan
-            self.curve(reading.quantity).add(reading.step, value)
-        elif reading.step != self._last_sample:
-            self.sampled += 1
-            self._last_sample = reading.step
         track = self._tracks.get(reading.quantity)
         if track is None:
             track = self._tracks[reading.quantity] = Track()
+        elif track.recent and track.recent[-1] == reading:
+            return False  # a scalar that the loop gave after the step was written
+        if reading.sites == ("",):
+            value = reading.values[0][0] if reading.values[0] else math.nan
+            self.curve(reading.quantity).add(reading.step, value)
+        else:
+            self.count_sample(reading.step)
         track.add(reading)
+        return True
+
+    def count_sample(self, step: int) -> None:
+        """Count a step at which the model was read."""
+        if step != self._last_sample:
+            self.sampled += 1
+            self._last_sample = step
 
     def __contains__(self, quantity: str) -> bool:
         return quantity in self._tracks
@@ -187,6 +221,14 @@ class History:
     def blocks(self) -> Sequence[str]:
         """The model's blocks in order, where the run names them."""
         return tuple(self.details.get("blocks") or ())
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the run began with a trained model: a first loss far below ln V."""
+        classes, losses = self.details.get("classes"), self.track("loss").first
+        if not isinstance(classes, int) or classes < 2 or not losses:
+            return False
+        return losses[0].values[0][0] < 0.7 * math.log(classes)
 
     @property
     def quantities(self) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ ALIVE = 8
 """Finite losses in a row after which a non-finite number was an accident."""
 ORDER = {"error": 0, "warn": 1, "info": 2}
 NONFINITE = "nonfinite"
+IMPORTANT = ("loss", "gradient.norm", "attention.theta.p50")
+"""Without these a run is not judged, whichever rules are in force."""
 GAPS = ("watch.silent", "watch.unread")
 """Findings of the watcher that say something was not read."""
 
@@ -68,6 +70,8 @@ class Judge:
         self.history = History(self.details)
         rules = configured() if self.rules is None else self.rules
         self.conditions = [Condition(rule) for rule in rules]
+        for quantity in IMPORTANT:
+            self._by_quantity[quantity] = []
         for condition in self.conditions:
             for quantity in condition.rule.reads:
                 self._by_quantity.setdefault(quantity, []).append(condition)
@@ -76,10 +80,14 @@ class Judge:
         """Take readings in the order they were recorded; return what the rules find."""
         found: list[Finding] = []
         for reading in readings:
-            self.history.add(reading)
-            for condition in self._by_quantity.get(reading.quantity, ()):
-                if self._is_complete(condition.rule, reading.step):
-                    found += self._update(condition)
+            asking = self._by_quantity.get(reading.quantity)
+            if asking is None:
+                if reading.sites != ("",):
+                    self.history.count_sample(reading.step)
+            elif self.history.add(reading):
+                for condition in asking:
+                    if self._is_complete(condition.rule, reading.step):
+                        found += self._update(condition)
         return found
 
     def _update(self, condition: Condition) -> list[Finding]:
@@ -148,7 +156,8 @@ def _dead(judge: Judge) -> Verdict | None:
 
 
 def _first_nonfinite(judge: Judge) -> Finding | None:
-    losses = judge.history.curve("loss").recent
+    curve = judge.history.curve("loss")
+    losses = list(zip(curve.steps, curve.values, strict=True))
     after = [step for step, value in losses if math.isfinite(value)][-ALIVE:]
     alive_since = after[0] if len(after) == ALIVE else -1
     lasting = [f for f in judge.nonfinite if f.step >= alive_since]
@@ -168,6 +177,15 @@ def _first_nonfinite(judge: Judge) -> Finding | None:
     )
 
 
+NO_PROGRESS = "loss.not_falling"
+
+
+def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
+    """Return whether there was no progress for half of the run."""
+    began = [f.evidence["since_step"] for f in firing if f.rule == NO_PROGRESS]
+    return bool(began) and 2 * int(began[0] or 0) <= judge.history.step
+
+
 def _judged(judge: Judge) -> Verdict | None:
     """What rules fire: about the loss it is failing, about the model at risk."""
     about = {c.rule.name: c.rule.about for c in judge.conditions}
@@ -177,11 +195,13 @@ def _judged(judge: Judge) -> Verdict | None:
     loss = [f for f in firing if about[f.rule] == "loss"]
     causes = [f for f in firing if about[f.rule] != "loss"]
     worst = (causes or loss)[0]
+    state: State = "failing" if loss else "at risk"
+    state = "dead" if _is_stuck(judge, loss) else state
     sentence = worst.message
     if loss and causes:
         sentence = f"{loss[0].message}; {causes[0].message}"
     return Verdict(
-        state="failing" if loss else "at risk",
+        state=state,
         sentence=f"{sentence} (since step {worst.evidence['since']})",
         since=min(int(f.evidence["since"] or 0) for f in firing),
         findings=tuple(judge.firing),

@@ -1,6 +1,17 @@
 """Rules: one file per family of trouble; importing this registers all of them."""
 
-from equipoise.forecast.rules import attention, gradients, loss
+from equipoise.forecast.rules import (
+    attention,
+    coverage,
+    curvature,
+    gradients,
+    loss,
+    norms,
+    precision,
+    residual,
+    router,
+    updates,
+)
 from equipoise.forecast.rules.registry import (
     RULES,
     Measured,
@@ -11,6 +22,17 @@ from equipoise.forecast.rules.registry import (
     rule,
 )
 
-FAMILIES = (loss, attention, gradients)
+FAMILIES = (
+    loss,
+    attention,
+    gradients,
+    residual,
+    updates,
+    norms,
+    curvature,
+    precision,
+    router,
+    coverage,
+)
 
 __all__ = ["RULES", "Measured", "Rule", "configured", "load_rules", "measured", "rule"]

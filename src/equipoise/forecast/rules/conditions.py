@@ -49,7 +49,10 @@ class Condition:
         if self._beyond < self.rule.persist:
             return []
         self.phase, self._past, self.fired = "firing", 0, self.fired + 1
-        return [self._report(history.step, found)]
+        finding = self._report(history.step, found)
+        if not self.rule.lasts:
+            self.phase, self._beyond, self.finding = "quiet", 0, None
+        return [finding]
 
     def _while_firing(self, step: int, found: Measured) -> list[Finding]:
         rule = self.rule

@@ -1,41 +1,48 @@
-"""Gradients over depth: vanished, exploding, spikes."""
+"""Gradients: vanished or exploding over depth, of queries and keys, spikes in time."""
 
-from equipoise.forecast.history import History
+from statistics import median
+
+from equipoise.forecast.history import History, by_site
 from equipoise.forecast.rules.registry import Measured, measured, rule
+
+NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
+CALIBRATED = "our calibration: python -m benchmarks.rules"
 
 
 def over_depth(history: History) -> list[tuple[str, float]]:
     """Return the gradient norm of each block that was read, in order of depth.
 
-    A frozen block has no reading, and one whose few trained parameters are an adapter's
-    is compared with others like it; so neither counts as vanished.
+    A frozen block has no reading. Blocks of which only an adapter is trained are all
+    alike. So neither counts as vanished.
     """
-    reading = history.last("gradient.norm")
+    reading = history.last(NORM)
     if reading is None:
         return []
-    norms = dict(zip(reading.sites, reading.values, strict=True))
+    norms = dict(by_site(reading))
     return [(block, norms[block][0]) for block in history.blocks if block in norms]
 
 
 @rule(
     "gradient.vanished",
-    reads="gradient.norm",
+    reads=NORM,
     below=0.02,
     release=0.05,
     persist=3,
     severe=1e-4,
     scope="layer",
-    source="our calibration: python -m benchmarks.rules",
-    message="{site} receives {value:.2g} of the gradient of {largest}: the layers "
-    "before it hardly learn",
+    source=CALIBRATED,
+    message="{site} receives {value:.2g} of the gradient of {largest}: early layers "
+    "hardly learn",
     remedies=("deepnorm_init", "residual_scale", "learning_rate"),
 )
 def vanished(history: History) -> Measured | None:
-    """The smallest gradient norm over depth, over that of the largest block."""
+    """Smallest norm in the first half of the blocks over the largest in the second."""
     norms = over_depth(history)
     if len(norms) < 2:
         return None
-    least, most = min(norms, key=lambda p: p[1]), max(norms, key=lambda p: p[1])
+    middle = (len(norms) + 1) // 2
+    least = min(norms[:middle], key=lambda pair: pair[1])
+    most = max(norms[middle:], key=lambda pair: pair[1])
     if not most[1] > 0:
         return None
     return measured(
@@ -45,3 +52,85 @@ def vanished(history: History) -> Measured | None:
         largest=most[0],
         largest_norm=most[1],
     )
+
+
+@rule(
+    "gradient.exploding",
+    reads=NORM,
+    above=60.0,
+    release=30.0,
+    persist=3,
+    severe=1e4,
+    scope="layer",
+    source=CALIBRATED,
+    message="gradients explode over depth: {site} receives {value:.3g} times the "
+    "gradient of {least}",
+    remedies=("gradient_clip", "residual_scale", "learning_rate"),
+)
+def exploding(history: History) -> Measured | None:
+    """Largest norm in the first half of the blocks over the smallest in the second."""
+    norms = over_depth(history)
+    if len(norms) < 2:
+        return None
+    middle = (len(norms) + 1) // 2
+    most = max(norms[:middle], key=lambda pair: pair[1])
+    least = min(norms[middle:], key=lambda pair: pair[1])
+    if not least[1] > 0:
+        return None
+    return measured(most[1] / least[1], most[0], least=least[0], norm=most[1])
+
+
+@rule(
+    "gradient.spike",
+    reads=TOTAL,
+    above=4.0,
+    release=2.5,
+    persist=3,
+    severe=10.0,
+    scope="batch",
+    source="Megatron takes 10 times the largest of its first steps; lower, because "
+    "three steps in a row are asked for; " + CALIBRATED,
+    message="the gradient norm is {norm:.3g}, {value:.3g} times its median of the last "
+    "64 readings",
+    remedies=("gradient_clip", "skip_step", "spike_handling"),
+)
+def spike(history: History) -> Measured | None:
+    """Norm of the whole gradient over the median of those kept before it."""
+    curve = history.curve(TOTAL)
+    if curve.count < 16 or not curve.usual > 0:
+        return None
+    norm = curve.values[-1]
+    return measured(norm / curve.usual, norm=norm, usual=curve.usual)
+
+
+@rule(
+    "gradient.qk_starved",
+    reads=QK,
+    below=0.02,
+    release=0.05,
+    persist=3,
+    scope="layer",
+    source="theory: the gradient of W_Q and W_K carries the factor θ (Emadi 2026); "
+    + CALIBRATED,
+    message="queries and keys receive {value:.2g} of the gradient they began with, the "
+    "least in {site}",
+    remedies=("qk_norm", "learning_rate", "temperature", "deepnorm_init"),
+)
+def qk_starved(history: History) -> Measured | None:
+    """Median over layers of ‖∂W_Q, ∂W_K‖ over its median in the first samples."""
+    track = history.track(QK)
+    if track.count < 8:
+        return None
+    began = {
+        s: median(r.values[i][0] for r in track.first[:5] if s in r.sites)
+        for i, s in enumerate(track.first[0].sites)
+    }
+    ratios = {
+        site: row[0] / began[site]
+        for site, row in by_site(track.recent[-1])
+        if began.get(site, 0.0) > 0
+    }
+    if not ratios:
+        return None
+    lowest = min(ratios, key=lambda site: ratios[site])
+    return measured(median(ratios.values()), lowest, lowest=ratios[lowest])

@@ -1,10 +1,12 @@
 """The loss itself: above chance, not falling, risen, spikes that recovered."""
 
 import math
+from dataclasses import dataclass
 
-from equipoise.forecast.history import History
+from equipoise.forecast.history import Curve, History
 from equipoise.forecast.rules.registry import Measured, measured, rule
 
+CALIBRATED = "our calibration: python -m benchmarks.rules"
 START = 48
 """Steps before which the loss is not judged: warm-up."""
 SMOOTH = 16
@@ -20,7 +22,8 @@ def reference_loss(history: History) -> tuple[float, str] | None:
     """Return the loss of a model that knows nothing, and what that is in words.
 
     ln V, where the run says how many classes its output has. A first loss far above
-    that is no mean cross-entropy over V classes: then it is the reference itself.
+    that is no mean cross-entropy over V classes: then it is the reference itself, and
+    one batch may be easier than the next, so a fifth more.
     """
     first = history.track("loss").first
     if not first:
@@ -28,7 +31,7 @@ def reference_loss(history: History) -> tuple[float, str] | None:
     began, uniform = first[0].values[0][0], uniform_loss(history)
     if uniform is not None and began <= 3 * uniform:
         return uniform, "what guessing gives"
-    return began, "where it began"
+    return 1.2 * began, "well above where it began"
 
 
 @rule(
@@ -41,19 +44,69 @@ def reference_loss(history: History) -> tuple[float, str] | None:
     severity="error",
     about="loss",
     source="theory: a uniform guess has loss ln V, and training begins there",
-    message="the loss is {loss:.4g}, above {reference:.4g}, {what}",
+    message="the loss is {loss:.4g}, above {reference:.4g}: {what}",
     remedies=("learning_rate", "roll_back", "gradient_clip"),
 )
 def above_chance(history: History) -> Measured | None:
     """Smoothed loss over ln V, or over where the run began if V is not known."""
     curve = history.curve("loss")
-    if curve.count < START:
-        return None
     found = reference_loss(history)
-    if found is None or found[0] <= 0:
+    if curve.count < START or found is None or found[0] <= 0:
         return None
     (reference, what), loss = found, curve.smoothed(SMOOTH)
     return measured(loss / reference, loss=loss, reference=reference, what=what)
+
+
+@dataclass(slots=True)
+class Progress:
+    """The last block that brought the loss down, looked for once per block."""
+
+    blocks: int = 0
+    found: Measured | None = None
+
+
+@rule(
+    "loss.not_falling",
+    reads="loss",
+    above=0.4,
+    release=0.3,
+    persist=8,
+    recover=8,
+    severity="error",
+    about="loss",
+    source="a model that knows only how frequent each class is has a loss of 0.55 to "
+    "0.7 ln V on text; " + CALIBRATED,
+    message="the loss has not fallen since step {since_step}: it is {loss:.4g}, and a "
+    "guess has {reference:.4g}",
+    remedies=("learning_rate", "deepnorm_init", "qk_norm"),
+)
+def not_falling(history: History) -> Measured | None:
+    """Share of the run without progress, while the loss is above 0.55 ln V.
+
+    A plateau far below ln V is convergence, and no trouble.
+    """
+    curve, uniform = history.curve("loss"), uniform_loss(history)
+    if uniform is None or len(curve.blocks) < 24:
+        return None
+    seen = history.memory("loss.not_falling", Progress)
+    if seen.blocks != curve.count // curve.size:
+        seen.blocks = curve.count // curve.size
+        seen.found = _without_progress(curve, uniform)
+    return seen.found if isinstance(seen.found, Measured) else None
+
+
+def _without_progress(curve: Curve, uniform: float) -> Measured:
+    """Progress: the mean of four blocks falls by 1 % of ln V below the best before."""
+    means = [mean for _, mean in curve.blocks]
+    best, last = math.inf, 0
+    for i in range(3, len(means)):
+        wide = sum(means[i - 3 : i + 1]) / 4
+        if wide < best - 0.01 * uniform:
+            best, last = wide, i
+    loss, since = curve.smoothed(SMOOTH), curve.blocks[last][0]
+    share = 1 - since / max(1, curve.steps[-1])
+    value = share if loss > 0.55 * uniform else 0.0
+    return measured(value, loss=loss, reference=uniform, since_step=since)
 
 
 @rule(
@@ -61,20 +114,79 @@ def above_chance(history: History) -> Measured | None:
     reads="loss",
     above=6.0,
     release=3.0,
-    persist=24,
+    persist=64,
     recover=16,
     severity="error",
     about="loss",
-    source="our calibration: python -m benchmarks.rules",
+    source=CALIBRATED,
     message="the loss has risen to {loss:.4g} from {best:.4g} and has not come back",
     remedies=("roll_back", "learning_rate", "gradient_clip"),
 )
 def risen(history: History) -> Measured | None:
-    """How far the smoothed loss stands above its best block, in units of its noise."""
+    """How far the smoothed loss is above its best block, in units of its noise.
+
+    A loss that has come down by a quarter of its rise (new data) is on its way back.
+    """
     curve = history.curve("loss")
     if curve.count < START or len(curve.blocks) < 4:
         return None
-    best = min(mean for _, mean in curve.blocks)
-    loss = curve.smoothed(SMOOTH)
-    noise = max(curve.spread() / math.sqrt(SMOOTH), 0.01 * abs(best))
-    return measured((loss - best) / noise, loss=loss, best=best)
+    best, loss = curve.best, curve.smoothed(SMOOTH)
+    noise = max(curve.noise / 4, 0.01 * abs(best))  # of a mean of 16
+    returning = curve.peak - loss > (curve.peak - best) / 4
+    value = 0.0 if returning else (loss - best) / noise
+    return measured(value, loss=loss, best=best, peak=curve.peak)
+
+
+@dataclass(slots=True)
+class Spike:
+    """A jump of the loss under way, and how many have come back."""
+
+    began: int = -1
+    usual: float = math.nan
+    highest: float = -math.inf
+    recovered: int = 0
+
+
+@rule(
+    "loss.spike_recovered",
+    reads="loss",
+    above=0.0,
+    persist=1,
+    severity="info",
+    about="loss",
+    lasts=False,
+    source="a spike is 6 robust standard deviations above the median of the last 64 "
+    "losses, at least 5 % (docs/lab.md)",
+    message="the loss jumped to {highest:.4g} at step {began} and came back to "
+    "{usual:.4g}: harmless by itself ({count} so far)",
+    remedies=("gradient_clip", "skip_step"),
+)
+def spike_recovered(history: History) -> Measured | None:
+    """Reported at the first, second, fourth, … spike that came back in 48 steps."""
+    curve = history.curve("loss")
+    if curve.count < START:
+        return None
+    spike = history.memory("loss.spike_recovered", Spike)
+    step, now = curve.steps[-1], curve.values[-1]
+    if spike.began < 0:
+        _watch_for(spike, curve)
+        return None
+    spike.highest = max(spike.highest, now)
+    if step - spike.began > START:
+        spike.began = -1  # this one stays: loss.risen
+    elif now <= spike.usual:
+        began, spike.began = spike.began, -1
+        spike.recovered += 1
+        if spike.recovered & (spike.recovered - 1) == 0:
+            count, highest = spike.recovered, spike.highest
+            return measured(
+                1.0, began=began, highest=highest, usual=spike.usual, count=count
+            )
+    return None
+
+
+def _watch_for(spike: Spike, curve: Curve) -> None:
+    now, usual = curve.values[-1], curve.usual
+    if now > usual + max(6 * curve.deviation, 0.05 * abs(usual)):
+        spike.began, spike.highest = curve.steps[-1], now
+        spike.usual = usual + curve.deviation

@@ -64,6 +64,8 @@ class Rule:
     """Readings in a row beyond the threshold before it fires."""
     recover: int = 3
     """Readings in a row past ``release`` before it is over."""
+    lasts: bool = True
+    """Whether it is a state that begins and ends, or an event that is only reported."""
     severe: float | None = None
     """Beyond this it is an error, whatever ``severity`` says."""
     severity: Severity = "warn"

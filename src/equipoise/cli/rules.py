@@ -1,0 +1,50 @@
+"""``equipoise rules``: every rule with its threshold, where that is from, its page."""
+
+import json as jsonlib
+from dataclasses import fields
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from equipoise.forecast.rules import Rule, configured
+
+
+def command(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """List the rules in force: what each reads, its threshold and its source."""
+    rules = configured()
+    if json:
+        typer.echo(jsonlib.dumps([described(rule) for rule in rules]))
+        return
+    table = Table(box=None)
+    table.add_column("rule", no_wrap=True)
+    for title in ("fires when", "for", "severity", "source"):
+        table.add_column(title)
+    for rule in rules:
+        sign = ">" if rule.side == "above" else "<"
+        when = f"{_first_line(rule)} {sign} {rule.threshold:g}"
+        readings = f"{rule.persist} readings"
+        table.add_row(rule.name, when, readings, rule.severity, rule.source)
+    screen = Console()
+    screen.print(table)
+    screen.print(
+        "Change one in equipoise.toml: [rules] then "
+        '"loss.risen" = false, or = 8.0, or = {persist = 50}',
+        highlight=False,
+        markup=False,
+    )
+
+
+def described(rule: Rule) -> dict[str, object]:
+    """Return everything about a rule as JSON values."""
+    plain = {f.name: getattr(rule, f.name) for f in fields(rule) if f.name != "measure"}
+    return {**plain, "measures": _first_line(rule), "page": rule.page}
+
+
+def _first_line(rule: Rule) -> str:
+    lines = (rule.measure.__doc__ or rule.reads[0]).strip().splitlines()
+    return lines[0].rstrip(".")

@@ -1,0 +1,182 @@
+"""Pending, firing, resolved; hysteresis; missing data; users' rules and settings."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from equipoise.errors import InputError
+from equipoise.forecast.remedy_catalogue import CATALOGUE, advise
+from equipoise.forecast.rules import RULES, Rule, configured, registry, rule
+from equipoise.forecast.verdict import Judge
+from equipoise.records import Finding, Reading
+
+MESSAGE = "x is {value:g}, above {threshold:g}"
+
+
+@pytest.fixture(autouse=True)
+def _rules_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "RULES", dict(RULES))
+
+
+def level(**options: object) -> Rule:
+    """Return a rule that looks at x itself: above 10, over below 5."""
+    given = {"above": 10.0, "release": 5.0, "persist": 3, "recover": 2, **options}
+    rule("test.x", reads="x", source="this test", message=MESSAGE, **given)(
+        lambda history: history.scalar("x")
+    )
+    return registry.RULES["test.x"]
+
+
+def course(values: Iterable[float], one: Rule) -> tuple[Judge, list[Finding]]:
+    judge = Judge({}, rules=[one])
+    readings = [Reading.scalar(n, "x", value) for n, value in enumerate(values)]
+    return judge, judge.add(readings)
+
+
+def test_it_fires_after_its_persistence_and_says_so_once() -> None:
+    judge, found = course([0, 11, 11, 11, 12, 13, 12], level())
+    assert [(f.step, f.severity) for f in found] == [(3, "warn")]
+    assert found[0].message == "x is 11, above 10" and found[0].evidence["since"] == 1
+    assert judge.conditions[0].phase == "firing" and judge.firing == found
+
+
+def test_an_interruption_starts_the_count_again() -> None:
+    assert not course([11, 11, 9, 11, 11, 9], level())[1]
+
+
+def test_between_the_limits_nothing_changes() -> None:
+    judge, found = course([11] * 3 + [6] * 50, level())
+    assert len(found) == 1 and judge.conditions[0].phase == "firing"
+
+
+def test_it_is_over_after_its_recovery_and_may_come_again() -> None:
+    judge, found = course([11] * 3 + [4, 6, 4, 4] + [11] * 3, level())
+    assert [f.step for f in found] == [2, 6, 9]
+    assert found[1].severity == "info" and found[1].evidence["resolved"]
+    assert judge.conditions[0].fired == 2
+
+
+def test_missing_data_never_end_it() -> None:
+    one = level()
+    rule("test.sometimes", reads="x", above=10.0, source="s", message="m", persist=1)(
+        lambda history: None if history.scalar("x") == 0 else history.scalar("x")
+    )
+    judge, _ = course([11] + [0] * 100, registry.RULES["test.sometimes"])
+    assert judge.conditions[0].phase == "firing"
+    judge, _ = course([11] * 3 + [math.nan], one)
+    assert judge.conditions[0].phase == "firing"
+
+
+def test_it_becomes_an_error_once_it_is_severe() -> None:
+    found = course([11, 11, 11, 12, 101, 102, 11, 103], level(severe=100.0))[1]
+    assert [(f.step, f.severity) for f in found] == [(2, "warn"), (4, "error")]
+
+
+def test_below_is_the_mirror_image() -> None:
+    one = level(above=None, below=1.0, release=2.0)
+    _, found = course([0.5] * 3 + [1.5] * 9 + [2.5] * 2, one)
+    assert [f.step for f in found] == [2, 13]
+
+
+def test_two_quantities_are_judged_when_both_are_of_one_step() -> None:
+    rule("test.both", reads=("x", "y"), above=0.0, source="s", message="m", persist=1)(
+        lambda h: h.scalar("x") * h.scalar("y")
+    )
+    judge = Judge({}, rules=[registry.RULES["test.both"]])
+    assert not judge.add([Reading.scalar(0, "x", 1.0), Reading.scalar(1, "y", 1.0)])
+    assert judge.add([Reading.scalar(1, "x", 1.0)])
+
+
+def test_a_rule_that_raises_is_switched_off_and_named() -> None:
+    rule("test.broken", reads="x", above=0.0, source="s", message="m")(
+        lambda history: 1 / 0
+    )
+    judge, found = course([1.0] * 9, registry.RULES["test.broken"])
+    assert [f.rule for f in found] == ["rule.failed"] and "ZeroDivision" in str(found)
+    assert judge.conditions[0].phase == "broken"
+
+
+def test_a_name_is_taken_once_and_a_threshold_is_given_once() -> None:
+    level()
+    with pytest.raises(InputError, match="twice"):
+        level()
+    with pytest.raises(InputError, match="one of above"):
+        rule("test.two", reads="x", above=1.0, below=1.0, source="s", message="m")
+
+
+def settings(tmp_path: Path, text: str) -> dict[str, Rule]:
+    path = tmp_path / "equipoise.toml"
+    path.write_text(text)
+    return {one.name: one for one in configured(path)}
+
+
+def test_a_file_switches_rules_off_and_changes_thresholds(tmp_path: Path) -> None:
+    text = """
+    [rules]
+    "loss.risen" = false
+    attention.saturated = 0.05
+    "update.too_large" = {threshold = 0.04, persist = 9}
+    "gradient.spike" = {severity = "error"}
+    """
+    found = settings(tmp_path, text)
+    assert "loss.risen" not in found
+    assert found["attention.saturated"].threshold == 0.05
+    assert found["attention.saturated"].release == pytest.approx(0.1)
+    assert found["update.too_large"].persist == 9
+    assert found["update.too_large"].release == pytest.approx(0.03)
+    assert found["gradient.spike"].severity == "error"
+    assert RULES["update.too_large"].threshold == 0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[rules]\n"loss.rizen" = 1.0', "loss.risen"),
+        ('[rules]\n"loss.risen" = "no"', "give false"),
+        ('[rules]\n"loss.risen" = {treshold = 1}', "loss.risen.treshold"),
+        ('[rules]\n"loss.risen" = {threshold = 1, x = 1}', "give false"),
+        ("rules = 3", "a table"),
+        ("[rules", "not TOML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_clear_line(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        settings(tmp_path, text)
+
+
+class Point:
+    """An entry point whose module registers a rule, or cannot be imported."""
+
+    value = "their.package"
+
+    def __init__(self, *, broken: bool) -> None:
+        self.broken = broken
+
+    def load(self) -> None:
+        if self.broken:
+            raise ImportError("no such thing")
+        level()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_rules_of_installed_packages(
+    monkeypatch: pytest.MonkeyPatch, *, broken: bool
+) -> None:
+    point = Point(broken=broken)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    if broken:
+        with pytest.raises(InputError, match=r"their\.package"):
+            registry.load_rules()
+    else:
+        assert "test.x" in registry.load_rules()
+
+
+def test_every_remedy_a_rule_names_is_in_the_catalogue() -> None:
+    for one in RULES.values():
+        assert set(one.remedies) <= CATALOGUE.keys(), one.name
+        assert one.about == "watching" or advise(one.remedies)
+    assert all(entry.code and entry.fits for entry in CATALOGUE.values())

@@ -1,0 +1,228 @@
+"""Every rule fires just beyond its threshold, and not just within it."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from equipoise.forecast.rules import RULES
+from equipoise.records import Reading
+from tests.forecast.histories import BLOCKS, SITES, falling, judged, names, per_site
+
+Course = Callable[[float], Iterator[Reading]]
+SAMPLES = 24
+
+
+def heads(
+    quantity: str, late: Callable[[float], Sequence[float]], early: float
+) -> Course:
+    """Return a course of one quantity of four heads a layer, changed from sample 8."""
+
+    def course(value: float) -> Iterator[Reading]:
+        for n in range(SAMPLES):
+            row = late(value) if n >= 8 else [early] * 4
+            yield per_site(10 * n, quantity, [row] * len(SITES), SITES)
+
+    return course
+
+
+def blocks(quantity: str, early: float, late: Callable[[float, int], float]) -> Course:
+    def course(value: float) -> Iterator[Reading]:
+        for n in range(SAMPLES):
+            rows = [[late(value, i) if n >= 8 else early] for i in range(len(BLOCKS))]
+            yield per_site(10 * n, quantity, rows, BLOCKS)
+
+    return course
+
+
+def scalar(quantity: str, late: Callable[[float], float], early: float) -> Course:
+    def course(value: float) -> Iterator[Reading]:
+        for n in range(SAMPLES):
+            yield per_site(10 * n, "gradient.norm", [[1.0]], BLOCKS[:1])
+            yield Reading.scalar(10 * n, quantity, late(value) if n >= 16 else early)
+
+    return course
+
+
+def losses(loss: Callable[[float, int], float], steps: int = 300) -> Course:
+    def course(value: float) -> Iterator[Reading]:
+        return (Reading.scalar(s, "loss", loss(value, s)) for s in range(steps))
+
+    return course
+
+
+def _logits(value: float) -> Iterator[Reading]:
+    for n in range(SAMPLES):
+        logit = 10.0 if n < 16 else 10.0 * value
+        yield per_site(n, "attention.max_logit", [[1.0, logit]], SITES[:1])
+
+
+def _entropy_back(value: float) -> Iterator[Reading]:
+    for n in range(SAMPLES):
+        entropy = 3.0 if n < 4 else 3.0 * (0.5 if n < 12 else value)
+        yield per_site(n, "attention.entropy", [[entropy] * 4], SITES[:1])
+
+
+def _dead(value: float) -> Iterator[Reading]:
+    row = [1e-4 if head < value else 0.9 for head in range(8)]
+    for n in range(SAMPLES):
+        yield per_site(n, "attention.theta.p100", [row], SITES[:1])
+
+
+def _duplicates(value: float) -> Iterator[Reading]:
+    row = [1.0, 1.0 + value, 2.0, 3.0]
+    for n in range(SAMPLES):
+        for name in ("theta.mean", "entropy", "max_logit"):
+            yield per_site(n, f"attention.{name}", [row], SITES[:1])
+
+
+def _updates(value: float) -> Iterator[Reading]:
+    for n in range(SAMPLES):
+        rate = 1e-3 if n < 12 else 1e-4
+        moved = rate * (1.0 if n < 16 else value)
+        yield Reading.scalar(n, "learning_rate", rate)
+        yield per_site(n, "update.norm", [[moved]] * 4, BLOCKS)
+
+
+def _still(value: float) -> Iterator[Reading]:
+    for n in range(SAMPLES):
+        rows = [[1.0 if i < value else 1.0 + n] for i in range(4)]
+        yield per_site(n, "weight.norm", rows, BLOCKS)
+        yield per_site(n, "update.ratio", [[1e-3]] * 4, BLOCKS)
+
+
+def _experts(value: float) -> Iterator[Reading]:
+    row = [0.005 if expert < value else 0.2 for expert in range(8)]
+    for n in range(SAMPLES):
+        yield per_site(n, "router.load", [row], ["blocks.0.router"])
+
+
+def _stops(value: float) -> Iterator[Reading]:
+    for step in range(400):
+        yield Reading.scalar(step, "loss", falling(step))
+        if step % 10 == 0 and step <= value:
+            yield per_site(step, "gradient.norm", [[1.0]] * 4, BLOCKS)
+
+
+def _spike(value: float, step: int) -> float:
+    return value if step == 200 else 3.0 + 0.05 * math.sin(12.9898 * step)
+
+
+CASES: dict[str, tuple[Course, float, float]] = {
+    # rule: course, a value at which it must not fire, one at which it must
+    "loss.above_chance": (losses(lambda v, s: v), 5.50, 5.60),
+    "loss.not_falling": (losses(lambda v, s: 5.5 if s < 40 else v), 3.00, 3.10),
+    "loss.risen": (losses(lambda v, s: 3.0 if s < 150 else 3.0 + v), 0.17, 0.19),
+    "loss.spike_recovered": (losses(_spike), 3.10, 3.60),
+    "attention.saturated": (
+        heads("attention.theta.p5", lambda v: [1e-7, v, v, 0.9], 0.9), 0.11, 0.09,
+    ),
+    "attention.logits_large": (
+        heads("attention.max_logit", lambda v: [1.0, 2.0, v, 3.0], 90.0), 99.0, 101.0,
+    ),
+    "attention.logits_growing": (_logits, 3.9, 4.1),
+    "attention.entropy_collapsed": (
+        heads("attention.entropy", lambda v: [2 * v] * 4, 2.0), 0.16, 0.14,
+    ),
+    "attention.uniform": (_entropy_back, 0.97, 0.99),
+    "attention.sinks": (heads("attention.sink", lambda v: [v] * 4, 0.1), 0.79, 0.81),
+    "attention.dead_heads": (_dead, 2, 3),
+    "attention.duplicate_heads": (_duplicates, 0.01, 0.0),
+    "gradient.vanished": (
+        blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 0.021, 0.019,
+    ),
+    "gradient.exploding": (
+        blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 59.0, 61.0,
+    ),
+    "gradient.spike": (scalar("gradient.norm.total", lambda v: v, 1.0), 3.9, 4.1),
+    "gradient.qk_starved": (
+        blocks("gradient.qk", 1.0, lambda v, i: v), 0.021, 0.019,
+    ),
+    "residual.tokens_collapsed": (
+        blocks("residual.token_cosine", 0.3, lambda v, i: v), 0.94, 0.96,
+    ),
+    "residual.growing": (
+        blocks("residual.B", 2.0, lambda v, i: 2 * (v if i == 3 else 1.0)), 14.9, 15.1,
+    ),
+    "residual.outliers": (
+        blocks("residual.kurtosis", 3.0, lambda v, i: v if i == 3 else 3.0), 29.0, 31.0,
+    ),
+    "update.too_large": (blocks("update.ratio", 1e-3, lambda v, i: v), 0.019, 0.021),
+    "update.too_small": (_updates, 0.11, 0.09),
+    "update.lost": (_still, 2, 3),
+    "norm.gain_high": (
+        blocks("norm.gain", 5.0, lambda v, i: 5.0 * (v if i == 1 else 1.0)), 9.9, 10.1,
+    ),
+    "norm.epsilon_rules": (
+        blocks("precision.epsilon_dominated", 0.0, lambda v, i: v), 0.09, 0.11,
+    ),
+    "curvature.beyond_edge": (
+        scalar("curvature.edge_ratio", lambda v: v, 1.0), 1.9, 2.1,
+    ),
+    "precision.error": (
+        heads("precision.rms_error.bf16", lambda v: [v, 0, 0, 0], 0.0), 0.049, 0.051,
+    ),
+    "router.collapsed": (_experts, 3, 4),
+    "router.certain": (
+        blocks("router.entropy", 1.0, lambda v, i: v), 0.021, 0.019,
+    ),
+    "coverage.stopped": (_stops, 240, 200),
+    "ranks.disagree": (scalar("ranks.disagreement", lambda v: v, 0.0), 0.009, 0.011),
+}  # fmt: skip
+
+
+def test_every_rule_has_a_case() -> None:
+    assert CASES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fires_beyond_its_threshold_and_not_within(name: str) -> None:
+    course, within, beyond = CASES[name]
+    assert name not in names(judged(course(within))[1])
+    found = [f for f in judged(course(beyond))[1] if f.rule == name]
+    assert found, name
+    assert found[0].message and "{" not in found[0].message
+    assert found[0].severity == RULES[name].severity
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_reading_is_not_enough(name: str) -> None:
+    """A rule that lasts waits for its persistence: all but one reading is quiet."""
+    rule = RULES[name]
+    if rule.persist == 1:
+        assert name in {"loss.spike_recovered", "coverage.stopped"}
+        return
+    course, _, beyond = CASES[name]
+    readings = list(course(beyond))
+    first = next(f for f in judged(readings)[1] if f.rule == name)
+    steps = [r.step for r in readings if r.quantity == rule.reads[-1]]
+    waited = [s for s in steps if first.evidence["since"] <= s <= first.step]
+    assert len(waited) == rule.persist
+
+
+def test_healthy_long_trained_heads_do_not_count() -> None:
+    """A quarter of the heads saturated, as in healthy models: not a word."""
+    row = [1e-8, 0.4, 0.6, 0.9]
+    readings = [
+        per_site(n, "attention.theta.p5", [row] * 4, SITES) for n in range(SAMPLES)
+    ]
+    assert not judged(readings)[1]
+
+
+def test_frozen_blocks_and_adapters_are_no_vanished_gradients() -> None:
+    frozen = [
+        per_site(n, "gradient.norm", [[0.3], [0.2]], BLOCKS[2:]) for n in range(SAMPLES)
+    ]
+    adapters = [
+        per_site(n, "gradient.norm", [[1e-6]] * 4, BLOCKS) for n in range(SAMPLES)
+    ]
+    assert not judged(frozen)[1] and not judged(adapters)[1]
+
+
+def test_a_model_that_came_saturated_and_works_is_left_alone() -> None:
+    """Fine-tuning: the first loss is far below ln V, and θ was low from the start."""
+    loss = [Reading.scalar(0, "loss", 2.0)]
+    low = [per_site(n, "attention.theta.p5", [[0.05] * 4], SITES[:1]) for n in range(9)]
+    assert "attention.saturated" not in names(judged([*loss, *low])[1])
+    fresh = [Reading.scalar(0, "loss", 5.5)]
+    assert "attention.saturated" in names(judged([*fresh, *low])[1])
