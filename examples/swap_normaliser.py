@@ -1,4 +1,4 @@
-"""Another normaliser in somebody's model: swapped in, learnt, taken back. Seconds."""
+"""Replace softmax in a user's model: swap, learn, undo. Takes seconds."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -38,7 +38,7 @@ __all__ = [
     "watch",
 ]
 
-# Resolved on first use (PEP 562): whoever only reads a run must not pay for torch.
+# Resolved on first use (PEP 562): reading a run must not load torch.
 _LAZY = {
     "Audit": "equipoise.auditing.audit",
     "Balance": "equipoise.numerics.rows.balance",

@@ -82,7 +82,7 @@ class Finding(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(Record):
-    """A remedy that was applied to, or taken back from, somebody's model."""
+    """A remedy that was applied to, or taken back from, a model."""
 
     step: int
     remedy: str

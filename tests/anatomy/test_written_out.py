@@ -60,7 +60,7 @@ def test_dropout_scales_what_is_left() -> None:
     torch.manual_seed(0)
     mixed = WrittenOut()(q, k, ones, dropout_p=0.5)
     assert not torch.allclose(mixed, torch.ones_like(mixed))
-    assert abs(mixed.mean().item() - 1) < 0.25  # 40 rows, spread about .5 each
+    assert abs(mixed.mean().item() - 1) < 0.25  # 40 rows, spread about 0.5 each
 
 
 def test_each_step_is_the_callers() -> None:

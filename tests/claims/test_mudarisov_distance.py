@@ -56,8 +56,8 @@ def test_the_critical_size_moves_with_the_number_of_heads() -> None:
     verdict = claims.critical_fraction()
     found = verdict.evidence
     assert verdict.outcome == "fails"
-    assert found["D rejected at .01, 144 heads"] == pytest.approx(0.192, abs=0.005)
-    assert found["power at a shift of .3σ, 144 heads"] == pytest.approx(0.31, abs=0.05)
+    assert found["D rejected at 0.01, 144 heads"] == pytest.approx(0.192, abs=0.005)
+    assert found["power at a shift of 0.3σ, 144 heads"] == pytest.approx(0.31, abs=0.05)
     few, many = (found[f"critical N with {n} heads"] for n in (36, 576))
     assert many >= 2 * few
     shifts = [found[f"shift seen 4 times in 5, {n} heads"] for n in (36, 144, 576)]

@@ -1,6 +1,8 @@
 """A run of the lab can be looked at again: by its folder or by a checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -9,10 +11,11 @@ from equipoise.cli.subject import is_lab_folder
 from equipoise.errors import InputError
 from equipoise.lab.data import open_data
 from equipoise.lab.models import GPTConfig
-from equipoise.lab.running.execution import build, reopened
+from equipoise.lab.running.execution import build, reopened, task_of
 from equipoise.lab.running.experiment import Arm, Task
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer
+from equipoise.store import open_run
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,28 @@ def test_what_cannot_be_reopened_says_why(
     (lonely / "state.json").write_text("{}")
     with pytest.raises(InputError, match="is no run with weights"):
         reopened(lonely)
+
+
+BEFORE = Path(__file__).parent / "data" / "before"
+"""A run and its checkpoint as dc3c61d wrote them, before the tree was redrawn."""
+LOGITS = (-0.0062132953, 0.5392295122, -0.0837141424, -0.0402549617)
+"""Of the last token, as that revision computed them."""
+
+
+def test_a_checkpoint_written_before_the_tree_was_redrawn_opens() -> None:
+    model, (x, _) = reopened(BEFORE)
+    assert x.shape[1] == 8
+    logits = model(31 * torch.arange(8)[None])[0, -1, :4]
+    torch.testing.assert_close(logits, torch.tensor(LOGITS), rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_written_before_the_tree_was_redrawn_is_resumed(
+    tmp_path: Path,
+) -> None:
+    place = copytree(BEFORE, tmp_path / "run")
+    task = task_of(place / "checkpoints" / "step-00000002")
+    train = replace(task.arm.train, steps=3)
+    data = open_data(task.arm.data, batch=2, seed=42, context=8).train
+    trainer = Trainer(build(task.arm, 42), data, train, folder=place)
+    trainer.run()
+    assert len(open_run(place / "run.eqp").series("loss")[""][0]) == 3

@@ -18,7 +18,7 @@ from tests.probes.reading import gpt
 
 WIDTH = 128
 RATE = 0.02
-"""Norms are followed by one step a sample: these weights move by .1 % in it."""
+"""Norms are followed by one step a sample: these weights move by 0.1 % in it."""
 
 
 def wide() -> Any:

@@ -1,4 +1,4 @@
-"""What each torch operation does to the numbers it reads: one table for everybody.
+"""What each torch operation does to the numbers it reads: one table, shared by all.
 
 Interception asks which operations move or mix softmax weights, the precision audit
 which ones make a new number that is rounded, and the curvature audit which ones bend.

@@ -272,5 +272,5 @@ def _local(weight: Weight, parts: int) -> Weight | None:
             return None
         rows = replace(weight.rows, groups=weight.rows.groups // parts)
         return replace(weight, rows=rows, local=True)
-    # A stretch of rows that holds queries, keys and values is nobody's heads.
+    # A stretch of rows that holds queries, keys and values belongs to no head.
     return replace(weight, local=True) if weight.rows is None else None

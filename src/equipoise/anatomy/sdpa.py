@@ -236,7 +236,7 @@ class OpenAttention(TorchFunctionMode):
 def open_multi_head(**names: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return torch's own Python function, with other functions under some names in it.
 
-    A copy: torch's function asks whether a mode is active and would call it for ever,
+    A copy: torch's function asks whether a mode is active and would call it endlessly,
     and its module must not be changed for others.
     """
     function: Any = F.multi_head_attention_forward

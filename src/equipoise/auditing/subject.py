@@ -226,7 +226,7 @@ def _from_directory(path: Path) -> nn.Module:
 
 
 def _check_files(path: Path) -> None:
-    """Refuse a folder with a pipe or a device in it: reading one would wait for ever.
+    """Refuse a folder with a pipe or a device in it: reading one would never end.
 
     Links are followed: the Hugging Face cache is made of them.
     """

@@ -33,7 +33,7 @@ def risk_is_not_unitless() -> Found:
 
     Claim: The scaled risk is comparable across layers and networks.
 
-    Instead: The attention term lacks W_O, the LN term the branch's gain, and the
+    Instead: The attention term leaves out W_O, the LN term the branch's gain, and the
     divisor is the norm behind ln_f: carry residuals to the output instead.
     """
     evidence = {}

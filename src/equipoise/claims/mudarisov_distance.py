@@ -130,8 +130,8 @@ def critical_fraction() -> Found:
     rng = torch.Generator().manual_seed(0)
     sizes = list(range(10, 201, 10))
     evidence = {
-        "D rejected at .01, 144 heads": ks_threshold(144, 0.01),
-        "power at a shift of .3σ, 144 heads": ks_power(0.3, 144, generator=rng),
+        "D rejected at 0.01, 144 heads": ks_threshold(144, 0.01),
+        "power at a shift of 0.3σ, 144 heads": ks_power(0.3, 144, generator=rng),
     }
     shift_T1 = torch.tensor([3 * math.exp(-N / 40) for N in sizes])[:, None]
     for heads in (36, 144, 576):

@@ -155,7 +155,7 @@ def value_curvature_is_quadratic_in_the_input() -> Found:
 
 
 def sharp_layer(*, value_scale: float) -> PetrovLayer:
-    """Return 32 tokens of which two attend to each other equally and to nobody else."""
+    """Return 32 tokens of which two attend to each other equally and to no other."""
     L, D = 32, 34
     x = torch.zeros(L, D, dtype=torch.float64)
     x[:, 2:] = torch.eye(L, dtype=torch.float64)

@@ -3,7 +3,7 @@
 On a quadratic of curvature λ, w ← w − η·b with b ← βb + (1−τ)λw is a linear map; its
 spectral radius passes 1 at η·λ = 2(1+β)/(1−τ), and with Nesterov's look-ahead at
 η·λ = 2(1+β)/(1+2β). Adam averages (τ = β₁) and divides by P, so its bound is on the
-curvature of P^{-½}HP^{-½}: 2(1+β₁)/((1−β₁)η), 38/η at β₁ = .9 (Cohen et al., 2022).
+curvature of P^{-½}HP^{-½}: 2(1+β₁)/((1−β₁)η), 38/η at β₁ = 0.9 (Cohen et al., 2022).
 """
 
 from jaxtyping import Float

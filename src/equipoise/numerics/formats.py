@@ -139,7 +139,7 @@ _ALIASES = {
     "float8_e5m2": "e5m2",
 }
 
-# Wide dtype → (its integer twin, its significand bits, its exponent bits).
+# Wide dtype → (the integer dtype of its size, its significand bits, its exponent bits).
 _WIDE = {
     torch.float32: (torch.int32, 24, 8),
     torch.float64: (torch.int64, 53, 11),

@@ -180,7 +180,7 @@ def _depends(value: Tensor) -> None:
 
 
 def leaves(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same numbers as leaves of their own; nobody's ``.grad`` is touched."""
+    """Return the same numbers as leaves of their own; no ``.grad`` is touched."""
     return [p.detach().requires_grad_() for p in parameters]
 
 

@@ -27,7 +27,7 @@ class _Memory:
 def host_view(x: Tensor) -> npt.NDArray[np.floating[Any]]:
     """Return the values of a contiguous CPU tensor, uncopied; keep x alive meanwhile.
 
-    ``Tensor.numpy()`` forbids the storage to be resized from then on, for ever; FSDP
+    ``Tensor.numpy()`` forbids the storage to be resized from then on; FSDP
     frees a gathered weight by resizing it, and would fail on every weight we looked at.
 
     >>> x = torch.ones(2, 3)

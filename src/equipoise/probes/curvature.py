@@ -230,10 +230,10 @@ class Sharpness:
         if self._batch is None or self._anatomy is None or not self._due:
             return
         self._due = False
-        twin = ModelCopy(self._anatomy.model)
-        names = twin.trainable
-        scale = _scale(optimizer, twin)
-        found = self._sharpest(twin, names, scale)
+        copy = ModelCopy(self._anatomy.model)
+        names = copy.trainable
+        scale = _scale(optimizer, copy)
+        found = self._sharpest(copy, names, scale)
         kind = "" if scale is None or scale.kind == "sgd" else "preconditioned_"
         _emit(emit, f"curvature.{kind}sharpness", found.value)
         _emit(emit, "curvature.error", found.error)
@@ -241,10 +241,10 @@ class Sharpness:
             _emit(emit, "curvature.edge_ratio", found.value / scale.threshold)
 
     def _sharpest(
-        self, twin: ModelCopy, names: list[str], scale: StepScale | None
+        self, copy: ModelCopy, names: list[str], scale: StepScale | None
     ) -> Estimate:
-        at = [twin.parameters[name] for name in names]
-        product = HessianProduct([partial(self._value, twin, names)], at)
+        at = [copy.parameters[name] for name in names]
+        product = HessianProduct([partial(self._value, copy, names)], at)
         root_N = _root(at, names, scale)
 
         def matvec(v_N: Tensor) -> Tensor:
@@ -266,17 +266,17 @@ class Sharpness:
         turned_N: Tensor = self._start + 0.1 * noise_N / noise_N.norm()
         return turned_N
 
-    def _value(self, twin: ModelCopy, names: list[str], values: Any) -> Tensor:
+    def _value(self, copy: ModelCopy, names: list[str], values: Any) -> Tensor:
         assert self._batch is not None
         chosen = dict(zip(names, values, strict=True))
-        output = twin(chosen, self._batch.args, self._batch.kwargs)
+        output = copy(chosen, self._batch.args, self._batch.kwargs)
         return self._batch.loss(output)
 
 
-def _scale(optimizer: Optimizer, twin: ModelCopy) -> StepScale | None:
+def _scale(optimizer: Optimizer, copy: ModelCopy) -> StepScale | None:
     """Return D, or None for an optimiser whose edge is not known: plain sharpness."""
     try:
-        return step_scale(optimizer, dict(twin.body.named_parameters()))
+        return step_scale(optimizer, dict(copy.body.named_parameters()))
     except InputError:
         return None
 

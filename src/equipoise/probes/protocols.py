@@ -65,7 +65,7 @@ class ModuleProbe(Probe, Protocol):
 
 @runtime_checkable
 class PassProbe(Probe, Protocol):
-    """A probe that is told when a forward pass begins, whose parts may be attached to
+    """A probe that is called when a forward pass begins, whose parts may be attached to
     one by one."""
 
     def begin_pass(self) -> None: ...

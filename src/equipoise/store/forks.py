@@ -45,7 +45,7 @@ def forget_when_forked(owner: Forkable) -> None:
 
 
 def leak(thing: object) -> None:
-    """Keep a thing alive for ever, interpreter shutdown included."""
+    """Keep an object alive, interpreter shutdown included."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

@@ -107,7 +107,7 @@ WAL_BYTES = 64 << 20
 """A WAL longer than this is folded by the writer itself.
 
 It starts again from its beginning only when all of it has been folded; under writes
-without a pause the housekeeper never quite gets there, and it would grow for ever.
+without a pause the housekeeper never quite gets there, and it would grow without limit.
 """
 
 

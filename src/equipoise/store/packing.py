@@ -57,7 +57,7 @@ class Layout:
 def pack(x_RW: Array) -> list[bytes]:
     """Return each row in 4 bytes a value if that is exact to the bit, else in 8.
 
-    Probes mostly speak fp32, so this halves the file; a loss summed in fp64, 1e-60 or
+    Probes mostly emit fp32, so this halves the file; a loss summed in fp64, 1e-60 or
     1e39 keeps its 8 bytes. NaN payloads count as bits.
     """
     exact_R = np.logical_and.reduce(_same_if_narrow(x_RW), axis=1)

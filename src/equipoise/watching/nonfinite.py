@@ -277,7 +277,7 @@ class NonfiniteMonitor:
         """Save the stored batch, run it once more, and see where it goes wrong."""
         batch = self.stored()
         # This rank may be the only one with a NaN: a pass that gathers weights would
-        # wait for the others for ever.
+        # wait for the others without end.
         if batch is None or needs_all_ranks(self.model):
             return None
         if self.keep is not None:

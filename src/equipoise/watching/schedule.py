@@ -56,7 +56,7 @@ class Schedule:
         if self.budget is None or plain <= 0:
             return None
         wanted = max(self.every, math.ceil(cost / (self.budget * plain)))
-        # Within a quarter it is noise: a wandering interval helps nobody.
+        # Within a quarter it is noise: a wandering interval is of no use.
         if abs(wanted - self.interval) <= self.interval / 4:
             return None
         self.interval = wanted
@@ -78,7 +78,7 @@ SMOOTHING = 0.3
 
 @dataclass(slots=True)
 class Meter:
-    """Splits a step's time into ours and the patient's.
+    """Splits a step's time into ours and the training's.
 
     Thread time, not wall time: a machine shared with others must not look like a
     slow probe. On an accelerator it counts what the host spends, launches included.

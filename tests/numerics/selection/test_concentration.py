@@ -122,7 +122,7 @@ def flat_recall(width: int, L: int, N: int, ratio: float) -> float:
 @pytest.mark.parametrize("width", [64, 256])
 def test_separability_breaks_near_the_capacity(width: int, ratio: float) -> None:
     """Laws, not bounds: at N* recall is between a third and nine tenths, and at N_q
-    within .15 of q."""
+    within 0.15 of q."""
     L = 1024
     at = flat_recall(width, L, round(capacity(width, L, ratio=ratio)), ratio)
     assert 0.33 < at < 0.93

@@ -50,7 +50,7 @@ def test_nan_is_not_a_verdict() -> None:
 def test_power_is_what_scipy_finds_by_repeating(
     size: int, rng: torch.Generator
 ) -> None:
-    """200 repetitions of scipy's exact test: within 4 standard errors, .14."""
+    """200 repetitions of scipy's exact test: within 4 standard errors, 0.14."""
     shift = 4 / size**0.5
     seen = 0
     for _ in range(200):

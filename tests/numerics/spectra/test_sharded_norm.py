@@ -65,7 +65,7 @@ def test_any_directions_give_a_lower_bound(width: int, places: int, seed: int) -
 def test_a_norm_is_followed_by_one_exchange_a_sample(
     shape: tuple[int, int], moved: float, tolerance: float
 ) -> None:
-    """Weights that move by .1 % a sample, and by 1 %, in random directions."""
+    """Weights that move by 0.1 % a sample, and by 1 %, in random directions."""
     matrix = drawn(*shape)
     basis = leading_basis(matrix)
     assert basis.shape == (shape[1], 8192 // shape[1])

@@ -60,7 +60,7 @@ class BlockConfig:
     output_bias: bool = True
     ffn_bias: bool = True
     init_std: float | None = None
-    """Of every matrix. Default .02·√(1280/width), which keeps operator norms."""
+    """Of every matrix. Default 0.02·√(1280/width), which keeps operator norms."""
     embedding_std: float | None = None
     """Default the same as the matrices'."""
     gains: Gains = "none"

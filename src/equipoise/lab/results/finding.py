@@ -194,13 +194,13 @@ def measured(evidence: Evidence, found: Sequence[Row]) -> Grid:
     ]
     first = evidence.measures[0]
     versus = {baseline(evidence, row.arm) for row in found if row.against_first}
-    said = f"minus {versus.pop()}" if len(versus) == 1 else "minus its baseline"
+    text = f"minus {versus.pop()}" if len(versus) == 1 else "minus its baseline"
     pairs = [str(row.against_first or "–") for row in found]
     return Grid(
         title="Mean ± standard deviation over seeds; the last line is paired, "
         "with its 95 % interval",
         head=["", *(f"{row.arm} ({len(row.seeds)})" for row in found)],
-        cells=[*cells, [f"{NAMES.get(first, first)}: {said}", *pairs]],
+        cells=[*cells, [f"{NAMES.get(first, first)}: {text}", *pairs]],
     )
 
 

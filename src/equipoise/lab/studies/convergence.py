@@ -267,9 +267,9 @@ PLACES = {
 def finding(evidence: Evidence) -> Finding:
     """Compare slopes with the null, and a larger model with as much more data."""
     compared = scaled(evidence)
-    said = [_slopes(evidence), _terms_sentence(evidence), _scaling(evidence, compared)]
+    parts = [_slopes(evidence), _terms_sentence(evidence), _scaling(evidence, compared)]
     return Finding(
-        verdict=" ".join(said),
+        verdict=" ".join(parts),
         grids=[_grid(compared), measured(evidence, rows(evidence))],
         figures=[_figure(evidence)],
     )
@@ -290,17 +290,17 @@ def scaled(evidence: Evidence) -> dict[str, tuple[Paired, Paired]]:
 
 def _slopes(evidence: Evidence) -> str:
     null = statistics.fmean(evidence.mean(arm, "slope_null") for arm in evidence.runs)
-    said = []
+    parts = []
     for place, words in PLACES.items():
         slopes = [evidence.mean(arm, f"slope_{place}") for arm in evidence.runs]
-        said.append(f"{words} {min(slopes):.3f} … {max(slopes):.3f}")
+        parts.append(f"{words} {min(slopes):.3f} … {max(slopes):.3f}")
     law = [
         evidence.mean(arm, f"variance_law_{place}")
         for arm in evidence.runs
         for place in ("at", "sharp")
     ]
     return (
-        f"Log–log slopes of the mean |difference| over k: {', '.join(said)}; i.i.d. "
+        f"Log–log slopes of the mean |difference| over k: {', '.join(parts)}; i.i.d. "
         f"numbers in the same orders {null:.3f}. The slope says nothing about "
         "curvature. The mean square is Var ℓ/(k(k+1)) times "
         f"{min(law):.3f} … {max(law):.3f}, at the weights and away from them."
@@ -327,7 +327,7 @@ def _terms_sentence(evidence: Evidence) -> str:
 def _scaling(evidence: Evidence, compared: dict[str, tuple[Paired, Paired]]) -> str:
     if not compared:
         return "Model and data scaling are not both finished yet."
-    said = [
+    parts = [
         f"{arm}: ×4 data {data.mean:+.3f} nats, ×4 model {model.mean:+.3f}"
         for arm, (data, model) in compared.items()
     ]
@@ -342,7 +342,7 @@ def _scaling(evidence: Evidence, compared: dict[str, tuple[Paired, Paired]]) -> 
     )
     return (
         f"That small differences mean 'prefer model over data scaling' {verdict}: "
-        f"{'; '.join(said)}, though after {min(k):.0f} … {max(k):.0f} samples another "
+        f"{'; '.join(parts)}, though after {min(k):.0f} … {max(k):.0f} samples another "
         "one moves any of these means by less than 1e-3 nats (RMS)."
     )
 

@@ -228,11 +228,11 @@ def ends(evidence: Evidence, kind: str) -> list[str]:
 
 
 def _ranking(evidence: Evidence, kind: str) -> str:
-    said = []
+    parts = []
     for arm in ends(evidence, kind):
         norms = {g: evidence.mean(arm, f"hessian_{g}") for g in SMALL}
         order = sorted(norms, key=norms.__getitem__, reverse=True)
-        said.append(", ".join(f"{g} {norms[g]:.3g}" for g in order))
+        parts.append(", ".join(f"{g} {norms[g]:.3g}" for g in order))
     start, end = ends(evidence, kind)[0], ends(evidence, kind)[-1]
     grew = [
         g
@@ -241,8 +241,8 @@ def _ranking(evidence: Evidence, kind: str) -> str:
     ]
     ratio = evidence.mean(end, "hessian_FF") / evidence.mean(end, "hessian_LN2")
     return (
-        f"{kind}, spectral norm of each group's Hessian at init: {said[0]}; at the "
-        f"end: {said[-1]}. {len(grew)} of {len(SMALL)} groups grew. At the end the "
+        f"{kind}, spectral norm of each group's Hessian at init: {parts[0]}; at the "
+        f"end: {parts[-1]}. {len(grew)} of {len(SMALL)} groups grew. At the end the "
         f"feed-forward's own Hessian is {ratio:.3g} times that of the second norm, "
         "which is what the paper plots under its name."
     )

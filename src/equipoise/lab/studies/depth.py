@@ -131,9 +131,9 @@ def sharpening_finding(evidence: Evidence) -> Finding:
         over_depth(evidence, "attention.theta.p5", title="θ by layer, 5th percentile"),
         _queries(evidence),
     ]
-    said = " ".join(_leaves(evidence, arm) for arm in evidence.runs)
+    text = " ".join(_leaves(evidence, arm) for arm in evidence.runs)
     return Finding(
-        verdict=said,
+        verdict=text,
         grids=[measured(evidence, rows(evidence))],
         figures=[figure for figure in figures if figure.lines],
     )

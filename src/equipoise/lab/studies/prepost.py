@@ -220,8 +220,8 @@ def _starved(post: Row) -> str:
     least = _mean(post, "gradient_least_to_last")
     if least is None:
         return "Gradients over depth were not recorded."
-    said = f"post-LN's weakest layer gets {least:.1e} of the last layer's gradient"
-    return f"{said}: its early layers do not learn." if least < 1e-3 else f"{said}."
+    text = f"post-LN's weakest layer gets {least:.1e} of the last layer's gradient"
+    return f"{text}: its early layers do not learn." if least < 1e-3 else f"{text}."
 
 
 def _carried(pre: Row) -> str:

@@ -157,7 +157,7 @@ def edges(evidence: Evidence, sweep: str, seed: int) -> dict[str, float]:
             if arm.startswith(f"{shape}-{sweep}")
         }
         if sweep == "wd":
-            rate = f"{shape}-lr0.003"  # the same run with its ordinary decay of .1
+            rate = f"{shape}-lr0.003"  # the same run with its ordinary decay of 0.1
             losses[0.1] = evidence.value(rate, seed, "validation")
         value = edge(losses, within=WITHIN)
         if math.isfinite(value):
@@ -283,8 +283,8 @@ def _absolute(evidence: Evidence, step: int) -> list[str]:
             if (top := evidence.value(f"{shape}-at{step}", seed, "sharpness")) > 0
         ]
         found.append(math.exp(statistics.fmean(misses)) if misses else math.nan)
-    said = f"{LIMIT:.0f} ÷ preconditioned sharpness, {WHEN[step]}, nothing fitted"
-    return [said, "–", str(summary(found)), "–"]
+    text = f"{LIMIT:.0f} ÷ preconditioned sharpness, {WHEN[step]}, nothing fitted"
+    return [text, "–", str(summary(found)), "–"]
 
 
 def _figure(evidence: Evidence) -> Figure:

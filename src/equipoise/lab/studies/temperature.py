@@ -139,7 +139,7 @@ def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:
 
 def _sensitive(evidence: Evidence, settings: Sequence[Setting]) -> str:
     """Say what each warm-up does to learning-rate sensitivity, paired with none."""
-    said = []
+    parts = []
     for form in dict.fromkeys(form for form, _ in settings):
         rates = [rate for other, rate in settings if other == form]
         by_warmup = {
@@ -148,10 +148,10 @@ def _sensitive(evidence: Evidence, settings: Sequence[Setting]) -> str:
         }
         for warmup in ("lr", "tau"):
             pair = paired(by_warmup[warmup], by_warmup["none"])
-            said.append(
+            parts.append(
                 f"{form} {warmup} {pair.mean:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]"
             )
-    return f"Learning-rate sensitivity against no warm-up: {', '.join(said)}."
+    return f"Learning-rate sensitivity against no warm-up: {', '.join(parts)}."
 
 
 def _throttled(evidence: Evidence) -> str:
@@ -164,13 +164,13 @@ def _throttled(evidence: Evidence) -> str:
         f"{group} {ratios['gradient', group]:.2f} and {ratios['update', group]:.2f}"
         for group in GROUPS
     )
-    said = f"Early gradient and update relative to no warm-up, under τ: {listed}."
+    text = f"Early gradient and update relative to no warm-up, under τ: {listed}."
     if ratios["gradient", "qk"] < 0.5 < 0.9 < ratios["update", "qk"]:
-        said += (
+        text += (
             " τ throttles the gradient of Q and K and nothing else, as the paper says; "
             "but Adam divides by the size of the gradient, so no update gets smaller."
         )
-    return said
+    return text
 
 
 def _ratio(evidence: Evidence, warmup: str, measure: str) -> float:

@@ -78,8 +78,8 @@ def finding(evidence: Evidence) -> Finding:
     """Compare each arm with its baseline: loss by interval, gradients by pattern."""
     found = rows(evidence)
     by_arm = {row.arm: row for row in found}
-    said = [
-        _said(row, by_arm[baseline(evidence, row.arm)])
+    parts = [
+        _sentence(row, by_arm[baseline(evidence, row.arm)])
         for row in found
         if row.against_first is not None and baseline(evidence, row.arm) in by_arm
     ]
@@ -88,13 +88,13 @@ def finding(evidence: Evidence) -> Finding:
         over_depth(evidence, "gradient.norm", title="Gradient by layer", log=True),
     ]
     return Finding(
-        verdict=" ".join(said) or "nothing to compare yet.",
+        verdict=" ".join(parts) or "nothing to compare yet.",
         grids=[measured(evidence, found)],
         figures=[figure for figure in figures if figure.lines],
     )
 
 
-def _said(row: Row, other: Row) -> str:
+def _sentence(row: Row, other: Row) -> str:
     pair = row.against_first
     assert pair is not None
     if abs(pair.mean) < SMALL:

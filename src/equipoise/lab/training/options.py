@@ -50,7 +50,7 @@ class Schedule:
 
 
 # A loss spike: above the median of the last 50 losses by more than 6 robust standard
-# deviations (1.4826 · MAD), at least .1 nats; consecutive steps are one spike.
+# deviations (1.4826 · MAD), at least 0.1 nats; consecutive steps are one spike.
 WINDOW, DEVIATIONS, LEAST = 50, 6.0, 0.1
 
 
@@ -108,7 +108,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """AdamW as in Emadi §7: β = (.9, .95), weight decay .1 on matrices, clip 1."""
+    """AdamW as in Emadi §7: β = (0.9, 0.95), weight decay 0.1 on matrices, clip 1."""
 
     steps: int = 150
     batch: int = 8

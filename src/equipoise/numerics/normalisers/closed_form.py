@@ -127,7 +127,7 @@ ADAPTIVE = (-0.037, 0.481, -2.3, 4.917, -1.791)
 class AdaptiveTemperature:
     """softmax(β z), β = max(1, polynomial in the entropy of softmax(z)); no training.
 
-    The Jacobian holds β fixed, as its authors use it. Outside .849 < H < 5.945 nats
+    The Jacobian holds β fixed, as its authors use it. Outside 0.849 < H < 5.945 nats
     β is 1: it switches itself off where attention is most dispersed. Coefficients given
     as tensors, broadcast against the rows, are learnable.
     """

@@ -38,7 +38,7 @@ def capacity(width: int, visible: int, *, ratio: float = 1.0, chosen: int = 1) -
     """Return N* ≈ d(a²+b²)²/(8a²b² ln(n−N)), near which separability breaks.
 
     A law for orders of magnitude, not a bound: chosen tokens weigh a each, the others
-    b, ``ratio`` = a/b. Measured recall at N* lies between .5 and .85.
+    b, ``ratio`` = a/b. Measured recall at N* lies between 0.5 and 0.85.
 
     Example:
         >>> round(capacity(64, 1024), 1), round(capacity(768, 1024), 1)
@@ -127,7 +127,7 @@ def published_sphere_recall(
 
 
 def _spread_of_others(w_xN: Tensor) -> Tensor:
-    """Return σ_i² = Σ_{j≠i} α_j², 0 exactly when there is nobody else."""
+    """Return σ_i² = Σ_{j≠i} α_j², 0 exactly for a single key."""
     others = w_xN.square().sum(-1, keepdim=True) - w_xN.square()
     return others.clamp_min(0.0) if w_xN.shape[-1] > 1 else torch.zeros_like(w_xN)
 

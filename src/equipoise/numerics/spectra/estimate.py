@@ -179,7 +179,7 @@ def residual_error(krylov: Krylov, values_K: Small, weights_KK: Small) -> float:
     """Return how far, relatively, √top may be from the root of a true eigenvalue.
 
     One lies within the residual of the top Ritz value. The sharper r²/gap of Kato and
-    Temple is not used: the next Ritz value says nothing about a nearer twin of the top.
+    Temple is not used: the next Ritz value says nothing about nearer values.
     """
     top, residual = float(values_K[-1]), krylov.residual(weights_KK[:, -1])
     return 1 - math.sqrt(max(0.0, 1 - residual / top)) if top > 0 else math.inf

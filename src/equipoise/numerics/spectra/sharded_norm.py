@@ -2,8 +2,8 @@
 
 Axes, in this file:  M rows of one place · D the width they share · K direction.
 
-With A₁, A₂, … stacked, AᵀA = Σ AᵣᵀAᵣ. Everybody knows the same K directions V, each
-place adds AᵣᵀAᵣV, and the sum Y = AᵀAV is all that anybody learns in one exchange:
+With A₁, A₂, … stacked, AᵀA = Σ AᵣᵀAᵣ. All ranks know the same K directions V, each
+rank adds AᵣᵀAᵣV, and the sum Y = AᵀAV is all that is known after one exchange:
 
     ‖Y‖₂ ≤ ‖A‖₂²,  and  ‖Yu − λVu‖  of the largest Ritz pair (λ, u) says how well.
 
@@ -33,7 +33,7 @@ _ASYMMETRY = 1e-3
 
 
 class SharedNorm(NamedTuple):
-    """What one exchange tells."""
+    """What one exchange yields."""
 
     value: float
     """‖A‖₂ from below; NaN where a share is, or where the shares do not fit."""

@@ -129,7 +129,7 @@ def _fits(start: Tensor, matrix_MN: Tensor) -> None:
 def _on_cpu(matrix_MN: Tensor, unit: Tensor, start: Tensor | None, steps: int) -> Steps:
     """The same in compiled loops: there is no device to wait for.
 
-    Through NumPy: a monitor may not read a scalar out of the patient's graph.
+    Through NumPy: a monitor may not read a scalar out of the model's graph.
     """
     start_N = None
     if start is not None:

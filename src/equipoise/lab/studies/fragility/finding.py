@@ -32,7 +32,7 @@ def finding(evidence: Evidence) -> Finding:
     rows = tracking(followed)
     found = [_tracked(rows), _led(series), _moved(control)]
     return Finding(
-        verdict=" ".join(said for said, _ in found),
+        verdict=" ".join(text for text, _ in found),
         grids=[grid for _, grid in found],
         figures=[
             *_tracking_figures(followed),
@@ -56,7 +56,7 @@ def _readings(evidence: Evidence, name: str) -> list[Reading]:
 def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
     names = ("points", "log-correlation", "median measured/predicted", "p5", "p95")
     cells = [
-        [row["format"], row["predictor"], *(_said(row[name]) for name in names)]
+        [row["format"], row["predictor"], *(_formatted(row[name]) for name in names)]
         for row in rows
     ]
     by = {(row["format"], row["predictor"]): row for row in rows}
@@ -67,7 +67,7 @@ def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
         return f"{min(found):.2f} to {max(found):.2f}"
 
     mixed = by["all mixed", "ε_mach alone"]["log-correlation"]
-    said = (
+    text = (
         "Within a format the log-correlation with the measured error is "
         f"{least('ours')} for ours, {least('v1')} for v1 and {least('v2')} for v2; "
         "with formats mixed, "
@@ -75,7 +75,7 @@ def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
     )
     head = ["format", "predictor", "points", "log-correlation", "median", "p5", "p95"]
     title = "Experiment 1: measured ÷ predicted error"
-    return said, Grid(title=title, head=head, cells=cells)
+    return text, Grid(title=title, head=head, cells=cells)
 
 
 def _led(series: list[Reading]) -> tuple[str, Grid]:
@@ -84,15 +84,15 @@ def _led(series: list[Reading]) -> tuple[str, Grid]:
         for against, name in (("measured", "fp16 error"), ("loss", "loss")):
             row = leading(run, against=against)
             significant.append(row["p"] <= 0.05)
-            cells.append([f"seed {run[0].seed}", name, *map(_said, row.values())])
+            cells.append([f"seed {run[0].seed}", name, *map(_formatted, row.values())])
     chance = 0.05 * len(significant)
-    said = (
+    text = (
         f"κ_softmax against error or loss: {sum(significant)} of {len(significant)} "
         "pairs show a relation at 5 % once trends and memory are taken out (chance "
         f"gives {chance:.1f})."
     )
     head = ["", "κ_softmax against", *leading(_by_run(series)[0])]
-    return said, Grid(title="Experiment 2: who leads", head=head, cells=cells)
+    return text, Grid(title="Experiment 2: who leads", head=head, cells=cells)
 
 
 POLICIES = [
@@ -124,7 +124,7 @@ def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
         if final is not None and final.high < 0:
             mended.append(policy)
     acted = statistics.fmean(r["actions"] for r in control["published rule"])
-    said = (
+    text = (
         f"The published ε rule acted {acted:g} times a run; over {seeds} paired seeds "
         f"{', '.join(helped) or 'no policy'} lowered the loss against doing nothing, "
         f"and {', '.join(mended) or 'none'} the fp16 error."
@@ -133,7 +133,7 @@ def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
         f"Experiment 3: minus doing nothing, {seeds} paired seeds, 95 % interval; the "
         "last column is the error's change on the very batch of each decision"
     )
-    return said, Grid(title=title, head=POLICIES, cells=cells)
+    return text, Grid(title=title, head=POLICIES, cells=cells)
 
 
 def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
@@ -216,5 +216,5 @@ def _control_figure(control: dict[str, list[dict[str, Any]]]) -> Figure:
     return chart("control", title, lines, x="seed", y="relative error")
 
 
-def _said(value: float) -> str:
+def _formatted(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3g}"

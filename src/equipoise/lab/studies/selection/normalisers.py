@@ -200,7 +200,7 @@ def finding(evidence: Evidence) -> Finding:
     if BASE not in evidence.runs:
         return Finding(verdict="softmax is not finished yet.", grids=[])
     return Finding(
-        verdict=" ".join(_said(evidence)),
+        verdict=" ".join(_sentences(evidence)),
         grids=[
             _losses(evidence),
             *(_changes(evidence, title, names) for title, names in CHANGES.items()),
@@ -229,7 +229,7 @@ def growth(evidence: Evidence, arm: str, measure: str = "keys") -> float:
     return evidence.mean(arm, f"{measure}_4x") / evidence.mean(arm, f"{measure}_1x")
 
 
-def _said(evidence: Evidence) -> list[str]:
+def _sentences(evidence: Evidence) -> list[str]:
     keeps = sorted(evidence.runs, key=lambda arm: growth(evidence, arm))
     steady = [arm for arm in keeps if growth(evidence, arm) < 2]
     others = [arm for arm in evidence.runs if arm != BASE]

@@ -214,7 +214,8 @@ def _recalls(one: dict[str, Any]) -> Grid:
         "published_high": "Thm 2, upper",
     }
     cells = [
-        [said, *(f"{value:.3g}" for value in one[name])] for name, said in names.items()
+        [label, *(f"{value:.3g}" for value in one[name])]
+        for name, label in names.items()
     ]
     head = ["N", *(f"{n:.0f}" for n in one["x"])]
     title = "Separability over heads (Algorithm 4); Theorem 2 at the last 8 queries"
@@ -235,7 +236,7 @@ def figures(evidence: Evidence) -> list[Figure]:
         chart(
             name,
             title,
-            [Line(name=said, x=one["x"], y=one[key]) for key, said in named],
+            [Line(name=label, x=one["x"], y=one[key]) for key, label in named],
             x=x,
             y="d̃, mean over heads and queries",
             log="xy",
