@@ -29,6 +29,7 @@ def test_names() -> None:
 def test_commands() -> None:
     expected = [
         "audit",
+        "board",
         "curvature",
         "demo",
         "export",

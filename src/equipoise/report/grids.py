@@ -150,6 +150,42 @@ def _merged(planes: Array, cuts: Integers) -> Array:
     )
 
 
+def tails(readings: Sequence[Reading], blocks: Sequence[str]) -> list[Grid]:
+    """Return the newest readings of each quantity, one column per step."""
+    by_name: dict[str, dict[int, Reading]] = {}
+    for reading in readings:
+        by_name.setdefault(reading.quantity, {})[reading.step] = reading
+    return [_tail(name, own, blocks) for name, own in by_name.items()]
+
+
+def _tail(name: str, own: Mapping[int, Reading], blocks: Sequence[str]) -> Grid:
+    steps = np.array(sorted(own), np.int64)
+    found = list(dict.fromkeys(s for reading in own.values() for s in reading.sites))
+    sites = in_model_order(found, blocks)
+    planes = np.full((4, len(sites), len(steps)), np.nan)
+    planes[3] = 0
+    for n, step in enumerate(steps.tolist()):
+        reading = own[step]
+        for site, row in zip(reading.sites, reading.values, strict=True):
+            finite = [v for v in row if math.isfinite(v)]
+            if finite:
+                mean = sum(finite) / len(finite)
+                planes[:3, sites.index(site), n] = min(finite), mean, max(finite)
+            planes[3, sites.index(site), n] = len(row) - len(finite)
+    return Grid(
+        quantity=name,
+        sites=sites,
+        layers=[layer_of(site, blocks) for site in sites],
+        first=steps,
+        last=steps,
+        low=planes[0],
+        mean=planes[1],
+        high=planes[2],
+        broken=planes[3].astype(np.int64),
+        sampled=False,
+    )
+
+
 def packed(values: NDArray[Any]) -> str:
     """Return values as base64 of little-endian float32: NaN travels as it is."""
     with np.errstate(over="ignore"):

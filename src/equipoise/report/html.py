@@ -36,6 +36,7 @@ SCRIPTS = (
     "panels.js",
     "run.js",
     "compare.js",
+    "live.js",
     "board.js",
     "start.js",
 )

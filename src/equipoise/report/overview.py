@@ -56,14 +56,15 @@ def _quantity(name: str) -> Json:
 
 def events_json(run: Run) -> Json:
     """Return findings and remedies by step, and how many are not listed."""
-    findings = [_event("finding", finding) for finding in run.findings]
+    findings = [event_json("finding", finding) for finding in run.findings]
     grave = sorted(findings, key=lambda e: (RANK.get(e["severity"], 3), e["step"]))
-    remedies = [_event("remedy", applied) for applied in run.applied]
+    remedies = [event_json("remedy", applied) for applied in run.applied]
     listed = sorted([*grave[:EVENTS], *remedies[:EVENTS]], key=lambda e: e["step"])
     return {"events": listed, "unlisted": len(findings) + len(remedies) - len(listed)}
 
 
-def _event(kind: str, record: Any) -> Json:
+def event_json(kind: str, record: Any) -> Json:
+    """Return a finding, or a remedy that was applied, as one event of a page."""
     found: Json = json.loads(record.to_json())
     if kind == "remedy":
         word = "taken back" if record.undone else "applied"
@@ -80,7 +81,7 @@ def _event(kind: str, record: Any) -> Json:
 def verdict_json(run: Run, verdict: Verdict) -> Json:
     """Return a verdict and the chart in which one sees it."""
     record: Json = json.loads(verdict.to_json())
-    record["findings"] = [_event("finding", f) for f in verdict.findings]
+    record["findings"] = [event_json("finding", f) for f in verdict.findings]
     return {**record, "chart": chart_json(run, verdict)}
 
 
@@ -174,3 +175,49 @@ def brief(value: Any) -> str:
 
 LONGEST = 2000
 """Characters of a detail on a page."""
+
+
+JUDGED_BYTES = 256 * 2**20
+"""A larger file is not read through for a verdict: what was found live is shown."""
+
+
+def judged(run: Run) -> Verdict:
+    """Return what is the matter with a run, in a time that a page can wait."""
+    if run.path.stat().st_size > JUDGED_BYTES:
+        return recorded_verdict(run.findings)
+    return run.verdict
+
+
+def recorded_verdict(findings: Sequence[Finding]) -> Verdict:
+    """Return a verdict from what was found while the run was watched."""
+    serious = [f for f in findings if f.severity != "info"]
+    if not serious:
+        return Verdict(
+            state="not judged",
+            sentence="no finding was recorded; the file is too large to be judged here",
+        )
+    worst = min(serious, key=lambda f: (f.severity != "error", f.step))
+    return Verdict(
+        state="failing" if worst.severity == "error" else "at risk",
+        sentence=f"{worst.message} (found while it ran)",
+        since=worst.step,
+        findings=tuple(serious[:20]),
+        advice=worst.advice,
+    )
+
+
+def run_row(run: Run, verdict: Verdict) -> Json:
+    """Return a run's line in a list: what it is, how far it is, how it does."""
+    steps = run.steps
+    return {
+        "label": run.info.name,
+        "created": run.info.created,
+        "last": int(steps[-1]) if len(steps) else None,
+        "state": run.state,
+        "time": run.last_time,
+        "verdict": {
+            "state": verdict.state,
+            "sentence": verdict.sentence,
+            "since": verdict.since,
+        },
+    }

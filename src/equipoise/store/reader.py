@@ -107,6 +107,12 @@ class Run:
         return float(rows[0][1]) if rows else None
 
     @property
+    def cursor(self) -> int:
+        """The number of the last thing written: ``since`` it there is nothing yet."""
+        with self._reading() as db:
+            return schema.last_id(db)
+
+    @property
     def quantities(self) -> list[str]:
         with self._reading() as db:
             return sorted({quantity for _, quantity, _ in self._all_series(db)})
@@ -311,16 +317,8 @@ class Run:
             self._damage.count("readings", len(ids), max(0, until - after))
         news = News(
             readings,
-            [
-                Finding.from_json(body)
-                for _, kind, _, body in sound
-                if kind == "finding"
-            ],
-            [
-                Applied.from_json(body)
-                for _, kind, _, body in sound
-                if kind == "applied"
-            ],
+            [Finding.from_json(row[3]) for row in sound if row[1] == "finding"],
+            [Applied.from_json(row[3]) for row in sound if row[1] == "applied"],
         )
         return news, max(cursor, until)
 

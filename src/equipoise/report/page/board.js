@@ -1,1 +1,174 @@
-EQ.board = () => {};
+// The board: a list of runs, one run live, or several side by side. The address decides.
+EQ.board = () => {
+  const path = decodeURIComponent(location.pathname);
+  if (path.startsWith("/run/")) return EQ.boardPage([path.slice(5)]);
+  if (path === "/compare") return EQ.boardPage(new URLSearchParams(location.search).getAll("run"));
+  return EQ.runsPage();
+};
+
+const link = (key) => `/run/${key.split("/").map(encodeURIComponent).join("/")}`;
+const ago = (seconds) => {
+  const age = Date.now() / 1000 - seconds;
+  if (age < 90) return "now";
+  if (age < 5400) return `${Math.round(age / 60)} min ago`;
+  return age < 129600 ? `${Math.round(age / 3600)} h ago` : `${Math.round(age / 86400)} days ago`;
+};
+
+EQ.runsPage = () => {
+  const main = document.getElementById("main"), chosen = new Set((EQ.state.get("chosen") ?? "").split("\n").filter(Boolean));
+  const filter = EQ.h("input", { type: "search", id: "filter", placeholder: "filter by name or regular expression", value: EQ.state.get("filter") ?? "", spellcheck: "false", autocomplete: "off" });
+  const compare = EQ.h("button", { type: "button", disabled: true, onclick: () => { location.href = `/compare?${[...chosen].map((k) => `run=${encodeURIComponent(k)}`).join("&")}`; } }, "Compare");
+  const count = EQ.h("span", { class: "unit", role: "status" }), body = EQ.h("tbody");
+  let rows = [];
+  const choose = (key, on) => {
+    if (on) chosen.add(key); else chosen.delete(key);
+    EQ.state.set("chosen", [...chosen].join("\n"));
+    compare.disabled = chosen.size < 2;
+    compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
+  };
+  const matches = (row) => {
+    const text = filter.value.trim();
+    if (!text) return true;
+    const words = `${row.key} ${row.label} ${row.verdict?.state ?? ""} ${row.verdict?.sentence ?? ""}`;
+    try { return new RegExp(text, "i").test(words); } catch { return words.includes(text); }
+  };
+  function line(row) {
+    const box = EQ.h("input", { type: "checkbox", "aria-label": `Choose ${row.label} ${row.key} to compare`, onchange: (e) => choose(row.key, e.target.checked) });
+    box.checked = chosen.has(row.key);
+    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state) : EQ.h("span", { class: "unit" }, "reading…");
+    return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
+      EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
+        EQ.h("div", { class: "unit path" }, row.key)),
+      EQ.h("td", {}, EQ.h("p", { class: "sentence" }, row.trouble ?? row.verdict?.sentence ?? "")),
+      EQ.h("td", {}, row.last === null || row.last === undefined ? "" : `step ${row.last}`), EQ.h("td", {}, row.time ? ago(row.time) : ""));
+  }
+  function fill() {
+    const shown = rows.filter(matches);
+    count.textContent = `${shown.length} of ${rows.length} runs`;
+    body.replaceChildren(...shown.slice(0, 500).map(line));
+  }
+  filter.addEventListener("input", () => { EQ.state.set("filter", filter.value); fill(); });
+  let timer = 0;
+  async function load() {
+    clearTimeout(timer);
+    const found = await EQ.fetchJson("/api/runs");
+    rows = found.runs;
+    document.getElementById("title").textContent = `Runs in ${found.directory}`;
+    fill();
+    document.documentElement.dataset.drawn = "true";
+    if (rows.some((r) => r.stale)) timer = setTimeout(load, 600);
+  }
+  const heads = ["choose", "health", "run", "what is the matter", "last step", "written"];
+  main.replaceChildren(EQ.h("section", { "aria-label": "Runs" },
+    EQ.h("div", { class: "bar" }, EQ.h("label", { for: "filter" }, "Find"), filter, compare, count),
+    EQ.scroll("Runs", EQ.h("table", { class: "runs" }, EQ.h("thead", {}, EQ.h("tr", {}, heads.map((c) => EQ.h("th", { scope: "col" }, c === "choose" ? EQ.h("span", { class: "hidden" }, c) : c)))), body))));
+  choose("", false);
+  load();
+  new EventSource("/api/events").onmessage = load;
+};
+
+// What tells the runs apart: the parts of their paths that they do not share.
+EQ.shortLabels = (keys) => {
+  const parts = keys.map((key) => key.split("/")), least = Math.min(...parts.map((p) => p.length));
+  const same = (pick) => new Set(parts.map(pick)).size === 1;
+  let start = 0, end = 0;
+  while (start < least - 1 && same((p) => p[start])) start++;
+  while (end < least - start - 1 && same((p) => p[p.length - 1 - end])) end++;
+  return parts.map((p) => p.slice(start, p.length - end).join("/"));
+};
+
+EQ.boardPage = async (keys) => {
+  const main = document.getElementById("main");
+  const page = { runs: [], comparisons: {}, live: [], note: "", status: () => {} };
+  page.source = EQ.liveSource(page);
+  try {
+    page.runs = await Promise.all(keys.map((key) => EQ.fetchJson(`/api/run/${key.split("/").map(encodeURIComponent).join("/")}`)));
+  } catch (error) {
+    main.replaceChildren(EQ.h("section", { class: "card" }, EQ.h("h2", {}, "This run cannot be shown"), EQ.h("p", {}, String(error.message))));
+    document.documentElement.dataset.drawn = "true";
+    return;
+  }
+  page.runs.forEach((run, i) => { run.order = i; });
+  if (new Set(page.runs.map((r) => r.label)).size < page.runs.length) EQ.shortLabels(keys).forEach((label, i) => { page.runs[i].label = label; });
+  document.getElementById("title").textContent = page.runs.map((r) => r.label).join(" and ");
+  document.title = `${page.runs.map((r) => r.label).join(" and ")} · Equipoise`;
+  page.numbers = page.runs.length === 1 ? page.runs[0].numbers : [];
+  page.baseline = EQ.state.get("baseline") ?? page.runs[0].key;
+  const status = EQ.h("span", { class: "livemark", role: "status" });
+  page.status = (text) => { status.textContent = text || (page.runs.some((r) => r.state === "live") ? `● live, step ${Math.max(...page.runs.map((r) => r.steps.last ?? 0))}` : ""); };
+  page.home = EQ.h("span", {}, status, " ", notify());
+  page.pin = (key) => { EQ.state.set("baseline", key); location.reload(); };
+  EQ.boardEvents(page);
+  const draw = () => { EQ.render(page); EQ.header(page); page.status(""); };
+
+  const part = (name, run) => EQ.fetchJson(`/api/${name}/${run.key.split("/").map(encodeURIComponent).join("/")}`);
+  draw();
+  const verdicts = Promise.all(page.runs.map(async (run) => { run.verdict = await part("verdict", run); }));
+  await verdicts;
+  if (page.runs.length > 1) {
+    const words = [...keys.map((k) => `run=${encodeURIComponent(k)}`), `baseline=${encodeURIComponent(page.baseline)}`].join("&");
+    const found = await EQ.fetchJson(`/api/compare?${words}`);
+    page.comparisons[page.baseline] = found;
+    page.numbers = found.numbers;
+  }
+  draw();
+  page.runs.forEach((run) => EQ.follow(page, run));
+  await Promise.all(page.runs.map(async (run) => {
+    run.changes = (await part("changes", run)).changes;
+    page.changed(run);
+  }));
+};
+
+// What happens while one looks: numbers move, findings come, the verdict may turn.
+EQ.boardEvents = (page) => {
+  const waiting = new Set();
+  let frame = 0;
+  page.refresh = (quantity) => {
+    waiting.add(quantity);
+    frame ||= setTimeout(() => {
+      frame = 0;
+      const names = new Set(waiting);
+      waiting.clear();
+      page.live.filter((one) => names.has(one.quantity)).forEach((one) => one.refresh());
+    }, 40);
+  };
+  EQ.zoomed = () => new Set(page.live.map((one) => one.quantity)).forEach(page.refresh);
+  page.progressed = (run) => { page.status(""); judge(run); };
+  page.happened = (run, events) => {
+    run.events = [...run.events, ...events].slice(-400);
+    document.getElementById("events")?.replaceChildren(EQ.eventsList(page.runs));
+    events.filter((e) => e.severity !== "info").forEach((e) => EQ.notification(run, e));
+  };
+  let judged = 0;
+  async function judge(run) {
+    if (Date.now() - judged < 3000) return;
+    judged = Date.now();
+    const start = performance.now();
+    const next = await EQ.fetchJson(`/api/verdict/${run.key.split("/").map(encodeURIComponent).join("/")}`);
+    judged = Date.now() + 10 * (performance.now() - start);
+    const turned = next.state !== run.verdict?.state || next.since !== run.verdict?.since || next.chart?.quantity !== run.verdict?.chart?.quantity;
+    run.verdict = next;
+    if (!turned) { document.querySelectorAll(".verdict")[run.index]?.replaceWith(EQ.verdictCard(run)); return; }
+    const top = scrollY;
+    EQ.render(page); EQ.header(page); page.status("");
+    scrollTo(0, top);
+    if (next.state !== "healthy") EQ.notification(run, { step: next.since, message: `${next.state}: ${next.sentence}` });
+  }
+  page.changed = (run) => {
+    document.querySelectorAll(".changes").forEach((node) => node.replaceChildren(EQ.changesTable(page, run, Number(node.dataset.limit))));
+  };
+};
+
+const notify = () => {
+  const button = EQ.h("button", { type: "button", class: "quiet", hidden: !("Notification" in window), onclick: async () => {
+    if (Notification.permission !== "granted") await Notification.requestPermission();
+    const on = Notification.permission === "granted" && EQ.state.get("notify") !== "1";
+    EQ.state.set("notify", on ? "1" : null);
+    button.setAttribute("aria-pressed", String(on));
+  }, "aria-pressed": String(EQ.state.get("notify") === "1") }, "Notify me");
+  return button;
+};
+EQ.notification = (run, event) => {
+  if (EQ.state.get("notify") !== "1" || !("Notification" in window) || Notification.permission !== "granted") return;
+  new Notification(`${run.label}, step ${event.step}`, { body: event.message, tag: `${run.key} ${event.rule ?? ""}` });
+};

@@ -6,7 +6,7 @@ EQ.heatmap = (host, options) => {
   const surface = EQ.surface(host, { height: height(), label: now.title, draw, overlay });
   const stepwise = options.axis !== "head";
   const columns = () => now.first.length;
-  const full = () => columns() ? [now.first[0], now.last[columns() - 1]] : [0, 1];
+  const full = () => (stepwise && now.span) || (columns() ? [now.first[0], now.last[columns() - 1]] : [0, 1]);
   const span = () => (stepwise && EQ.state.window) || full();
   const rowHeight = () => (surface.height - margin.top - margin.bottom) / Math.max(1, now.rows.length);
 

@@ -2,6 +2,19 @@
 EQ.runColours = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
 EQ.runColour = (page, run) => EQ.css(EQ.runColours[page.runs.indexOf(run) % 6]);
 
+// A board fetches what comes into view; a report has it all, and prints it all.
+EQ.whenSeen = (page, node, work) => {
+  if (!page.source.live) return work();
+  return new Promise((resolve) => {
+    const watcher = new IntersectionObserver((entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      watcher.disconnect();
+      resolve(work());
+    }, { rootMargin: "150px" });
+    watcher.observe(node);
+  });
+};
+
 EQ.figure = (title, { unit = "", note = "", id = null } = {}) => {
   const heading = EQ.h("h3", { id }, title);
   const tools = EQ.h("span", { class: "tools" });
@@ -97,7 +110,8 @@ EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, 
   const meta = EQ.metaOf(page, quantity);
   const figure = EQ.figure(title ?? meta.title, { unit: meta.unit });
   const load = () => EQ.seriesOf(page, runs, quantity, { site });
-  const ready = load().then((series) => {
+  figure.body.style.minHeight = `${height}px`;
+  const ready = EQ.whenSeen(page, figure.node, load).then((series) => {
     if (!series.length) { figure.body.append(EQ.h("p", { class: "absent" }, `${quantity} was not recorded.`)); return; }
     const chart = EQ.chart(figure.body, {
       title: title ?? meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height,
@@ -125,7 +139,8 @@ const profile = (grid, n, label, more) => ({
 EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
   const meta = EQ.metaOf(page, chart.quantity);
   const figure = EQ.figure(`${meta.title} from the first layer to the last`, { unit: meta.unit });
-  const ready = page.source.grid(run.key, chart.quantity).then((found) => {
+  figure.body.style.minHeight = `${height}px`;
+  const ready = EQ.whenSeen(page, figure.node, () => page.source.grid(run.key, chart.quantity)).then((found) => {
     if (!found?.columns) return;
     const inside = found.layers.map((layer, s) => (layer === null ? -1 : s)).filter((s) => s >= 0);
     const grid = { ...found, inside };
@@ -160,7 +175,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     const own = domain ? await domain(plane()) : EQ.extent(rows, kind);
     return {
       rows, first: grid.first, last: grid.last, broken: grid.broken, domain: own, scale: kind, unit: meta.unit,
-      title: name, onset, pitch: grid.columns > 1 ? (grid.last[grid.columns - 1] - grid.first[0]) / (grid.columns - 1) : 1,
+      title: name, onset, span: EQ.spanOf([run]), pitch: grid.columns > 1 ? (grid.last[grid.columns - 1] - grid.first[0]) / (grid.columns - 1) : 1,
       names: grid.sites.map((site, s) => (grid.layers[s] === null ? site.split(".").pop() : String(grid.layers[s]))),
       fullNames: grid.sites.map((site, s) => EQ.siteName(site, grid.layers[s])),
       onPick: (s, step) => onPick?.(grid.sites[s], grid.last[EQ.nearest(grid.x, step)]),
@@ -171,7 +186,8 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     scale.replaceChildren(EQ.legend(found.domain, found.scale, meta.unit));
     if (map) map.update(found); else map = EQ.heatmap(figure.body, found);
   };
-  const ready = load().then((found) => {
+  figure.body.style.minHeight = "96px";
+  const ready = EQ.whenSeen(page, figure.node, load).then((found) => {
     if (!found) { figure.node.remove(); return; }
     show(found);
     figure.tools.append(scale, EQ.copyButton(meta.title, () => map.csv()));

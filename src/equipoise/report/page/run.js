@@ -208,14 +208,14 @@ EQ.details = (page) => page.runs.map((run) => EQ.h("details", {}, EQ.h("summary"
 
 // The first screen: verdict and its chart side by side, then what changed first.
 EQ.firstScreen = (page, run) => {
-  const decisive = EQ.decisive(page, run, 300);
+  const decisive = EQ.decisive(page, run, 300) ?? (run.quantities.some((q) => q.name === "loss") ? EQ.lineFigure(page, "loss", { height: 300, runs: [run] }) : null);
   const right = EQ.h("div", { class: "decisive" }, decisive?.node);
   if (run.verdict?.chart && run.verdict.chart.quantity !== "loss" && run.quantities.some((q) => q.name === "loss")) {
     right.append(EQ.lineFigure(page, "loss", { height: 130, runs: [run], onset: run.verdict.since }).node);
   }
   return EQ.h("div", { class: "first" },
     EQ.h("div", { class: "answer" }, EQ.verdictCard(run),
-      EQ.h("section", { class: "card", "aria-labelledby": `changed-${run.index}` }, EQ.h("h2", { id: `changed-${run.index}` }, "What changed first"), EQ.changesTable(page, run, 6))),
+      EQ.h("section", { class: "card", "aria-labelledby": `changed-${run.index}` }, EQ.h("h2", { id: `changed-${run.index}` }, "What changed first"), EQ.h("div", { class: "changes", "data-limit": 6 }, EQ.changesTable(page, run, 6)))),
     right);
 };
 
@@ -229,7 +229,7 @@ EQ.runPage = (page) => {
     EQ.timeline(page),
     EQ.heatmaps(page),
     EQ.explorer(page),
-    EQ.section("changes", "What changed first, all of it", EQ.changesTable(page, run, 60)),
+    EQ.section("changes", "What changed first, all of it", EQ.h("div", { class: "changes", "data-limit": 60 }, EQ.changesTable(page, run, 60))),
     EQ.section("numbers", "In numbers", EQ.numbersTable(page), EQ.details(page)),
   ];
 };

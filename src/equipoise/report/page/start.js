@@ -8,6 +8,7 @@ EQ.render = (page) => {
   const parts = page.runs.length > 1 ? EQ.comparePage(page) : EQ.runPage(page);
   main.replaceChildren(...parts.filter(Boolean));
   if (page.note) main.append(EQ.h("p", { class: "note" }, page.note));
+  EQ.state.on("zoom", () => EQ.zoomed?.());
   document.documentElement.dataset.drawn = "true";
 };
 

@@ -1,0 +1,54 @@
+"""``equipoise board``: a local page of live and finished runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.store import runs_directory
+
+
+def command(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Where the runs are; $EQUIPOISE_RUNS or ./runs if not given."
+        ),
+    ] = None,
+    *,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="8321 or the next free one if not given."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The interface to listen on.")
+    ] = "127.0.0.1",
+    expose: Annotated[
+        bool,
+        typer.Option(
+            "--expose", help="Allow a --host that other machines reach; needs a token."
+        ),
+    ] = False,
+    browser: Annotated[
+        bool, typer.Option(help="Open the page in your browser.")
+    ] = True,
+) -> None:
+    """Show live and finished runs in your browser.
+
+    Example: equipoise board runs --port 9000 --no-browser
+    """
+    # Here, not above: --help must not wait for a web server.
+    from equipoise.web.server import BoardOptions, open_browser, prepared
+
+    options = BoardOptions(
+        directory=directory or runs_directory(),
+        host=host,
+        port=port,
+        expose=expose,
+        browser=browser,
+    )
+    board = prepared(options)
+    typer.echo(f"board of {options.directory} at {board.address}  (Ctrl-C ends it)")
+    if options.browser:
+        open_browser(board.address)
+    board.run()

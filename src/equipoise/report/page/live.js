@@ -1,0 +1,123 @@
+// The board's numbers: fetched by column, extended by cursor, finer where one zooms in.
+const POINTS = 500;
+const address = (part, key, query = {}) => {
+  const path = key.split("/").map(encodeURIComponent).join("/");
+  const words = new URLSearchParams(query).toString();
+  return `/api/${part}/${path}${words ? `?${words}` : ""}`;
+};
+
+EQ.fetchJson = async (url) => {
+  const answer = await fetch(url, { headers: { Accept: "application/json" } });
+  if (!answer.ok) throw new Error((await answer.text()).trim() || `${answer.status}`);
+  return answer.json();
+};
+
+EQ.liveSource = (page) => {
+  const whole = new Map(), fine = new Map(), under = new Map();
+  const fetched = (run, quantity, query = {}) => EQ.fetchJson(address("grid", run, { quantity, points: POINTS, ...query })).then(EQ.decode);
+  const has = (run, quantity) => page.runs.some((r) => r.key === run && r.quantities.some((q) => q.name === quantity));
+
+  // A finer look at the window, if what is shown is merged there.
+  function refine(run, quantity, key) {
+    const window = EQ.state.window, label = `${Math.floor(window[0])} ${Math.ceil(window[1])}`;
+    const known = fine.get(key);
+    if (known?.label === label) return known.grid ?? null;
+    fine.set(key, { label, grid: known?.grid ?? null });
+    clearTimeout(under.get(key));
+    under.set(key, setTimeout(async () => {
+      const [from, to] = label.split(" ").map(Number);
+      const grid = await fetched(run, quantity, { from, to });
+      if (fine.get(key)?.label !== label) return;
+      fine.set(key, { label, grid });
+      page.refresh(quantity);
+    }, 120));
+    return known?.grid ?? null;
+  }
+
+  return {
+    live: true,
+    async grid(run, quantity) {
+      if (!has(run, quantity)) return null;
+      const key = `${run} ${quantity}`;
+      if (!whole.has(key)) whole.set(key, fetched(run, quantity));
+      const grid = await whole.get(key);
+      if (EQ.state.window && grid.sampled) {
+        const better = refine(run, quantity, key);
+        if (better && covers(better, EQ.state.window)) return better;
+      }
+      return grid;
+    },
+    async heads(run, quantity, step) {
+      if (!has(run, quantity)) return null;
+      const raw = await EQ.fetchJson(address("heads", run, { quantity, ...(step === null ? {} : { step }) }));
+      const found = EQ.decodeHeads(raw);
+      return { ...found, step: found.steps[0], values: found.rows(0), choices: null };
+    },
+    shown: (run) => [...whole.keys()].filter((key) => key.startsWith(`${run} `)).map((key) => key.slice(run.length + 1)),
+    // New columns behind the old ones; a grid that grew too long is fetched anew, merged.
+    async append(run, raw) {
+      const key = `${run} ${raw.quantity}`;
+      if (!whole.has(key)) return;
+      const old = await whole.get(key), tail = EQ.decode(raw);
+      const longer = extended(old, tail);
+      whole.set(key, longer && longer.columns <= 2 * POINTS ? Promise.resolve(longer) : fetched(run, raw.quantity));
+    },
+  };
+};
+
+const covers = (grid, [from, to]) => grid.columns > 0 && grid.first[0] <= to && grid.last[grid.columns - 1] >= from;
+
+function extended(old, tail) {
+  const places = tail.sites.map((site) => old.sites.indexOf(site));
+  const end = old.last[old.columns - 1] ?? -Infinity;
+  const fresh = tail.last.map((_, n) => n).filter((n) => tail.last[n] > end);
+  if (places.includes(-1) || fresh.length !== tail.columns) return null;
+  const columns = old.columns + tail.columns;
+  const joined = (name) => old.sites.map((_, s) => {
+    const values = new Float32Array(columns).fill(NaN), at = places.indexOf(s);
+    values.set(old[name][s]);
+    if (at >= 0) values.set(tail[name][at], old.columns);
+    return values;
+  });
+  const mean = joined("mean"), banded = old.banded || tail.banded;
+  return {
+    ...old, columns, mean, low: banded ? joined("low") : mean, high: banded ? joined("high") : mean, banded,
+    first: [...old.first, ...tail.first], last: [...old.last, ...tail.last], x: [...old.x, ...tail.x],
+    broken: old.sites.map((_, s) => new Set([...old.broken[s], ...[...(tail.broken[places.indexOf(s)] ?? [])].map((n) => n + old.columns)])),
+  };
+}
+
+// Follows one run: a line from the server says that it grew, the cursor says from where.
+EQ.follow = (page, run) => {
+  const stream = new EventSource(`/api/events?run=${encodeURIComponent(run.key)}`);
+  let busy = false, again = false;
+  async function catchUp() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      let more = true;
+      while (more) {
+        const query = new URLSearchParams({ cursor: run.cursor });
+        page.source.shown(run.key).forEach((name) => query.append("quantity", name));
+        const news = await EQ.fetchJson(`${address("since", run.key)}?${query}`);
+        more = news.more;
+        if (news.cursor === run.cursor) break;
+        run.cursor = news.cursor;
+        if (news.last !== null) run.steps = { ...run.steps, first: run.steps.first ?? news.last, last: Math.max(run.steps.last ?? 0, news.last) };
+        run.state = news.state;
+        for (const raw of news.grids) await page.source.append(run.key, raw);
+        if (news.quantities.some((name) => !run.quantities.some((q) => q.name === name))) { location.reload(); return; }
+        news.grids.forEach((raw) => page.refresh(raw.quantity));
+        if (news.events.length) page.happened(run, news.events);
+        page.progressed(run);
+      }
+    } finally {
+      busy = false;
+      if (again) { again = false; setTimeout(catchUp, 50); }
+    }
+  }
+  stream.onmessage = catchUp;
+  stream.onerror = () => { page.status("Connection lost; trying again"); };
+  stream.onopen = () => { page.status(""); };
+  return stream;
+};

@@ -1,0 +1,115 @@
+"""The runs of a directory: found, opened and judged, each anew once it changed."""
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import EquipoiseError, RunFileError
+from equipoise.report.overview import judged, run_row
+from equipoise.store import Run, open_run
+from equipoise.store.location import SUFFIX, run_files
+
+RESCAN_S = 1.0
+OPEN_RUNS = 16
+"""Run files of which something is kept in memory."""
+Signature = tuple[int, ...]
+
+
+def signature(path: Path) -> Signature:
+    """Return what changes when a run is written: times and sizes of file and WAL."""
+    found: list[int] = []
+    for one in (path, path.with_name(f"{path.name}-wal")):
+        try:
+            stat = one.stat()
+        except OSError:
+            found += [0, 0]
+        else:
+            found += [stat.st_mtime_ns, stat.st_size]
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _Judged:
+    signature: Signature
+    row: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Directory:
+    """Runs under one directory, by key: the path inside it, without its suffix."""
+
+    root: Path
+    _paths: dict[str, Path] = field(default_factory=dict)
+    _scanned: float = -RESCAN_S
+    _open: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _judged: dict[str, _Judged] = field(default_factory=dict)
+    _guard: threading.RLock = field(default_factory=threading.RLock)
+
+    def paths(self) -> dict[str, Path]:
+        """Return every run's key and file, the newest first; scanned once a second."""
+        with self._guard:
+            if time.monotonic() - self._scanned >= RESCAN_S:
+                self._paths = dict(self._found())
+                self._scanned = time.monotonic()
+            return self._paths
+
+    def _found(self) -> list[tuple[str, Path]]:
+        inside = self.root.resolve()
+        if not inside.is_dir():
+            return []
+        files = run_files(inside, recursive=True)
+        # A link that leads out of the directory is not ours to show.
+        own = [p for p in files if p.resolve().is_relative_to(inside)]
+        return [(p.relative_to(inside).as_posix()[: -len(SUFFIX)], p) for p in own]
+
+    def path(self, key: str) -> Path:
+        """Return the file of a run that was found; no other path can be asked for."""
+        found = self.paths().get(key)
+        if found is None:
+            raise RunFileError(f"no run {key!r} in {self.root}")
+        return found
+
+    def run(self, key: str) -> Run:
+        """Return the run, opened once while it is in use."""
+        path = self.path(key)
+        with self._guard:
+            if key in self._open:
+                self._open.move_to_end(key)
+                return self._open[key]
+        run = open_run(path)
+        with self._guard:
+            self._open[key] = run
+            while len(self._open) > OPEN_RUNS:
+                self._open.popitem(last=False)
+        return run
+
+    def row(self, key: str, *, judge: bool = False) -> dict[str, Any]:
+        """Return a run's line in the list; its verdict is None until it was judged."""
+        path = self.path(key)
+        now = signature(path)
+        known = self._judged.get(key)
+        if known is not None and (known.signature == now or not judge):
+            return {**known.row, "stale": known.signature != now}
+        if not judge:
+            return {"key": key, "label": key, "verdict": None, "stale": True}
+        row = self._read(key)
+        self._judged[key] = _Judged(now, row)
+        return {**row, "stale": False}
+
+    def _read(self, key: str) -> dict[str, Any]:
+        try:
+            run = self.run(key)
+            return {"key": key, **run_row(run, judged(run))}
+        except EquipoiseError as error:
+            return {"key": key, "label": key, "trouble": str(error), "verdict": None}
+
+    def unjudged(self) -> str | None:
+        """Return the newest run whose line is not up to date."""
+        for key, path in self.paths().items():
+            known = self._judged.get(key)
+            if known is None or known.signature != signature(path):
+                return key
+        return None

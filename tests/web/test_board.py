@@ -1,0 +1,270 @@
+"""The board shows what the runs hold, follows a live one, and serves nobody else."""
+
+import asyncio
+import base64
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from equipoise.errors import InputError
+from equipoise.records import Applied, Finding, Reading, RunInfo
+from equipoise.store import RunWriter, open_run
+from equipoise.web.app import Answers, application
+from equipoise.web.directory import Directory
+from equipoise.web.live import LiveStreams, Stream
+from equipoise.web.security import COOKIE, POLICY, Access
+from equipoise.web.server import BoardOptions, prepared
+from tests.report.runs import BLOCKS, healthy, sick
+
+INFO = RunInfo(name="made", created="now", version="0")
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("runs")
+    (found / "deep").mkdir()
+    healthy(found / "pre.eqp", steps=80)
+    sick(found / "deep" / "post & <b>.eqp", steps=80)
+    (found / "broken.eqp").write_bytes(b"not a run")
+    return found
+
+
+SICK = "deep/post & <b>"
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(application(folder, Access()), base_url=HERE) as found:
+        yield found
+
+
+def unpacked(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def test_the_list_has_every_run_and_its_health(client: TestClient) -> None:
+    for _ in range(20):
+        rows = {row["key"]: row for row in client.get("/api/runs").json()["runs"]}
+        if not any(row["stale"] for row in rows.values()):
+            break
+    assert set(rows) == {"pre", SICK, "broken"}
+    assert rows[SICK]["verdict"]["state"] in {"at risk", "failing"}
+    assert rows[SICK]["last"] == 79 and rows[SICK]["state"] == "finished"
+    assert "cannot be read" in rows["broken"]["trouble"]
+
+
+def test_one_run_as_in_the_report(client: TestClient, folder: Path) -> None:
+    run = client.get(f"/api/run/{SICK}").json()
+    assert run["steps"] == {"first": 0, "last": 79, "count": 80}
+    assert [e["rule"] for e in run["events"]] == ["gradient.vanishing"]
+    verdict = client.get(f"/api/verdict/{SICK}").json()
+    assert verdict["chart"]["quantity"] == "gradient.norm"
+    assert "changes" in client.get(f"/api/changes/{SICK}").json()
+    grid = client.get(f"/api/grid/{SICK}", params={"quantity": "gradient.norm"}).json()
+    truth = open_run(folder / f"{SICK}.eqp").series("gradient.norm")[BLOCKS[3]][1]
+    values = unpacked(grid["mean"]).reshape(len(grid["sites"]), -1)
+    np.testing.assert_allclose(values[3], truth, rtol=1e-6)
+
+
+def test_a_window_and_the_heads_of_a_step(client: TestClient) -> None:
+    asked = {"quantity": "loss", "points": 10, "from": 20, "to": 29}
+    grid = client.get("/api/grid/pre", params=asked).json()
+    first = grid.get("first", grid["last"])
+    assert len(grid["last"]) <= 10 and first[0] <= 20 and grid["last"][-1] >= 29
+    asked = {"quantity": "attention.theta.p5", "step": 41}
+    heads = client.get("/api/heads/pre", params=asked).json()
+    assert heads["steps"] == [40] and heads["width"] == 4 and len(heads["sites"]) == 24
+
+
+def test_what_is_new_comes_by_cursor(tmp_path: Path) -> None:
+    with (
+        TestClient(application(tmp_path, Access()), base_url=HERE) as client,
+        RunWriter(tmp_path / "live.eqp", INFO) as writer,
+    ):
+        writer.append([Reading.scalar(0, "loss", 2.0), Reading.scalar(0, "other", 1.0)])
+        run = client.get("/api/run/live").json()
+        assert run["state"] == "live" and run["cursor"] == 2
+        finding = Finding(step=1, severity="warn", rule="r", message="m")
+        both = Reading(
+            step=1, quantity="loss", sites=("",), values=((3.0, math.nan, 5.0),)
+        )
+        writer.append(
+            [both, Reading.scalar(1, "other", 1.0)],
+            findings=[finding],
+            applied=[Applied(step=1, remedy="epsilon")],
+        )
+        asked = {"cursor": run["cursor"], "quantity": ["loss"]}
+        news = client.get("/api/since/live", params=asked).json()
+        assert [e["kind"] for e in news["events"]] == ["finding", "remedy"]
+        (grid,) = news["grids"]
+        assert grid["last"] == [1] and grid["broken"] == [[0], [0]]
+        planes = [unpacked(grid[name])[0] for name in ("low", "mean", "high")]
+        assert planes == [3.0, 4.0, 5.0]
+        after = {"cursor": news["cursor"], "quantity": ["loss"]}
+        again = client.get("/api/since/live", params=after).json()
+        assert again["grids"] == [] and again["cursor"] == news["cursor"]
+
+
+def test_runs_are_compared(client: TestClient) -> None:
+    asked = {"run": ["pre", SICK], "baseline": "pre"}
+    found = client.get("/api/compare", params=asked).json()
+    first = next(q for q in found["quantities"] if q["quantity"] == "gradient.norm")
+    assert first["parts"] == 0 and first["run"] == SICK
+    assert len(found["numbers"][0][1]) == 2
+    assert client.get("/api/compare").status_code == 400
+
+
+def test_the_page_has_no_inline_script_and_escapes(client: TestClient) -> None:
+    page = client.get("/run/<script>alert(1)</script>")
+    assert page.headers["content-security-policy"] == POLICY
+    assert "<script>alert" not in page.text and page.text.count("<script") == 1
+    assert "unsafe" not in POLICY
+    assert client.get("/static/page.js").status_code == 200
+    assert (
+        client.get("/static/style.css").headers["content-type"].startswith("text/css")
+    )
+    assert client.get("/static/other.js").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "key", ["../secret", "..%2fsecret", "/etc/passwd", "deep/../../secret", "missing"]
+)
+def test_nothing_outside_the_directory_is_read(folder: Path, key: str) -> None:
+    outside = folder.parent / "secret.eqp"
+    if not outside.exists():
+        with RunWriter(outside, INFO) as writer:
+            writer.append([Reading.scalar(0, "loss", 1.0)])
+        (folder / "link.eqp").symlink_to(outside)
+    with TestClient(application(folder, Access()), base_url=HERE) as client:
+        for part in ("run", "verdict", "changes", "grid", "heads", "since"):
+            assert client.get(f"/api/{part}/{key}").status_code == 404
+        assert client.get("/api/run/link").status_code == 404
+        assert client.get("/api/events", params={"run": key}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8321"}, 200),
+        ({"host": "[::1]:8321"}, 200),
+        ({"host": "evil.example"}, 421),
+        ({"host": "127.0.0.1.evil.example"}, 421),
+        ({"host": "[broken"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ],
+)
+def test_host_and_origin_are_checked(
+    client: TestClient, headers: dict[str, str], status: int
+) -> None:
+    assert client.get("/api/runs", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_the_board_is_read_only(client: TestClient, method: str) -> None:
+    assert client.request(method, "/api/runs").status_code == 405
+
+
+def test_another_interface_asks_for_a_token(folder: Path) -> None:
+    access = Access(host="0.0.0.0", token="s3cret")
+    app = application(folder, access)
+    with TestClient(app, base_url="http://10.0.0.7", follow_redirects=False) as client:
+        assert client.get("/api/runs").status_code == 401
+        assert client.get("/?token=wrong").status_code == 401
+        first = client.get("http://10.0.0.7//evil.example/?token=s3cret&run=a")
+        assert first.headers["location"] == "/evil.example/?run=a"
+        cookie = first.headers["set-cookie"]
+        assert COOKIE in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert client.get("/api/runs").status_code == 200
+        assert (
+            client.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
+        )
+
+
+def test_other_machines_need_an_explicit_word(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--expose"):
+        prepared(BoardOptions(directory=tmp_path, host="0.0.0.0"))
+    board = prepared(BoardOptions(directory=tmp_path, host="0.0.0.0", expose=True))
+    board.listener.close()
+    assert "?token=" in board.address
+    with pytest.raises(InputError, match="no such directory"):
+        prepared(BoardOptions(directory=tmp_path / "none"))
+
+
+def test_a_taken_port_is_said_or_passed_over(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match="another --port"):
+            prepared(BoardOptions(directory=tmp_path, port=port))
+    board = prepared(BoardOptions(directory=tmp_path))
+    board.listener.close()
+    assert board.address.startswith("http://127.0.0.1:")
+
+
+def test_a_browser_hears_of_a_change_and_streams_are_limited(tmp_path: Path) -> None:
+    path = tmp_path / "a.eqp"
+    with RunWriter(path, INFO) as writer:
+        writer.append([Reading.scalar(0, "loss", 1.0)])
+        streams = LiveStreams()
+        stream = Stream(path=path, directory=Directory(tmp_path))
+
+        async def follow() -> list[str]:
+            lines = streams._lines(stream)
+            found = [await anext(lines)]
+            writer.append([Reading.scalar(1, "loss", 1.0)])
+            found.append(await asyncio.wait_for(anext(lines), 30))
+            assert streams.open == 1
+            await lines.aclose()
+            return found
+
+        first, second = asyncio.run(follow())
+    assert '"changed": 1' in first and '"changed": 2' in second
+    assert streams.open == 0
+    streams.open = 200
+    assert streams.response(stream).status_code == 503
+
+
+def test_answers_are_kept_within_their_room() -> None:
+    answers, made = Answers(room=1000), []
+    for k in [*range(50), 49, 49]:
+        answers.get((k,), lambda k=k: made.append(k) or {"x": "y" * 90})
+    assert made == list(range(50)) and answers._size <= 1000 + 100
+
+
+def test_the_board_answers_over_a_real_socket(folder: Path) -> None:
+    board = prepared(BoardOptions(directory=folder, port=0))
+    thread = threading.Thread(target=board.run, daemon=True)
+    thread.start()
+    for _ in range(200):
+        time.sleep(0.05)
+        if board.server.started:
+            break
+    answer = httpx.get(f"{board.address}api/run/pre", timeout=60)
+    board.server.should_exit = True
+    thread.join(60)
+    assert answer.json()["label"] == "pre-LN" and not thread.is_alive()
+
+
+def test_starting_needs_no_torch() -> None:
+    code = (
+        "import sys; from equipoise.web.server import prepared; "
+        "assert not {'torch', 'numba', 'plotly'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
