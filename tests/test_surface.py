@@ -36,6 +36,7 @@ def test_commands() -> None:
         "lab",
         "plan",
         "precision",
+        "preflight",
         "replay",
         "report",
         "rules",

@@ -37,6 +37,7 @@ COMMANDS = {
     "lab": "Experiments with error bars: list, run, status, report.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
+    "preflight": "Run a training script for a few steps, and judge its start.",
     "replay": "Repeat a recorded step, and see where it first goes wrong.",
     "report": "Show runs here, or write them into one offline HTML page.",
     "rules": "List the rules that judge a run, with thresholds and their sources.",

@@ -1,0 +1,275 @@
+"""Run a user's unmodified script for a few steps, and judge its start.
+
+The script is stopped from inside ``optimizer.step()`` with a ``SystemExit``, which
+training scripts do not catch; what it writes until then is its own. The run file lives
+in a temporary folder and goes with it.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from equipoise.auditing.precision.study import lost_epsilons
+from equipoise.errors import InputError
+from equipoise.forecast.start_rules import (
+    STEPS,
+    Start,
+    largest_stable_rate,
+    start_findings,
+)
+from equipoise.forecast.verdict import Verdict
+from equipoise.integrations.launcher import launched, owner
+from equipoise.numerics.formats import FORMATS
+from equipoise.records import Finding, Reading
+from equipoise.store import open_run
+
+NARROW = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Enough(SystemExit):
+    """Ends the user's script after the steps that were asked for."""
+
+
+@dataclass(slots=True)
+class Setup:
+    """What a script's optimisers say about the training ahead."""
+
+    steps: int = 0
+    peak_lr: float = math.nan
+    classes: int = 0
+    roundoff: float = 0.0
+    lost: dict[str, float] = field(default_factory=dict)
+    """Norm → its ε as a narrow format stores it."""
+    adam: dict[str, float] = field(default_factory=dict)
+    """Block → √v̂ over ε."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreFlight:
+    """A verdict on the start of a training script."""
+
+    verdict: Verdict
+    steps: int
+    peak_lr: float
+    largest_stable_lr: float
+    facts: tuple[str, ...]
+    readings: tuple[Reading, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.verdict.findings
+
+
+def preflight(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    steps: int = STEPS,
+    peak_lr: float | None = None,
+    preset: str = "default",
+) -> PreFlight:
+    """Run a script until it has taken so many steps, and judge what was read.
+
+    Args:
+        script: A training script, as it is.
+        arguments: Its own.
+        steps: Optimiser steps to take.
+        peak_lr: The schedule's largest learning rate, where the optimiser does not
+            know it (a rate that the loop itself computes).
+        preset: What is measured; ``deep`` adds curvature.
+
+    Raises:
+        InputError: If there is no such script, or it trained nothing.
+    """
+    setup, code = Setup(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "preflight.eqp"
+        paths: list[Path] = []
+        with _stopping_after(steps, setup):
+            try:
+                launched(
+                    script,
+                    arguments,
+                    report=paths.extend,
+                    run=path,
+                    every=1,
+                    quiet=True,
+                    preset=preset,
+                )
+            except Enough:
+                pass
+            except SystemExit as end:
+                code = _code(end)
+        if not paths:
+            raise InputError(f"{script} took no step with a torch optimiser")
+        run = open_run(paths[0])
+        news, _ = run.since(0)
+        findings = [*news.findings, *run.verdict.findings]
+    if peak_lr is not None:
+        setup.peak_lr = peak_lr
+    return judged(setup, news.readings, findings, code=code)
+
+
+def _code(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+@contextmanager
+def _stopping_after(steps: int, setup: Setup) -> Iterator[None]:
+    """Count the steps of the first optimiser, and end the script after them."""
+    counted: list[int] = []
+
+    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not counted:
+            counted.append(id(optimizer))
+        if counted[0] != id(optimizer):
+            return
+        setup.steps += 1
+        # The watch begins after the first step; the last one must be complete.
+        if setup.steps > steps + 1:
+            _look(optimizer, setup)
+            raise Enough(0)
+
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _look(optimizer: Optimizer, setup: Setup) -> None:
+    """Note the schedule's peak, the formats, and how near gradients are to ε."""
+    rates = [
+        float(group[key])
+        for group in optimizer.param_groups
+        for key in ("lr", "initial_lr", "max_lr")
+        if key in group
+    ]
+    setup.peak_lr = max(rates)
+    model = owner(optimizer)
+    if model is None:
+        return
+    setup.classes = _classes(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    setup.adam = _over_epsilon(optimizer, names)
+    dtypes = {p.dtype for p in model.parameters() if p.requires_grad}
+    if len(dtypes) == 1 and (narrow := NARROW.get(dtypes.pop())):
+        setup.roundoff = FORMATS[narrow].unit_roundoff
+        setup.lost = lost_epsilons(model, FORMATS[narrow])
+
+
+def _classes(model: nn.Module) -> int:
+    """Return the vocabulary of a language model; 0 for anything else."""
+    config = getattr(model, "config", None)
+    given = getattr(config, "vocab_size", getattr(config, "vocabulary", 0))
+    return given if isinstance(given, int) else 0
+
+
+def _over_epsilon(optimizer: Optimizer, names: dict[int, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for group in optimizer.param_groups:
+        eps, betas = group.get("eps") or 0.0, group.get("betas") or (0.0, 0.0)
+        for parameter in group["params"] if eps else ():
+            state = optimizer.state.get(parameter, {})
+            # Matrices only: a key's bias has no gradient but rounding, for one.
+            if "exp_avg_sq" not in state or parameter.dim() < 2:
+                continue
+            count = float(torch.as_tensor(state["step"]))
+            mean = float(state["exp_avg_sq"].double().mean()) / (1 - betas[1] ** count)
+            # No gradient at all is another matter: a row that was not looked up.
+            if mean > 0:
+                found[names.get(id(parameter), "")] = math.sqrt(mean) / eps
+    return found
+
+
+def judged(
+    setup: Setup,
+    readings: Sequence[Reading],
+    findings: Sequence[Finding],
+    *,
+    code: int = 0,
+) -> PreFlight:
+    """Return the verdict on a start from what was read and what was set."""
+    sites, values = tuple(setup.adam), tuple((v,) for v in setup.adam.values())
+    more = [
+        Reading(
+            step=0, quantity="optimizer.root_v_over_eps", sites=sites, values=values
+        )
+    ]
+    start = Start(
+        readings=[*readings, *(more if sites else ())],
+        peak_lr=setup.peak_lr,
+        classes=setup.classes,
+        roundoff=setup.roundoff,
+    )
+    found = [*_lost(setup), *start_findings(start), *findings]
+    order = {"error": 0, "warn": 1, "info": 2}
+    found = sorted(found, key=lambda f: order[f.severity])
+    stable = largest_stable_rate(start)
+    return PreFlight(
+        verdict=_verdict(found, setup, code),
+        steps=setup.steps,
+        peak_lr=setup.peak_lr,
+        largest_stable_lr=stable,
+        facts=_facts(setup, stable, code),
+        readings=tuple(readings),
+    )
+
+
+def _lost(setup: Setup) -> list[Finding]:
+    return [
+        Finding(
+            step=0,
+            severity="warn" if stored == 0 else "info",
+            rule="start.epsilon",
+            site=name,
+            message=f"ε of {name} is stored as {stored:.3g} in the weights' format",
+            advice="keep norms in float32, or raise ε",
+            evidence={"stored": stored},
+        )
+        for name, stored in setup.lost.items()
+    ]
+
+
+def _facts(setup: Setup, stable: float, code: int) -> tuple[str, ...]:
+    lines = [f"{setup.steps} optimiser steps taken"]
+    if math.isfinite(setup.peak_lr):
+        lines.append(
+            f"peak learning rate {setup.peak_lr:.3g} (by the optimiser; --peak-lr if "
+            "the loop itself sets a larger one)"
+        )
+    if math.isfinite(stable):
+        lines.append(
+            f"largest stable learning rate by the size of updates: {stable:.3g}"
+        )
+    if code:
+        lines.append(f"the script itself ended with exit code {code}")
+    return tuple(lines)
+
+
+def _verdict(found: Sequence[Finding], setup: Setup, code: int) -> Verdict:
+    grave = [f for f in found if f.severity != "info"]
+    if grave:
+        dead = any(f.rule.startswith("nonfinite") for f in grave)
+        more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
+        return Verdict(
+            state="dead" if dead else "at risk",
+            sentence=f"{grave[0].message}{more}",
+            since=0,
+            findings=tuple(found),
+            advice=grave[0].advice,
+        )
+    if code:
+        sentence = f"the script failed after {setup.steps} steps"
+        return Verdict(state="not judged", sentence=sentence, findings=tuple(found))
+    sentence = f"nothing wrong in the first {setup.steps} steps"
+    return Verdict(state="healthy", sentence=sentence, findings=tuple(found))

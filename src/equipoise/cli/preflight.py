@@ -1,0 +1,49 @@
+"""``equipoise preflight SCRIPT ARGS``: judge the start of a training script."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.audit import FailOn
+from equipoise.errors import InputError
+
+# Everything behind the script is the script's, even if it looks like an option of ours.
+CONTEXT = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
+
+
+def command(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
+    steps: Annotated[int, typer.Option(min=2, help="Optimiser steps to take.")] = 20,
+    peak_lr: Annotated[
+        float | None,
+        typer.Option(help="The schedule's peak, where the loop itself computes it."),
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read curvature (slow).")
+    ] = False,
+    fail_on: FailOn = "warn",
+) -> None:
+    """Run a script for a few steps and judge its start; options before the script."""
+    if fail_on not in {"warn", "error", "never"}:
+        raise InputError(f"--fail-on {fail_on}: give warn, error or never")
+    # Here, not above: --help must not load torch.
+    from equipoise.auditing.page import print_verdict
+    from equipoise.auditing.preflight import preflight
+
+    found = preflight(
+        script,
+        context.args,
+        steps=steps,
+        peak_lr=peak_lr,
+        preset="deep" if deep else "default",
+    )
+    print_verdict(found.verdict, facts=found.facts)
+    grave = {"warn": {"warn", "error"}, "error": {"error"}, "never": set()}[fail_on]
+    failed = found.verdict.state == "not judged" and fail_on != "never"
+    raise typer.Exit(int(failed or any(f.severity in grave for f in found.findings)))

@@ -1,0 +1,148 @@
+"""A training script is judged by its first steps, and nothing of ours stays behind."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
+from typer.testing import CliRunner
+
+from equipoise.auditing.preflight import Setup, judged, preflight
+from equipoise.cli import application
+from equipoise.errors import InputError
+from equipoise.forecast.start_rules import Start, largest_stable_rate, start_findings
+from equipoise.records import Reading
+
+SCRIPT = """
+import sys, torch
+from equipoise.lab.models import GPT, GPTConfig
+torch.manual_seed(0)
+model = GPT(GPTConfig(width=32, depth=2, heads=2, context=16))
+{change}
+ramp = lambda step: min(1, (step + 1) / 50)
+optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))
+warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, ramp)
+rng = torch.Generator().manual_seed(0)
+for step in range(400):
+    x = torch.randint(0, 256, (4, 17), generator=rng).cumsum(1) % 256
+    z, y = model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()
+    loss = torch.nn.functional.cross_entropy(z, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    warmup.step()
+open("finished", "w")
+"""
+
+
+def written(folder: Path, change: str = "") -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT.format(change=change))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_sound_script_passes_and_nothing_stays(tmp_path: Path) -> None:
+    hooks, before = (
+        len(_global_optimizer_post_hooks),
+        {path.name for path in Path().iterdir()},
+    )
+    found = preflight(written(tmp_path), ["1e-3"], steps=8)
+    assert found.verdict.state == "healthy", found.verdict.sentence
+    assert found.steps == 10 and found.peak_lr == pytest.approx(1e-3)
+    assert found.largest_stable_lr > 1e-3
+    assert {path.name for path in Path().iterdir()} - before == {
+        "train.py"
+    }  # no run, and it was stopped
+    assert len(_global_optimizer_post_hooks) == hooks
+
+
+def test_a_peak_that_is_still_ahead_is_judged(tmp_path: Path) -> None:
+    """After 8 of 50 warm-up steps the rate is small; its peak is not."""
+    found = preflight(written(tmp_path), ["0.1"], steps=8)
+    assert "start.learning_rate" in [f.rule for f in found.findings]
+    assert found.largest_stable_lr < found.peak_lr == pytest.approx(0.1)
+
+
+def test_command_exits_with_the_verdict(tmp_path: Path) -> None:
+    loud = "[b.attention.q_proj.weight.data.mul_(99) for b in model.blocks]"
+    words = ["preflight", "--steps", "3", str(written(tmp_path, loud)), "1e-3"]
+    result = CliRunner().invoke(application(words), words)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("At risk: attention logits reach")
+
+
+def test_a_script_that_trains_nothing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')")
+    with pytest.raises(InputError, match="took no step"):
+        preflight(tmp_path / "train.py")
+
+
+def reading(step: int, quantity: str, *values: float) -> Reading:
+    sites = tuple(f"blocks.{i}" for i in range(len(values)))
+    return Reading(
+        step=step, quantity=quantity, sites=sites, values=tuple((v,) for v in values)
+    )
+
+
+def rules(*readings: Reading, **options: float) -> list[str]:
+    start = Start(readings=readings, **options)  # type: ignore[arg-type]
+    return [finding.rule for finding in start_findings(start)]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "sound", "wrong", "rule"),
+    [
+        ("update.ratio", (0.01, 0.05), (0.01, 0.07), "start.learning_rate"),
+        ("attention.max_logit", (3.0, 49.0), (3.0, 51.0), "start.logits"),
+        ("attention.theta.p50", (0.4, 0.6), (0.4, 0.4), "start.saturated"),
+        ("gradient.first_to_last", (0.11,), (0.09,), "start.gradient_ratio"),
+        ("gradient.first_to_last", (99.0,), (101.0,), "start.gradient_ratio"),
+        ("residual.B", (1.0, 99.0), (1.0, 101.0), "start.depth_scale"),
+        ("optimizer.root_v_over_eps", (11.0, 20.0), (9.0, 20.0), "start.adam_epsilon"),
+        ("curvature.edge_ratio", (1.9,), (2.1,), "start.learning_rate"),
+    ],
+)
+def test_each_rule_begins_at_its_threshold(
+    quantity: str, sound: tuple[float, ...], wrong: tuple[float, ...], rule: str
+) -> None:
+    assert rules(reading(3, quantity, *sound)) == []
+    assert rules(reading(3, quantity, *wrong)) == [rule]
+    assert rules(reading(21, quantity, *wrong)) == []  # beyond the first steps
+
+
+def test_the_first_loss_is_compared_with_equal_probabilities() -> None:
+    loss = Reading.scalar(0, "loss", 1.6 * math.log(256))
+    assert rules(loss, classes=256) == ["start.first_loss"]
+    assert rules(loss, classes=0) == [] == rules(loss, classes=4096)
+
+
+def test_updates_that_rounding_swallows() -> None:
+    moved = reading(3, "update.ratio", 1e-3, 2e-3)
+    assert rules(moved, roundoff=2**-8) == ["start.rounding"]
+    assert rules(moved, roundoff=2**-11) == []
+
+
+def test_updates_are_put_on_the_scale_of_the_peak() -> None:
+    rate = Reading.scalar(3, "learning_rate", 1e-4)
+    start = Start(readings=[reading(3, "update.ratio", 0.006), rate], peak_lr=2e-3)
+    assert largest_stable_rate(start) == pytest.approx(1e-3)
+
+
+def test_a_narrow_format_that_loses_epsilon_is_named() -> None:
+    found = judged(Setup(steps=3, lost={"norm": 0.0}), [], [])
+    assert [f.rule for f in found.findings] == ["start.epsilon"]
+    assert found.verdict.state == "at risk"
+    assert (
+        judged(Setup(steps=3, lost={"norm": 1e-5}), [], []).verdict.state == "healthy"
+    )
+
+
+def test_a_script_that_fails_is_not_called_healthy() -> None:
+    assert judged(Setup(steps=3), [], [], code=1).verdict.state == "not judged"
+    assert torch.is_grad_enabled()
