@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs import choosing, zoo
+from equipoise.claims import catalogue
+from equipoise.claims.page import markdown
 from equipoise.lab.results.publishing import index, publish, published
 
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {
     "zoo.md": zoo.page,
     "choosing-a-normaliser.md": choosing.page,
+    "claims.md": lambda: markdown(catalogue.run(catalogue.select())),
 }
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "integrations": "errors records watching store",
     "lab": "errors records numerics theory anatomy probes forecast remedies watching "
     "store report auditing planning",
-    "claims": "errors records numerics theory anatomy probes forecast remedies "
+    "claims": "errors records numerics theory anatomy probes forecast remedies report "
     "watching lab auditing planning",
     "report": "errors records store forecast",
     "web": "errors records store report",

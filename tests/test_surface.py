@@ -30,6 +30,7 @@ def test_commands() -> None:
     expected = [
         "audit",
         "board",
+        "claims",
         "curvature",
         "demo",
         "export",

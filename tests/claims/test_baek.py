@@ -9,9 +9,9 @@ from equipoise.remedies.epsilon import Bgss, Budget
 
 
 def test_rescaled_copies_get_different_v1_terms() -> None:
-    verdict = baek_heads.not_unitless()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_heads.not_unitless()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["measured error, c = 1"] == e["measured error, c = 8"]
     ratio = e["v1 κ(V)‖W_O‖₂, c = 1"] / e["v1 κ(V)‖W_O‖₂, c = 8"]
     assert ratio == pytest.approx(8, rel=1e-3)
@@ -19,24 +19,24 @@ def test_rescaled_copies_get_different_v1_terms() -> None:
 
 
 def test_row_maximum_is_no_bound() -> None:
-    verdict = baek_heads.row_maximum_is_no_bound()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_heads.row_maximum_is_no_bound()
+    assert result.verdict == "refuted"
+    e = result.evidence
     measured = e["measured ‖ΔP‖/(u‖P‖)"]
     assert e["row maximum × (1 + κ_score)"] < 1e-9 < measured < e["matrix form"]
 
 
 def test_value_condition_misleads_both_ways() -> None:
-    verdict = baek_heads.value_condition_misleads()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["κ_val, centred"] > 1e12
-    assert verdict.evidence["κ_val, thin column"] < 3
+    result = baek_heads.value_condition_misleads()
+    assert result.verdict == "refuted"
+    assert result.evidence["κ_val, centred"] > 1e12
+    assert result.evidence["κ_val, thin column"] < 3
 
 
 def test_epsilon_moves_the_constant_not_the_error() -> None:
-    verdict = baek_heads.epsilon_does_not_set_the_error()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_heads.epsilon_does_not_set_the_error()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["C_LN, ε = 1e-06"] > 5000 * e["C_LN, ε = 0.01"]
     assert e["ρ_LN in fp32, σ² = 0.6 (claimed ε-dominated below 1)"] < 1
 
@@ -50,7 +50,7 @@ def test_epsilon_moves_the_constant_not_the_error() -> None:
     ],
 )
 def test_other_counterexamples_stand(check) -> None:  # type: ignore[no-untyped-def]
-    assert check().outcome == "fails"
+    assert check().verdict == "refuted"
 
 
 def test_tf32_reference_hides_two_fifths() -> None:
@@ -60,9 +60,9 @@ def test_tf32_reference_hides_two_fifths() -> None:
 
 
 def test_independent_growth_passes_the_published_test() -> None:
-    verdict = baek_networks.independent_curves_pass()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_networks.independent_curves_pass()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["independent pairs with p ≤ 0.002"] == 1.0
     assert e["their mean r"] > 0.6
     # 12 pairs at a true 5 %: more than 4 has probability 1e-4.
@@ -77,17 +77,17 @@ def test_a_constant_collapses_too() -> None:
 
 
 def test_the_released_intervention_cannot_fire() -> None:
-    verdict = baek_estimators.intervention_never_fires()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_estimators.intervention_never_fires()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["largest σ² at which it can fire"] == pytest.approx(8e-5)
     assert e["largest change of ε for any σ²"] <= 1 / 0.6 + 1e-9
 
 
 def test_six_actions_move_a_norm_by_less_than_a_thousandth() -> None:
-    verdict = baek_estimators.bgss_moves_little()
-    assert verdict.outcome == "not computable"
-    e = verdict.evidence
+    result = baek_estimators.bgss_moves_little()
+    assert result.verdict == "not checkable here"
+    e = result.evidence
     assert e["final ε"] == pytest.approx(1.73e-3, rel=2e-3)
     assert e["relative change of the norm's output at σ² = 1"] < 1e-3
     assert e["largest σ² at which ε alone cuts an error by 63 %"] < 3e-4
@@ -98,13 +98,13 @@ def test_a_budget_that_could_cut_the_error_would_hold(
 ) -> None:
     generous = partial(Bgss, budget=Budget(ceiling=10.0, growth=100.0))
     monkeypatch.setattr(baek_estimators, "Bgss", generous)
-    assert baek_estimators.bgss_moves_little().outcome == "holds"
+    assert baek_estimators.bgss_moves_little().verdict == "holds"
 
 
 def test_bit_identical_copies_get_other_v2_risks() -> None:
-    verdict = baek_networks.risk_is_not_unitless()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_networks.risk_is_not_unitless()
+    assert result.verdict == "refuted"
+    e = result.evidence
     for c in (2, 16, 256):
         assert e[f"measured error, c = {c}"] == e["measured error, c = 1"]
         assert e[f"ours, c = {c}"] == pytest.approx(e["ours, c = 1"], rel=1e-6)
@@ -112,16 +112,16 @@ def test_bit_identical_copies_get_other_v2_risks() -> None:
 
 
 def test_bgss_ranks_against_the_effect() -> None:
-    verdict = baek_networks.ranking_prefers_where_epsilon_acts_least()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_networks.ranking_prefers_where_epsilon_acts_least()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["what six actions change, σ² = 1"] == pytest.approx(8.6e-4, rel=0.01)
 
 
 def test_twelve_layers_by_chance() -> None:
-    verdict = baek_networks.layer_ranks_need_a_null()
-    assert verdict.outcome == "not computable"
-    e = verdict.evidence
+    result = baek_networks.layer_ranks_need_a_null()
+    assert result.verdict == "not checkable here"
+    e = result.evidence
     assert e["standard deviation by chance, one window"] == pytest.approx(
         0.30, abs=0.02
     )
@@ -130,20 +130,24 @@ def test_twelve_layers_by_chance() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "drift", "outcome"),
-    [(100, 1e4, "holds"), (100, 6.0, "not computable"), (12, 1e4, "not computable")],
+    [
+        (100, 1e4, "holds"),
+        (100, 6.0, "not checkable here"),
+        (12, 1e4, "not checkable here"),
+    ],
 )
 def test_a_rank_beyond_both_nulls_would_hold(
     monkeypatch: pytest.MonkeyPatch, layers: int, drift: float, outcome: str
 ) -> None:
     monkeypatch.setattr(baek_networks, "LAYERS", layers)
     monkeypatch.setattr(baek_networks, "DRIFT", drift)
-    assert baek_networks.layer_ranks_need_a_null().outcome == outcome
+    assert baek_networks.layer_ranks_need_a_null().verdict == outcome
 
 
 def test_released_estimators_read_low() -> None:
-    verdict = baek_estimators.power_iterations_read_low()
-    assert verdict.outcome == "fails"
-    e = verdict.evidence
+    result = baek_estimators.power_iterations_read_low()
+    assert result.verdict == "refuted"
+    e = result.evidence
     assert e["v2, least estimate ÷ exact"] < 0.5
     assert e["v2, 5th percentile"] < e["v1, 5th percentile"] < 1
 
@@ -156,7 +160,7 @@ def test_an_offset_changes_kappa_and_nothing_else() -> None:
 
 
 def test_the_analytic_checks_hold_and_why() -> None:
-    verdict = baek_estimators.analytic_checks()
-    assert verdict.outcome == "holds"
-    assert verdict.evidence["residual: bound respected"] == 1.0
-    assert verdict.evidence["LayerNorm: Pearson"] == pytest.approx(0.938, abs=0.03)
+    result = baek_estimators.analytic_checks()
+    assert result.verdict == "holds"
+    assert result.evidence["residual: bound respected"] == 1.0
+    assert result.evidence["LayerNorm: Pearson"] == pytest.approx(0.938, abs=0.03)

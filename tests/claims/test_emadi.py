@@ -14,37 +14,35 @@ from tests.oracles import balance as oracle
 
 
 def test_peaked_bound() -> None:
-    verdict = emadi.peaked_bound()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["claimed bound"] == pytest.approx(0.36)
-    assert verdict.evidence["theta"] == 1.0
-    assert verdict.evidence["largest |theta - 4κ(1-κ)| for κ ≤ ½"] < 1e-14
+    result = emadi.peaked_bound()
+    assert result.verdict == "refuted"
+    assert result.evidence["claimed bound"] == pytest.approx(0.36)
+    assert result.evidence["theta"] == 1.0
+    assert result.evidence["largest |theta - 4κ(1-κ)| for κ ≤ ½"] < 1e-14
 
 
 def test_greedy_prefix() -> None:
     """Theory note: 39, 85, 97 and 97 % of rows; 500 draws have a 2 % standard error."""
-    verdict = emadi.greedy_prefix()
-    assert verdict.outcome == "fails"
-    shares = [
-        verdict.evidence[f"share of rows missed, L = {n}"] for n in (4, 8, 12, 16)
-    ]
+    result = emadi.greedy_prefix()
+    assert result.verdict == "refuted"
+    shares = [result.evidence[f"share of rows missed, L = {n}"] for n in (4, 8, 12, 16)]
     assert shares == pytest.approx([0.39, 0.85, 0.97, 0.97], abs=0.07)
-    assert 0.05 < verdict.evidence["largest relative error"] < 0.15
+    assert 0.05 < result.evidence["largest relative error"] < 0.15
 
 
 def test_example_row() -> None:
-    verdict = emadi.example_row()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["theta"] == 1.0
-    assert verdict.evidence["sorted prefix"] == pytest.approx(0.96)
+    result = emadi.example_row()
+    assert result.verdict == "refuted"
+    assert result.evidence["theta"] == 1.0
+    assert result.evidence["sorted prefix"] == pytest.approx(0.96)
 
 
 def test_one_throughout() -> None:
-    verdict = emadi.one_throughout()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["largest theta of query 0, over heads"] == 0.0
-    assert verdict.evidence["largest theta of query 1, over heads"] < 1.0
-    assert verdict.evidence["largest theta of query 63, over heads"] == pytest.approx(1)
+    result = emadi.one_throughout()
+    assert result.verdict == "refuted"
+    assert result.evidence["largest theta of query 0, over heads"] == 0.0
+    assert result.evidence["largest theta of query 1, over heads"] < 1.0
+    assert result.evidence["largest theta of query 63, over heads"] == pytest.approx(1)
 
 
 def test_the_heuristic_is_a_lower_bound(rng: torch.Generator) -> None:
@@ -64,22 +62,22 @@ def test_exact_theta_is_the_norm_and_the_heuristic_is_not() -> None:
 
 
 def test_gelu_is_steeper_than_one() -> None:
-    verdict = emadi.activation_constant()
-    assert verdict.outcome == "fails"
-    measured = verdict.evidence["measured between 1.40 and 1.43"]
-    assert 1.128 < measured <= verdict.evidence["constant of GELU"] < 1.1290
+    result = emadi.activation_constant()
+    assert result.verdict == "refuted"
+    measured = result.evidence["measured between 1.40 and 1.43"]
+    assert 1.128 < measured <= result.evidence["constant of GELU"] < 1.1290
 
 
 def test_a_measured_theta_does_not_bound_a_step_across() -> None:
-    verdict = emadi.measured_theta_is_local()
-    assert verdict.outcome == "corrected"
-    assert verdict.evidence["theta at x"] < 1e-6
-    assert verdict.evidence["bound with theta at x"] < 1.001
-    assert verdict.evidence["change of output per change of input"] > 9.9
+    result = emadi.measured_theta_is_local()
+    assert result.verdict == "corrected"
+    assert result.evidence["theta at x"] < 1e-6
+    assert result.evidence["bound with theta at x"] < 1.001
+    assert result.evidence["change of output per change of input"] > 9.9
 
 
 def test_a_query_bias_escapes_the_input_magnitude() -> None:
-    verdict = emadi.biases_are_not_in_the_magnitude()
-    assert verdict.outcome == "corrected"
-    assert verdict.evidence["bound with B of the input"] < 1.001
-    assert verdict.evidence["local constant"] > 1.19
+    result = emadi.biases_are_not_in_the_magnitude()
+    assert result.verdict == "corrected"
+    assert result.evidence["bound with B of the input"] < 1.001
+    assert result.evidence["local constant"] > 1.19

@@ -8,9 +8,9 @@ from equipoise.claims import mudarisov_distance as claims
 
 
 def test_theorem_1_needs_its_bracket_and_the_largest_weights() -> None:
-    verdict = claims.theorem_1()
-    found = verdict.evidence
-    assert verdict.outcome == "corrected"
+    result = claims.theorem_1()
+    found = result.evidence
+    assert result.verdict == "corrected"
     assert found["violated with the bracket"] == 0
     assert found["violated with a root, of 4000"] > 2000
     assert found["violated by random sets"] > 100
@@ -21,9 +21,9 @@ def test_theorem_1_needs_its_bracket_and_the_largest_weights() -> None:
 
 
 def test_a_constant_fraction_does_not_bring_the_distance_to_zero() -> None:
-    verdict = claims.vanishing_distance()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.vanishing_distance()
+    found = result.evidence
+    assert result.verdict == "refuted"
     for L in (16, 64, 256, 1024):
         assert found[f"identical tokens, L = {L}"] == pytest.approx(L / 4 - 0.5)
         assert found[f"their bound, L = {L}"] == pytest.approx(L / 4 - 0.5)
@@ -35,9 +35,9 @@ def test_a_constant_fraction_does_not_bring_the_distance_to_zero() -> None:
 
 
 def test_the_jensen_gap_is_largest_for_flat_weights() -> None:
-    verdict = claims.corollary_2()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.corollary_2()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["E[d̃], orthonormal"] == pytest.approx(2.43, abs=0.01)
     assert found["main term, orthonormal"] == pytest.approx(1.01, abs=0.01)
     assert found["E[d̃], identical"] == pytest.approx(3.96, abs=0.01)
@@ -46,16 +46,16 @@ def test_the_jensen_gap_is_largest_for_flat_weights() -> None:
 
 
 def test_the_expectation_is_bounded_in_the_length() -> None:
-    verdict = claims.linear_expectation()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["E[d̃] at most, L = 1024"] < 6
-    assert verdict.evidence["top 5, L = 1024"] == pytest.approx(611, abs=2)
+    result = claims.linear_expectation()
+    assert result.verdict == "refuted"
+    assert result.evidence["E[d̃] at most, L = 1024"] < 6
+    assert result.evidence["top 5, L = 1024"] == pytest.approx(611, abs=2)
 
 
 def test_the_critical_size_moves_with_the_number_of_heads() -> None:
-    verdict = claims.critical_fraction()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.critical_fraction()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["D rejected at 0.01, 144 heads"] == pytest.approx(0.192, abs=0.005)
     assert found["power at a shift of 0.3σ, 144 heads"] == pytest.approx(0.31, abs=0.05)
     few, many = (found[f"critical N with {n} heads"] for n in (36, 576))

@@ -13,9 +13,9 @@ from equipoise.theory.softmax_norms import SUPREMA
 
 
 def test_the_tight_interval_is_attained_and_the_printed_one_can_pass_one() -> None:
-    verdict = claims.lemma_1()
-    found = verdict.evidence
-    assert verdict.outcome == "corrected"
+    result = claims.lemma_1()
+    found = result.evidence
+    assert result.verdict == "corrected"
     for rho in ("1", "4"):
         for n in (10, 1000):
             attained = found[f"attained, ρ = {rho}, n = {n}"]
@@ -26,9 +26,9 @@ def test_the_tight_interval_is_attained_and_the_printed_one_can_pass_one() -> No
 
 
 def test_weights_need_not_vanish_when_the_range_grows_as_ln_n() -> None:
-    verdict = claims.vanishing_weights()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.vanishing_weights()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["range fixed at 4, n = 10000"] < 0.006
     for n in claims.LENGTHS:
         assert found[f"range ln(n−1), n = {n}"] == pytest.approx(0.5)
@@ -40,9 +40,9 @@ def test_weights_need_not_vanish_when_the_range_grows_as_ln_n() -> None:
 
 
 def test_self_adjusted_softmax_has_no_bounded_jacobian() -> None:
-    verdict = claims.self_adjusted_spectrum()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.self_adjusted_spectrum()
+    found = result.evidence
+    assert result.verdict == "refuted"
     for c in (1, 10, 100):
         assert found[f"plain, two logits of {c}"] == pytest.approx((1 + c) / 2)
     ratio = found["normalised, span 0.001"] / found["normalised, span 0.01"]
@@ -63,20 +63,20 @@ def test_lemma_1_is_corrected_only_by_an_interval_that_rows_attain(
         return Interval(found.lower * lower, found.upper * upper)
 
     monkeypatch.setattr(claims, "weight_interval", sabotaged)
-    assert claims.lemma_1().outcome == outcome
+    assert claims.lemma_1().verdict == outcome
 
 
 def test_lemma_1_fails_where_a_weight_leaves_the_printed_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(claims, "_alone", lambda rho, n: 2 * math.exp(rho) / n)
-    assert claims.lemma_1().outcome == "fails"
+    assert claims.lemma_1().verdict == "refuted"
 
 
 def test_corollary_3_is_off_by_two_and_worse() -> None:
-    verdict = claims.corollary_3()
-    assert verdict.outcome == "fails"
-    found = verdict.evidence
+    result = claims.corollary_3()
+    assert result.verdict == "refuted"
+    found = result.evidence
     for T, norm in ((1.0, 0.5), (0.1, 5.0), (0.01, 50.0)):
         assert found[f"spectral norm at T = {T:g}"] == pytest.approx(norm)
         assert found[f"Frobenius norm at T = {T:g}"] == pytest.approx(norm)
@@ -87,20 +87,20 @@ def test_corollary_3_is_off_by_two_and_worse() -> None:
 
 
 def test_lemma_2_holds_with_the_slope_of_the_logarithm() -> None:
-    verdict = claims.lemma_2()
-    assert verdict.outcome == "corrected"
+    result = claims.lemma_2()
+    assert result.verdict == "corrected"
     for name in claims.FAMILIES:
-        general = verdict.evidence[f"largest norm / max|h|, {name}"]
-        tie = verdict.evidence[f"at two equal logits, {name}"]
+        general = result.evidence[f"largest norm / max|h|, {name}"]
+        tie = result.evidence[f"at two equal logits, {name}"]
         assert general <= SUPREMA["spectral"] + 1e-12
         assert tie == pytest.approx(SUPREMA["spectral"])
 
 
 def test_a_vanishing_minimum_does_no_harm() -> None:
-    verdict = claims.vanishing_minimum()
-    assert verdict.outcome == "fails"
-    assert verdict.evidence["min F at -100"] < 1e-43
-    assert verdict.evidence["norm at -100"] < 0.5
+    result = claims.vanishing_minimum()
+    assert result.verdict == "refuted"
+    assert result.evidence["min F at -100"] < 1e-43
+    assert result.evidence["norm at -100"] < 0.5
 
 
 def test_a_finite_step_is_bounded_by_the_diameter_over_the_step() -> None:

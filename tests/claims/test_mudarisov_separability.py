@@ -6,9 +6,9 @@ from equipoise.claims import mudarisov_separability as claims
 
 
 def test_dimension_decides_not_eighty_percent() -> None:
-    verdict = claims.eighty_percent()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.eighty_percent()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["orthonormal, N = 64"] == found["orthonormal, N = 512"] == 1
     assert found["sphere, d = 64, N = 4"] > 0.8 > found["sphere, d = 64, N = 16"]
     assert found["sphere, d = 768, N = 16"] == 1
@@ -17,18 +17,18 @@ def test_dimension_decides_not_eighty_percent() -> None:
 
 
 def test_identical_tokens_have_perfect_recall() -> None:
-    verdict = claims.collapse_is_rewarded()
-    assert verdict.outcome == "fails"
+    result = claims.collapse_is_rewarded()
+    assert result.verdict == "refuted"
     for N in (4, 16, 64):
-        assert verdict.evidence[f"recall, N = {N}"] == 1
-        assert verdict.evidence[f"cosine recall, N = {N}"] == 0
-        assert verdict.evidence[f"random sets, N = {N}"] < 0.1
+        assert result.evidence[f"recall, N = {N}"] == 1
+        assert result.evidence[f"cosine recall, N = {N}"] == 0
+        assert result.evidence[f"random sets, N = {N}"] < 0.1
 
 
 def test_theorem_2_bounds_the_wrong_side() -> None:
-    verdict = claims.theorem_2()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.theorem_2()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["orthonormal, recall"] == 1 > found["orthonormal, bound"]
     assert found["orthonormal, bound"] == pytest.approx(0.9985, abs=1e-4)
     for d, bound in ((8, 0.889), (64, 0.947)):
@@ -40,15 +40,15 @@ def test_theorem_2_bounds_the_wrong_side() -> None:
 
 
 def test_a_closed_ball_always_holds_an_outsider() -> None:
-    verdict = claims.closed_ball()
-    assert verdict.outcome == "corrected"
-    assert list(verdict.evidence.values()) == [1, 0, 1, 1]
+    result = claims.closed_ball()
+    assert result.verdict == "corrected"
+    assert list(result.evidence.values()) == [1, 0, 1, 1]
 
 
 def test_better_separation_can_cost_more() -> None:
-    verdict = claims.functional_relevance()
-    found = verdict.evidence
-    assert verdict.outcome == "fails"
+    result = claims.functional_relevance()
+    found = result.evidence
+    assert result.verdict == "refuted"
     assert found["recall, apart"] == 1 > 0.5 > found["recall, alike"]
     apart = found["and weights renormalised, apart"]
     assert apart > 10 * found["and weights renormalised, alike"]

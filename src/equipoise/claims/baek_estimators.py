@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from equipoise.claims.verdict import BAEK_V1, BAEK_V2, Found
+from equipoise.claims.result import BAEK_V1, BAEK_V2, Found
 from equipoise.numerics.formats import FORMATS
 from equipoise.remedies.epsilon import Bgss, NormState, noise_rule, published_rule
 from equipoise.theory import baek_v1 as v1
@@ -16,7 +16,7 @@ from equipoise.theory import baek_v2 as v2
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
 
 
-@BAEK_V1.claim("‖J‖₂ by power iteration")
+@BAEK_V1.claim("‖J‖₂ by power iteration", kind="heuristic")
 def power_iterations_read_low() -> Found:
     """‖J(p)‖₂ of 600 rows by 7 random and by 2 fixed iterations, against the exact.
 
@@ -37,10 +37,10 @@ def power_iterations_read_low() -> Found:
         "v2, least estimate ÷ exact": float(second.min()),
         "v2, 5th percentile": float(second.quantile(0.05)),
     }
-    return "fails" if second.min() < 0.9 else "holds", evidence
+    return "refuted" if second.min() < 0.9 else "holds", evidence
 
 
-@BAEK_V1.claim("κ_softmax")
+@BAEK_V1.claim("κ_softmax", kind="definition")
 def kappa_softmax_sees_a_common_offset() -> Found:
     """Two scores a gap of 1 apart, at offsets 0, 100 and 1000: p is the same.
 
@@ -59,7 +59,7 @@ def kappa_softmax_sees_a_common_offset() -> Found:
     return "corrected" if grown > 100 else "holds", evidence
 
 
-@BAEK_V2.claim("E1")
+@BAEK_V2.claim("E1", kind="experiment")
 def analytic_checks() -> Found:
     """v2's E1 in float64: attention, LayerNorm and residual against their terms.
 
@@ -81,7 +81,7 @@ def analytic_checks() -> Found:
     evidence["residual: bound respected"] = float(within)
     evidence["LayerNorm: σ²/ε at ε = 1e-6 … 3e-2"] = 1.25e-6 / 3e-2
     follows = min(v for k, v in evidence.items() if k.endswith(("Pearson", "Spearman")))
-    return "holds" if follows >= 0.9 else "fails", evidence
+    return "holds" if follows >= 0.9 else "refuted", evidence
 
 
 def _attention_pairs() -> tuple[list[float], list[float]]:
@@ -130,7 +130,7 @@ USUAL_VARIANCE = 1e-2
 """Tokens of trained networks have at least this much before a norm."""
 
 
-@BAEK_V1.claim("Exp. 3")
+@BAEK_V1.claim("Exp. 3", kind="experiment")
 def intervention_never_fires() -> Found:
     """The trigger ρ_LN < 1 at D = 128 in fp16, over token variances of real norms.
 
@@ -149,7 +149,7 @@ def intervention_never_fires() -> Found:
     usual = max(growth[v] for v in variances if v >= USUAL_VARIANCE)
     finest = max(fired(10 ** (-8 + 4.2 * i / 400)) for i in range(400))
     noisy = NormState(variance=1e-6, power=1.0, width=128, eps=1e-5)
-    return "fails" if usual == 1.0 else "holds", {
+    return "refuted" if usual == 1.0 else "holds", {
         "largest σ² at which it can fire": 1e-5 / (128 * HALF.spacing),
         "largest change of ε for σ² ≥ 0.01": usual,
         "largest change of ε for any σ²": finest,
@@ -158,7 +158,7 @@ def intervention_never_fires() -> Found:
     }
 
 
-@BAEK_V2.claim("BGSS")
+@BAEK_V2.claim("BGSS", kind="experiment")
 def bgss_moves_little() -> Found:
     """All six allowed actions on one layer, and what that changes at σ² = 1.
 
@@ -176,7 +176,7 @@ def bgss_moves_little() -> Found:
     eps = controller.eps[0]
     change, kept = 0.5 * (eps - 1e-5) / (1 + eps), (1 - 0.63) ** 2
     reach = (kept * eps - 1e-5) / (1 - kept)
-    return "holds" if reach >= USUAL_VARIANCE else "not computable", {
+    return "holds" if reach >= USUAL_VARIANCE else "not checkable here", {
         "actions": float(controller.actions[0]),
         "final ε": eps,
         "relative change of the norm's output at σ² = 1": change,

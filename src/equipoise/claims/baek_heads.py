@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import BAEK_V1, BAEK_V2, Found
+from equipoise.claims.result import BAEK_V1, BAEK_V2, Found
 from equipoise.numerics.formats import FORMATS, rounded
 from equipoise.numerics.fragility import head_error, norm_condition
 from equipoise.theory import baek_v1 as v1
@@ -33,7 +33,7 @@ def _relative(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-@BAEK_V1.claim("unified predictor")
+@BAEK_V1.claim("unified predictor", kind="definition")
 def not_unitless() -> Found:
     """V → cV and W_O → W_O/c with c a power of two leaves every bit as it was.
 
@@ -57,10 +57,10 @@ def not_unitless() -> Found:
         ours = head_error((q, k, v * c), w / c, format=HALF)
         evidence[f"ours, c = {c:g}"] = float(ours.relative)
     first, last = (evidence[f"v1 κ(V)‖W_O‖₂, c = {c}"] for c in (1, 8))
-    return "fails" if last < first / 4 else "holds", evidence
+    return "refuted" if last < first / 4 else "holds", evidence
 
 
-@BAEK_V1.claim("κ_softmax, aggregated")
+@BAEK_V1.claim("κ_softmax, aggregated", kind="definition")
 def row_maximum_is_no_bound() -> Found:
     """Rows with s ≈ 0 have κ ≈ 0 and saturated rows J ≈ 0: the maximum sees neither.
 
@@ -80,7 +80,7 @@ def row_maximum_is_no_bound() -> Found:
     matrix = conditions((q, k, k), torch.eye(k.shape[1], dtype=torch.float64))
     factor = float(matrix.softmax * (1 + 2 * matrix.score))
     needed = moved / HALF.unit_roundoff
-    return "fails" if row * (1 + score) < needed else "holds", {
+    return "refuted" if row * (1 + score) < needed else "holds", {
         "row maximum × (1 + κ_score)": row * (1 + score),
         "measured ‖ΔP‖/(u‖P‖)": needed,
         "matrix form": factor,
@@ -94,7 +94,7 @@ def _blind_rows() -> tuple[Tensor, Tensor]:
     return torch.cat([flat, k[:1]]), k
 
 
-@BAEK_V1.claim("κ(V)")
+@BAEK_V1.claim("κ(V)", kind="definition")
 def value_condition_misleads() -> Found:
     """κ(V) against what V really does to rounding: wrong both ways.
 
@@ -118,10 +118,10 @@ def value_condition_misleads() -> Found:
         evidence[f"κ_val, {name}"] = float(true)
     blind = evidence["κ_val, centred"] > 1e6 * evidence["κ(V), centred"]
     alarmed = evidence["κ(V), thin column"] > 1e3 * evidence["κ_val, thin column"]
-    return "fails" if blind and alarmed else "holds", evidence
+    return "refuted" if blind and alarmed else "holds", evidence
 
 
-@BAEK_V1.claim("C_LN and ρ_LN")
+@BAEK_V1.claim("C_LN and ρ_LN", kind="definition")
 def epsilon_does_not_set_the_error() -> Found:
     """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not.
 
@@ -148,10 +148,10 @@ def epsilon_does_not_set_the_error() -> Found:
     change = (
         evidence["measured error, ε = 0.01"] / evidence["measured error, ε = 1e-06"]
     )
-    return "fails" if abs(change - 1) < 0.1 else "holds", evidence
+    return "refuted" if abs(change - 1) < 0.1 else "holds", evidence
 
 
-@BAEK_V2.claim("LN magnitude")
+@BAEK_V2.claim("LN magnitude", kind="definition")
 def token_mean_variance_hides_small_tokens() -> Found:
     """200 small tokens and 56 large ones: the mean variance is that of the large.
 
@@ -164,13 +164,13 @@ def token_mean_variance_hides_small_tokens() -> Found:
     v = float(x.var(-1, correction=0).mean())
     published = (eps + 2 * v) / math.sqrt(v + eps) ** 3
     gain = float((1 / (x.var(-1, correction=0) + eps).sqrt()).max())
-    return "fails" if published < gain else "holds", {
+    return "refuted" if published < gain else "holds", {
         "published coefficient": published,
         "largest true gain": gain,
     }
 
 
-@BAEK_V2.claim("transport surrogate")
+@BAEK_V2.claim("transport surrogate", kind="heuristic")
 def norm_ratio_is_no_transport() -> Found:
     """‖f(x)‖/‖x‖ instead of a Jacobian norm: a constant branch, and a fast sine.
 
@@ -185,7 +185,7 @@ def norm_ratio_is_no_transport() -> Found:
     slope = float(((beside - here) / step).abs().max())
     constant = float(torch.full_like(x, 5.0).norm() / torch.ones_like(x).norm())
     ratio = float(here.norm() / x.norm())
-    return "fails" if constant > 1 and ratio < slope / 10 else "holds", {
+    return "refuted" if constant > 1 and ratio < slope / 10 else "holds", {
         "constant branch: surrogate": constant,
         "constant branch: true": 0.0,
         "sin(10³x)/10³: surrogate": ratio,
@@ -194,7 +194,7 @@ def norm_ratio_is_no_transport() -> Found:
     }
 
 
-@BAEK_V1.claim("residual relaxation")
+@BAEK_V1.claim("residual relaxation", kind="definition")
 def residual_does_not_relax() -> Found:
     """y = x + f(x), f ≡ const: ρ = 0 promises no amplification.
 
@@ -206,7 +206,7 @@ def residual_does_not_relax() -> Found:
     moved = 1e-6
     relative = (moved / abs(x + f)) / (moved / abs(x))
     growth = {n: (1.1 / 0.9) ** n for n in (12, 48)}
-    return "fails" if relative > 1.01 else "holds", {
+    return "refuted" if relative > 1.01 else "holds", {
         "claimed factor at ρ = 0": 1.0,
         "measured factor": relative,
         "(1+ρ)/(1-ρ) over 12 blocks, ρ = 0.1": growth[12],
@@ -214,7 +214,7 @@ def residual_does_not_relax() -> Found:
     }
 
 
-@BAEK_V1.claim("forward mismatch")
+@BAEK_V1.claim("forward mismatch", kind="experiment")
 def tf32_reference_understates() -> Found:
     """fp16 against a TF32 reference: both keep 11 bits, and share their roundings.
 
@@ -227,7 +227,7 @@ def tf32_reference_understates() -> Found:
     tf32 = rounded(x, FORMATS["tf32"]) @ rounded(w, FORMATS["tf32"])
     half = rounded(rounded(x, HALF) @ rounded(w, HALF), HALF)
     low = _relative(half, tf32) < 0.9 * _relative(half, exact)
-    return "fails" if low else "holds", {
+    return "refuted" if low else "holds", {
         "fp16 against TF32": _relative(half, tf32),
         "fp16 against float64": _relative(half, exact),
         "TF32 against float64": _relative(tf32, exact),

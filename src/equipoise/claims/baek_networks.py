@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.precision.published import published_blocks
-from equipoise.claims.verdict import BAEK_V1, BAEK_V2, Found
+from equipoise.claims.result import BAEK_V1, BAEK_V2, Found
 from equipoise.forecast.lead import lead, precision_at_k, published_lead
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.formats import FORMATS
@@ -25,7 +25,7 @@ DRIFT = 6.0
 """Noise on top of an error that grows by 1 a layer."""
 
 
-@BAEK_V2.claim("risk")
+@BAEK_V2.claim("risk", kind="definition")
 def risk_is_not_unitless() -> Found:
     """Embeddings, W_O and W_proj times c = 2ᵏ, ε times c²: the same network to the bit.
 
@@ -45,7 +45,7 @@ def risk_is_not_unitless() -> Found:
         evidence[f"v2 risk, c = {c:g}"] = paper.v2_prediction(HALF)
         evidence[f"ours, c = {c:g}"] = predicted(model, ids, storage=storage).total
     first, last = (evidence[f"v2 risk, c = {c}"] for c in (1, 256))
-    return "fails" if last > 2 * first else "holds", evidence
+    return "refuted" if last > 2 * first else "holds", evidence
 
 
 def _scaled_copy(c: float) -> tuple[GPT, Tensor]:
@@ -63,7 +63,7 @@ def _scaled_copy(c: float) -> tuple[GPT, Tensor]:
     return model.eval(), ids
 
 
-@BAEK_V2.claim("BGSS score")
+@BAEK_V2.claim("BGSS score", kind="heuristic")
 def ranking_prefers_where_epsilon_acts_least() -> Found:
     """Two equal layers, one with a hundred times the variance: who is acted upon?
 
@@ -84,10 +84,10 @@ def ranking_prefers_where_epsilon_acts_least() -> Found:
         # Six actions take ε to 1.73e-3.
         moved = 0.5 * (1.73e-3 - eps) / (variance + eps)
         evidence[f"what six actions change, {name}"] = moved
-    return "fails" if scores["σ² = 1"] > scores["σ² = 0.01"] else "holds", evidence
+    return "refuted" if scores["σ² = 1"] > scores["σ² = 0.01"] else "holds", evidence
 
 
-@BAEK_V2.claim("E3")
+@BAEK_V2.claim("E3", kind="experiment")
 def layer_ranks_need_a_null() -> Found:
     """Spearman over 12 layers by chance, and for a fixed order: the layer index.
 
@@ -110,7 +110,7 @@ def layer_ranks_need_a_null() -> Found:
     ]
     spread, alone = float(np.std(chance)), float(np.mean(drifting))
     beyond = PUBLISHED_RANK > max(1.96 * spread, alone)
-    return "holds" if beyond else "not computable", {
+    return "holds" if beyond else "not checkable here", {
         "standard deviation by chance, one window": spread,
         "0.362 in those": PUBLISHED_RANK / spread,
         "layer index alone, errors that drift with depth": alone,
@@ -136,7 +136,7 @@ def memory(rng: np.random.Generator, phi: float) -> Array:
     return z[50:]
 
 
-@BAEK_V1.claim("Exp. 2")
+@BAEK_V1.claim("Exp. 2", kind="experiment")
 def independent_curves_pass() -> Found:
     """Pairs of independent growth curves through the released Exp-2 procedure.
 
@@ -153,7 +153,7 @@ def independent_curves_pass() -> Found:
     ours = [lead(x, y, permutations=199) for x, y in pairs]
     alarms = [precision_at_k(x, y) for x, y in pairs]
     passing = float(np.mean([found.p <= 0.002 for found in paper]))
-    return "fails" if passing > 0.5 else "holds", {
+    return "refuted" if passing > 0.5 else "holds", {
         "independent pairs with p ≤ 0.002": passing,
         "their mean r": float(np.mean([found.r for found in paper])),
         "their mean Precision@K": float(np.mean([a.published for a in alarms])),
@@ -164,7 +164,7 @@ def independent_curves_pass() -> Found:
     }
 
 
-@BAEK_V1.claim("Exp. 1")
+@BAEK_V1.claim("Exp. 1", kind="experiment")
 def collapse_is_the_format() -> Found:
     """log error against log(predictor·ε_mach) over fp32, bf16 and fp16 runs.
 
@@ -192,4 +192,4 @@ def collapse_is_the_format() -> Found:
             np.corrcoef(np.log(noise)[10:20], np.log(error)[10:20])[0, 1]
         ),
     }
-    return "fails" if evidence["constant × ε_mach"] > 0.95 else "holds", evidence
+    return "refuted" if evidence["constant × ε_mach"] > 0.95 else "holds", evidence

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import EMADI, Found
+from equipoise.claims.result import EMADI, Found
 from equipoise.lab.results.evidence import Evidence, rounded, surroundings
 from equipoise.lab.results.statistics import Runs
 from equipoise.lab.running.experiment import SEEDS
@@ -30,7 +30,7 @@ def sorted_prefix(p_xK: Tensor) -> Tensor:
     return (4 * mass * (1 - mass)).amax(-1)
 
 
-@EMADI.claim("Cor. 4.3(3)")
+@EMADI.claim("Cor. 4.3(3)", kind="corollary")
 def peaked_bound() -> Found:
     """Cor. 4.3(3): a bound for peaked rows, stated for every κ.
 
@@ -44,7 +44,7 @@ def peaked_bound() -> Found:
     peaked = _peaked_rows()
     top = peaked.amax(-1)
     theta, uniform_theta = balance(peaked), float(balance(uniform).lower)
-    return "fails" if uniform_theta > 4 * kappa * (1 - kappa) else "holds", {
+    return "refuted" if uniform_theta > 4 * kappa * (1 - kappa) else "holds", {
         "kappa, uniform over 10 keys": kappa,
         "claimed bound": 4 * kappa * (1 - kappa),
         "theta": uniform_theta,
@@ -62,7 +62,7 @@ def _peaked_rows() -> Tensor:
     return torch.cat([top, rest / rest.sum(-1, keepdim=True) * (1 - top)], -1)
 
 
-@EMADI.claim("App. E.2")
+@EMADI.claim("App. E.2", kind="heuristic")
 def greedy_prefix() -> Found:
     """App. E.2: the heuristic on the paper's own protocol, N(0, I) scores and τ = 1.
 
@@ -81,13 +81,13 @@ def greedy_prefix() -> Found:
             (short > 1e-12).double().mean()
         )
         worst = max(worst, float(short.max()))
-    return "fails" if max(wrong.values()) > 0 else "holds", {
+    return "refuted" if max(wrong.values()) > 0 else "holds", {
         **wrong,
         "largest relative error": worst,
     }
 
 
-@EMADI.claim("§4, example (.4, .1, .4, .1)")
+@EMADI.claim("§4, example (.4, .1, .4, .1)", kind="heuristic")
 def example_row() -> Found:
     """The paper's example row, given to the paper's heuristic.
 
@@ -97,13 +97,13 @@ def example_row() -> Found:
     """
     p = torch.tensor([0.4, 0.1, 0.4, 0.1], dtype=torch.float64)
     theta, prefix = float(balance(p).lower), float(sorted_prefix(p))
-    return "fails" if theta - prefix > 1e-9 else "holds", {
+    return "refuted" if theta - prefix > 1e-9 else "holds", {
         "theta": theta,
         "sorted prefix": prefix,
     }
 
 
-@EMADI.claim("§7, θ during training")
+@EMADI.claim("§7, θ during training", kind="experiment")
 def one_throughout() -> Found:
     """§7: "θ/τ = 1.000 throughout", for causal attention.
 
@@ -115,7 +115,7 @@ def one_throughout() -> Found:
     rng = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 4, 64, 16, generator=rng, dtype=torch.float64).unbind(0)
     by_query = sensitivity(q, k, causal=True).upper.amax(0)
-    return "fails" if float(by_query[0]) < 1 else "holds", {
+    return "refuted" if float(by_query[0]) < 1 else "holds", {
         "largest theta of query 0, over heads": float(by_query[0]),
         "largest theta of query 1, over heads": float(by_query[1]),
         "largest theta of query 63, over heads": float(by_query[-1]),
@@ -209,7 +209,7 @@ def brute_force(z_NK: Tensor, tau: float) -> Tensor:
     return norm_N
 
 
-@EMADI.claim("§5, L_FFN")
+@EMADI.claim("§5, L_FFN", kind="definition")
 def activation_constant() -> Found:
     """The feed-forward bound ‖W₂‖‖W₁‖ takes activations to be 1-Lipschitz.
 
@@ -221,7 +221,7 @@ def activation_constant() -> Found:
     function, steepest = activation_named("gelu")
     x, y = torch.tensor([1.40, 1.43], dtype=torch.float64)
     ratio = float((function(y) - function(x)) / (y - x))
-    return "fails" if ratio > 1 else "holds", {
+    return "refuted" if ratio > 1 else "holds", {
         "claimed for W1 = W2 = 1": 1.0,
         "measured between 1.40 and 1.43": ratio,
         "constant of GELU": steepest,
@@ -229,7 +229,7 @@ def activation_constant() -> Found:
     }
 
 
-@EMADI.claim("Thm 5.1")
+@EMADI.claim("Thm 5.1", kind="theorem")
 def measured_theta_is_local() -> Found:
     """Thm 5.1 with θ̃ read at one input, used as a Lipschitz constant.
 
@@ -253,7 +253,7 @@ def measured_theta_is_local() -> Found:
     }
 
 
-@EMADI.claim("Thm 5.1")
+@EMADI.claim("Thm 5.1", kind="theorem")
 def biases_are_not_in_the_magnitude() -> Found:
     """Thm 5.1 on a layer with a query bias, as GPT-2's has: B̄ does not see it.
 

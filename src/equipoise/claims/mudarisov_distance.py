@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import MUDARISOV, Found
+from equipoise.claims.result import MUDARISOV, Found
 from equipoise.numerics.selection import (
     Chosen,
     chosen,
@@ -21,7 +21,7 @@ from equipoise.numerics.selection import (
 )
 
 
-@MUDARISOV.claim("Theorem 1 (1)")
+@MUDARISOV.claim("Theorem 1 (1)", kind="theorem")
 def theorem_1() -> Found:
     """The bound with a root, with its bracket, and with a set that is not the top N.
 
@@ -46,10 +46,10 @@ def theorem_1() -> Found:
         "median bound/true, ours": float((true.upper / true.value).median()),
         **_third_token(),
     }
-    return "fails" if evidence["violated with the bracket"] else "corrected", evidence
+    return "refuted" if evidence["violated with the bracket"] else "corrected", evidence
 
 
-@MUDARISOV.claim("§3.1, after Theorem 1")
+@MUDARISOV.claim("§3.1, after Theorem 1", kind="theorem")
 def vanishing_distance() -> Found:
     """N in proportion to L: d̃ grows, for identical and for random tokens.
 
@@ -72,10 +72,10 @@ def vanishing_distance() -> Found:
             ends, N
         ).value.item()
     grows = evidence["on a sphere, L = 1024"] > evidence["on a sphere, L = 16"]
-    return "fails" if grows else "holds", evidence
+    return "refuted" if grows else "holds", evidence
 
 
-@MUDARISOV.claim("Corollary 2 (i), as rebuilt")
+@MUDARISOV.claim("Corollary 2 (i), as rebuilt", kind="corollary")
 def corollary_2() -> Found:
     """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says.
 
@@ -94,10 +94,10 @@ def corollary_2() -> Found:
         evidence[f"main term, {name}"] = found.expected_lower.item()
         evidence[f"our upper bound, {name}"] = found.expected_upper.item()
     evidence["√(N+1)"] = math.sqrt(N + 1)
-    return "fails" if evidence["E[d̃], orthonormal"] > 2 else "holds", evidence
+    return "refuted" if evidence["E[d̃], orthonormal"] > 2 else "holds", evidence
 
 
-@MUDARISOV.claim("Figure 2a")
+@MUDARISOV.claim("Figure 2a", kind="experiment")
 def linear_expectation() -> Found:
     """A head with a sink: chance stays below 6 for every L, the top 5 do not.
 
@@ -114,10 +114,10 @@ def linear_expectation() -> Found:
         evidence[f"E[d̃] at most, L = {L}"] = found.expected_upper.item()
         evidence[f"top 5, L = {L}"] = found.value.item()
     bounded = all(v < 6 for k, v in evidence.items() if k.startswith("E"))
-    return "fails" if bounded else "holds", evidence
+    return "refuted" if bounded else "holds", evidence
 
 
-@MUDARISOV.claim("Figure 2c, Algorithm 3")
+@MUDARISOV.claim("Figure 2c, Algorithm 3", kind="experiment")
 def critical_fraction() -> Found:
     """One population of heads, more or fewer of them: the critical N moves.
 
@@ -140,7 +140,7 @@ def critical_fraction() -> Found:
         evidence[f"critical N with {heads} heads"] = float(found.top or math.inf)
         evidence[f"shift seen 4 times in 5, {heads} heads"] = found.detectable
     moved = evidence["critical N with 36 heads"] < evidence["critical N with 576 heads"]
-    return "fails" if moved else "holds", evidence
+    return "refuted" if moved else "holds", evidence
 
 
 def _third_token() -> dict[str, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from equipoise.claims.verdict import MUDARISOV, Found
+from equipoise.claims.result import MUDARISOV, Found
 from equipoise.numerics.normalisers import NORMALISERS, attention_weights, rows
 from equipoise.numerics.normalisers.closed_form import ScalableSoftmax
 from equipoise.numerics.selection import range_needed, weight_interval
@@ -27,7 +27,7 @@ FAMILIES: dict[str, Weight] = {
 }
 
 
-@MUDARISOV.claim("Cor. 3")
+@MUDARISOV.claim("Cor. 3", kind="corollary")
 def corollary_3() -> Found:
     """Two equal logits: the spectral norm is 1/(2T), twice and 35 times the claim.
 
@@ -47,10 +47,10 @@ def corollary_3() -> Found:
         evidence[f"row length at T = {T:g}"] = float(norms.row)
         evidence[f"largest entry at T = {T:g}"] = float(norms.entry)
     evidence["measured change per unit, T = 0.01"] = _finite_difference(0.01, 1e-3)
-    return "fails" if evidence["spectral norm at T = 1"] > 0.25 else "holds", evidence
+    return "refuted" if evidence["spectral norm at T = 1"] > 0.25 else "holds", evidence
 
 
-@MUDARISOV.claim("Lemma 2")
+@MUDARISOV.claim("Lemma 2", kind="lemma")
 def lemma_2() -> Found:
     """J = (diag α − ααᵀ)·diag(h), h = F'/F: the slope of ln F decides, not min F.
 
@@ -68,10 +68,10 @@ def lemma_2() -> Found:
         evidence[f"largest norm / max|h|, {name}"] = _ratio(F, z_NK)
         evidence[f"at two equal logits, {name}"] = _ratio(F, tie_NK)
     worst = max(evidence.values())
-    return "corrected" if worst <= SUPREMA["spectral"] + 1e-12 else "fails", evidence
+    return "corrected" if worst <= SUPREMA["spectral"] + 1e-12 else "refuted", evidence
 
 
-@MUDARISOV.claim("§3.3, after Lemma 2")
+@MUDARISOV.claim("§3.3, after Lemma 2", kind="lemma")
 def vanishing_minimum() -> Found:
     """One logit to −∞: min F of softmax vanishes, and its Jacobian does not care.
 
@@ -88,7 +88,7 @@ def vanishing_minimum() -> Found:
     shrinking = torch.tensor([[0.0, 1e-6, 1.0]], dtype=torch.float64)
     evidence["norm of F = l² near 0"] = float(_norms(_square, shrinking))
     bounded = all(v <= 0.5 for k, v in evidence.items() if k.startswith("norm at"))
-    return "fails" if bounded else "holds", evidence
+    return "refuted" if bounded else "holds", evidence
 
 
 def _square(z: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _ratio(F: Weight, z_NK: Tensor) -> float:
 LENGTHS = (10, 100, 1000, 10_000)
 
 
-@MUDARISOV.claim("Lemma 1, Corollary 1")
+@MUDARISOV.claim("Lemma 1, Corollary 1", kind="corollary")
 def lemma_1() -> Found:
     """The printed interval can exceed 1; the tight one is attained at both ends.
 
@@ -144,10 +144,10 @@ def lemma_1() -> Found:
         true &= low <= least and most <= high
         attained = math.isclose(least, lower) and math.isclose(most, upper)
         sharp &= attained and low < lower and upper < high
-    return ("corrected" if sharp else "holds") if true else "fails", evidence
+    return ("corrected" if sharp else "holds") if true else "refuted", evidence
 
 
-@MUDARISOV.claim("Lemma 1, discussion")
+@MUDARISOV.claim("Lemma 1, discussion", kind="lemma")
 def vanishing_weights() -> Found:
     """Weights vanish at a fixed range of logits only, not at one that grows as ln L.
 
@@ -163,10 +163,10 @@ def vanishing_weights() -> Found:
         for s in (0.4, 0.6):
             evidence[f"ssmax s = {s:g}, gap 2, n = {n}"] = _winner(s, n)
     kept = evidence["range ln(n−1), n = 10000"] > 0.499
-    return "fails" if kept else "holds", evidence
+    return "refuted" if kept else "holds", evidence
 
 
-@MUDARISOV.claim("§5, on self-adjusted softmax")
+@MUDARISOV.claim("§5, on self-adjusted softmax", kind="definition")
 def self_adjusted_spectrum() -> Found:
     """The Jacobian of self-adjusted softmax has no bound, plain or normalised.
 
@@ -187,7 +187,7 @@ def self_adjusted_spectrum() -> Found:
         safe = NORMALISERS["self-adjusted-safe"]().jacobian(rows(z_K)).dense()
         evidence[f"our safe form, span {span:g}"] = _norm(safe)
     grows = evidence["normalised, span 0.001"] > 100
-    return "fails" if grows else "holds", evidence
+    return "refuted" if grows else "holds", evidence
 
 
 def _normalised(z_K: Tensor) -> Tensor:

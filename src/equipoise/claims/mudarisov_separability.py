@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.claims.verdict import MUDARISOV, Found
+from equipoise.claims.result import MUDARISOV, Found
 from equipoise.numerics.selection import (
     WeightedTokens,
     chosen,
@@ -19,7 +19,7 @@ from equipoise.numerics.selection import (
 L = 1024
 
 
-@MUDARISOV.claim("§3.2, Figure 3")
+@MUDARISOV.claim("§3.2, Figure 3", kind="experiment")
 def eighty_percent() -> Found:
     """Recall is 1 in enough dimensions and near 0 in too few: no universal ceiling.
 
@@ -38,10 +38,10 @@ def eighty_percent() -> Found:
             found = separability(isotropic, N).recall
             evidence[f"sphere, d = {d}, N = {N}"] = found.mean().item()
     above = evidence["orthonormal, N = 512"] == 1
-    return "fails" if above else "holds", evidence
+    return "refuted" if above else "holds", evidence
 
 
-@MUDARISOV.claim("§3.2, guidelines")
+@MUDARISOV.claim("§3.2, guidelines", kind="recommendation")
 def collapse_is_rewarded() -> Found:
     """All tokens identical: nothing can be told apart, and recall is 1.
 
@@ -60,10 +60,10 @@ def collapse_is_rewarded() -> Found:
         evidence[f"random sets, N = {N}"] = random.recall.item()
         cosine = separability(given, N, metric="cosine")
         evidence[f"cosine recall, N = {N}"] = cosine.recall.item()
-    return "fails" if evidence["recall, N = 16"] == 1 else "holds", evidence
+    return "refuted" if evidence["recall, N = 16"] == 1 else "holds", evidence
 
 
-@MUDARISOV.claim("Theorem 2, as rebuilt")
+@MUDARISOV.claim("Theorem 2, as rebuilt", kind="theorem")
 def theorem_2() -> Found:
     """The exponential upper bound, as rebuilt, is exceeded with and without a clamp.
 
@@ -85,10 +85,10 @@ def theorem_2() -> Found:
         "the bound never falls below": math.exp(-0.5),
     }
     broken = evidence["d = 8, recall"] > evidence["d = 8, clamped bound"]
-    return "fails" if broken else "holds", evidence
+    return "refuted" if broken else "holds", evidence
 
 
-@MUDARISOV.claim("§3.2, Eq. (10)")
+@MUDARISOV.claim("§3.2, Eq. (10)", kind="definition")
 def closed_ball() -> Found:
     """With r the nearest distance outside, a closed ball always holds an outsider.
 
@@ -114,7 +114,7 @@ def closed_ball() -> Found:
     return "corrected" if always else "holds", evidence
 
 
-@MUDARISOV.claim("Guidelines; the authors' follow-up")
+@MUDARISOV.claim("Guidelines; the authors' follow-up", kind="recommendation")
 def functional_relevance() -> Found:
     """A head that separates better loses more when only its chosen tokens are kept.
 
@@ -139,7 +139,7 @@ def functional_relevance() -> Found:
         evidence["and weights renormalised, apart"]
         > evidence["and weights renormalised, alike"]
     )
-    return "fails" if better and worse else "holds", evidence
+    return "refuted" if better and worse else "holds", evidence
 
 
 def _sixteen(width: int, r: float) -> dict[str, float]:

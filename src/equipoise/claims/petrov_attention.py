@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import hessian
 
-from equipoise.claims.verdict import PETROV, Found
+from equipoise.claims.result import PETROV, Found
 from equipoise.theory.curvature.attention_blocks import attention_hessian
 from equipoise.theory.curvature.petrov import PetrovLayer, petrov_attention_bound, two
 from equipoise.theory.curvature.softmax import UNFOLDED_SUPREMUM, softmax_hessian
@@ -12,7 +12,7 @@ from equipoise.theory.lipschitz.heads import Heads
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
 
 
-@PETROV.claim("Thm 1")
+@PETROV.claim("Thm 1", kind="theorem")
 def keys_are_missing_from_the_maximum() -> Found:
     """Theorem 1 at a global minimum with W_K = 0: nothing in it knows W_Q.
 
@@ -26,7 +26,7 @@ def keys_are_missing_from_the_maximum() -> Found:
         layer = _layer(t)
         bounds.append(petrov_attention_bound(layer))
         truths.append(two(_block(layer, "k")))
-    return "fails" if truths[1] > bounds[1] else "holds", {
+    return "refuted" if truths[1] > bounds[1] else "holds", {
         "bound at W_Q = I": bounds[0],
         "bound at W_Q = 1000·I": bounds[1],
         "norm of the KK block at W_Q = I": truths[0],
@@ -34,7 +34,7 @@ def keys_are_missing_from_the_maximum() -> Found:
     }
 
 
-@PETROV.claim("proof of Thm 1")
+@PETROV.claim("proof of Thm 1", kind="theorem")
 def softmax_is_not_flat() -> Found:
     """‖∂A/∂T‖ ≤ 1/L is a property of uniform rows; (½, ½, 0, …) has ½.
 
@@ -46,14 +46,14 @@ def softmax_is_not_flat() -> Found:
     a[:2] = 0.5
     truth = float(softmax_jacobian_norm(a))
     uniform = float(softmax_jacobian_norm(torch.full_like(a, 1 / 32)))
-    return "fails" if truth > 1 / 32 else "holds", {
+    return "refuted" if truth > 1 / 32 else "holds", {
         "claimed at L = 32": 1 / 32,
         "at (1/2, 1/2, 0, ...)": truth,
         "at a uniform row": uniform,
     }
 
 
-@PETROV.claim("appendix, ‖G_Q‖")
+@PETROV.claim("appendix, ‖G_Q‖", kind="definition")
 def query_jacobian_does_not_shrink_with_length() -> Found:
     """‖∂F/∂W_Q‖ ≤ ‖W_V‖‖W_K‖‖X‖³/(L√d_K) inherits the 1/L.
 
@@ -70,14 +70,14 @@ def query_jacobian_does_not_shrink_with_length() -> Found:
 
     jacobian = torch.func.jacfwd(output)(layer.w_q_DE).flatten(2).flatten(0, 1)
     claimed = v * k * x**3 / (L * E**0.5)
-    return "fails" if two(jacobian) > claimed else "holds", {
+    return "refuted" if two(jacobian) > claimed else "holds", {
         "claimed": claimed,
         "norm": two(jacobian),
         "L": float(L),
     }
 
 
-@PETROV.claim("lemma on Φ")
+@PETROV.claim("lemma on Φ", kind="lemma")
 def uniform_attention_is_curved() -> Found:
     """“Uniform attention ⇒ Φ_VQ = Φ_QQ = 0”, and Φ keeps the loss's 2/(L·d).
 
@@ -89,14 +89,14 @@ def uniform_attention_is_curved() -> Found:
     layer = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     vq, qq = (_unfolded(layer, name) for name in ("vq_DFDE", "qq_DEDE"))
     L, D, _ = layer.sizes
-    return "fails" if min(vq, qq) > 0 else "holds", {
+    return "refuted" if min(vq, qq) > 0 else "holds", {
         "norm of Φ_VQ at W_Q = 0": vq,
         "norm of Φ_QQ at W_Q = 0": qq,
         "norm of Φ_VQ as printed": 2 / (L * D) * vq,
     }
 
 
-@PETROV.claim("lemma on ∂²A/∂T²")
+@PETROV.claim("lemma on ∂²A/∂T²", kind="lemma")
 def softmax_second_derivative_is_not_its_largest_block() -> Found:
     """‖∂²A/∂T²‖ = largest block (“block-diagonal”): the blocks share their columns.
 
@@ -117,7 +117,7 @@ def softmax_second_derivative_is_not_its_largest_block() -> Found:
     }
 
 
-@PETROV.claim("Fig 3-5")
+@PETROV.claim("Fig 3-5", kind="experiment")
 def which_block_is_largest_depends_on_the_input() -> Found:
     """“Value–Value is the largest block”: of one random layer at three input scales.
 
@@ -134,10 +134,10 @@ def which_block_is_largest_depends_on_the_input() -> Found:
         norms = {name: two(_block(layer, name)) for name in "qkv"}
         winners.append(max(norms, key=lambda name: norms[name]))
         evidence |= {f"{n.upper()} at scale {scale}": norms[n] for n in "qkv"}
-    return "fails" if len(set(winners)) > 1 else "holds", evidence
+    return "refuted" if len(set(winners)) > 1 else "holds", evidence
 
 
-@PETROV.claim("order table of the slides, against Thm 1")
+@PETROV.claim("order table of the slides, against Thm 1", kind="theorem")
 def value_curvature_is_quadratic_in_the_input() -> Found:
     """The later slides' table: VV = O(‖X‖⁴). Theorem 1 says ‖X‖²; uniform attention.
 
@@ -148,7 +148,7 @@ def value_curvature_is_quadratic_in_the_input() -> Found:
     base = _with(_random(0), w_q_DE=torch.zeros(4, 3, dtype=torch.float64))
     one, ten = (two(_block(_with(base, x_LD=c * base.x_LD), "v")) for c in (1.0, 10.0))
     power = float(torch.tensor(ten / one).log10())
-    return "fails" if power < 3 else "holds", {
+    return "refuted" if power < 3 else "holds", {
         "exponent measured": power,
         "exponent of Thm 1": 2.0,
     }

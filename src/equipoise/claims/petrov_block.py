@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.claims.petrov_attention import sharp_layer
-from equipoise.claims.verdict import PETROV, Found
+from equipoise.claims.result import PETROV, Found
 from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
 from equipoise.theory.curvature.feedforward import (
     FeedForward,
@@ -24,7 +24,7 @@ from equipoise.theory.curvature.petrov import (
 from equipoise.theory.lipschitz.heads import Heads
 
 
-@PETROV.claim("Thm 6")
+@PETROV.claim("Thm 6", kind="theorem")
 def block_bound_is_exceeded() -> Found:
     """Theorem 6 at zero loss, with true LayerNorm norms and ‖∂F/∂W_Q‖ as printed.
 
@@ -52,14 +52,14 @@ def block_bound_is_exceeded() -> Found:
     # The residual is zero, so the KK block of the Hessian is Gauss–Newton's.
     truth = 2 / layer.x_LD.numel() * two(jacobian) ** 2
     claimed, ours = petrov_block_bound(block), _ours(block)
-    return "fails" if truth > claimed else "holds", {
+    return "refuted" if truth > claimed else "holds", {
         "claimed": claimed,
         "norm of the KK block": truth,
         "ours": ours,
     }
 
 
-@PETROV.claim("last appendix, norm lemma")
+@PETROV.claim("last appendix, norm lemma", kind="lemma")
 def norm_lemma_needs_the_deviation() -> Found:
     """The LayerNorm lemma with σ_min the smallest row norm: one zero-mean row of 16.
 
@@ -75,7 +75,7 @@ def norm_lemma_needs_the_deviation() -> Found:
     def first(sigma: float) -> float:
         return 1 / sigma + norm**2 / (math.sqrt(n) * sigma**3)
 
-    return "fails" if truth > first(norm) else "holds", {
+    return "refuted" if truth > first(norm) else "holds", {
         "claimed": first(norm),
         "norm of the Jacobian": truth,
         "claimed with the standard deviation": first(std),
@@ -83,7 +83,7 @@ def norm_lemma_needs_the_deviation() -> Found:
     }
 
 
-@PETROV.claim("last appendix, norm lemma")
+@PETROV.claim("last appendix, norm lemma", kind="lemma")
 def norm_lemma_has_a_term_of_wrong_degree() -> Found:
     """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2.
 
@@ -99,13 +99,13 @@ def norm_lemma_has_a_term_of_wrong_degree() -> Found:
         float(y.norm()) ** 2 / (4 * float(y.std(correction=0)) ** 3)
         for y in (x, 100 * x)
     ]
-    return "fails" if middle[0] / middle[1] < 1e3 < small / large else "holds", {
+    return "refuted" if middle[0] / middle[1] < 1e3 < small / large else "holds", {
         "fall of the second derivative from c = 1 to 100": small / large,
         "fall of the middle term": middle[0] / middle[1],
     }
 
 
-@PETROV.claim("proof of Thm 3")
+@PETROV.claim("proof of Thm 3", kind="theorem")
 def scale_derivative_lacks_a_root() -> Found:
     """The proof of Theorem 3 prints ∂σ/∂x without 1/√d.
 
@@ -117,14 +117,14 @@ def scale_derivative_lacks_a_root() -> Found:
     truth = torch.func.grad(lambda y: y.std(correction=0))(x)
     m = x - x.mean()
     printed = m / m.norm()
-    return "corrected" if two((printed - 2 * truth)[None]) < 1e-12 else "fails", {
+    return "corrected" if two((printed - 2 * truth)[None]) < 1e-12 else "refuted", {
         "printed over true at d = 4": float(printed.norm() / truth.norm()),
         "entries of ∂(P ⊗ I_L)/∂X rows at L = 3, d = 4": float((3 * 3) ** 2),
         "entries it must have": float((3 * 4) ** 2),
     }
 
 
-@PETROV.claim("appendix, ‖ξ_21‖")
+@PETROV.claim("appendix, ‖ξ_21‖", kind="definition")
 def mixed_block_does_not_vanish_with_w2() -> Found:
     """‖ξ_21‖ ≤ √d_ff‖W_2‖ at W_2 = 0.
 
@@ -141,13 +141,13 @@ def mixed_block_does_not_vanish_with_w2() -> Found:
     whole = torch.cat(
         [feedforward_hessian(net, y, g).dense()[12:32, 32:] for g in cotangents]
     )
-    return "fails" if two(whole) > 0 else "holds", {
+    return "refuted" if two(whole) > 0 else "holds", {
         "claimed at W_2 = 0": 0.0,
         "norm": two(whole),
     }
 
 
-@PETROV.claim("Thm 5")
+@PETROV.claim("Thm 5", kind="theorem")
 def blocks_are_not_each_others_equals() -> Found:
     """“H^(i,j) = H^(j,i)” for unfolded second derivatives (n·d·p_i × p_j).
 
@@ -157,13 +157,13 @@ def blocks_are_not_each_others_equals() -> Found:
     """
     outputs, w_1, w_2 = 3 * 4, 4 * 5, 5 * 4 + 1
     shapes = (outputs * w_1, w_2), (outputs * w_2, w_1)
-    return "fails" if shapes[0] != shapes[1] else "holds", {
+    return "refuted" if shapes[0] != shapes[1] else "holds", {
         "rows of (i, j)": float(shapes[0][0]),
         "rows of (j, i)": float(shapes[1][0]),
     }
 
 
-@PETROV.claim("§ experiments, against Lemma 1")
+@PETROV.claim("§ experiments, against Lemma 1", kind="lemma")
 def activation_of_the_experiments_bends() -> Found:
     """The theory has ReLU (∂²S/∂W_1² = 0), the experiments GELU.
 
@@ -181,7 +181,7 @@ def activation_of_the_experiments_bends() -> Found:
         )
         for name in ("relu", "gelu")
     }
-    return "fails" if norms["gelu"]["in_in"] > 0 else "holds", {
+    return "refuted" if norms["gelu"]["in_in"] > 0 else "holds", {
         "norm of (W_1, W_1) with ReLU": norms["relu"]["in_in"],
         "norm of (W_1, W_1) with GELU": norms["gelu"]["in_in"],
     }
@@ -224,7 +224,7 @@ def _ours(block: PetrovBlock) -> float:
     )
 
 
-@PETROV.claim("Thm 7")
+@PETROV.claim("Thm 7", kind="theorem")
 def taylor_needs_a_remainder() -> Found:
     """Theorem 7 on ℓ₁ = 0 and ℓ₂ = w⁴ around the minimiser 0 of both, at w = 1.
 
@@ -242,13 +242,13 @@ def taylor_needs_a_remainder() -> Found:
     values_at_minimum = float(zero**4)
     bound = (2 * values_at_minimum + float(bend.abs().max())) / 2
     truth = float(difference(one))
-    return "fails" if truth > bound else "holds", {
+    return "refuted" if truth > bound else "holds", {
         "bound at k = 1, w = 1": bound,
         "difference": truth,
     }
 
 
-@PETROV.claim("Fig 6")
+@PETROV.claim("Fig 6", kind="experiment")
 def slope_of_running_means() -> Found:
     """Fig 6 draws |L_{k+1} − L_k| at w*, where the Hessian term is zero.
 
@@ -267,13 +267,13 @@ def slope_of_running_means() -> Found:
         slopes.append(_slope(k[: len(steps)].log(), steps.log()))
     mean = sum(slopes) / draws
     spread = math.sqrt(sum((s - mean) ** 2 for s in slopes) / (draws - 1) / draws)
-    return "fails" if abs(mean + 1) < 3 * spread + 0.01 else "holds", {
+    return "refuted" if abs(mean + 1) < 3 * spread + 0.01 else "holds", {
         "slope of uniform random numbers": mean,
         "standard error": spread,
     }
 
 
-@PETROV.claim("Fig 12, Assumption 1")
+@PETROV.claim("Fig 12, Assumption 1", kind="experiment")
 def gradient_sums_stall_in_bfloat16() -> Found:
     """Fig 12 sums gradients in bf16: a running sum stops growing, its mean decays.
 
@@ -287,7 +287,7 @@ def gradient_sums_stall_in_bfloat16() -> Found:
     for _ in range(count):
         total = total + value
     mean = float(total) / count
-    return "fails" if mean < 0.5 * float(value) else "holds", {
+    return "refuted" if mean < 0.5 * float(value) else "holds", {
         "true mean": float(value),
         "mean of 4096 from a bf16 sum": mean,
         "where the sum stalls": float(total),

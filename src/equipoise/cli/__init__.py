@@ -31,6 +31,7 @@ from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 COMMANDS = {
     "audit": "Judge a model by its weights, or on a batch: what is wrong, and where.",
     "board": "Show live and finished runs in your browser.",
+    "claims": "Check what the four papers state; say what can be relied on.",
     "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
     "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",

@@ -149,7 +149,7 @@ def starts(evidence: Evidence, kind: str, depth: int, seed: int) -> float:
     )
 
 
-def _exponents(evidence: Evidence, kind: str, found: Edge) -> list[float]:
+def fitted_exponents(evidence: Evidence, kind: str, found: Edge) -> list[float]:
     """Return a fitted exponent per seed; censored depths are left out."""
     fitted = []
     for seed in evidence.seeds:
@@ -162,7 +162,7 @@ def _exponents(evidence: Evidence, kind: str, found: Edge) -> list[float]:
 
 def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
     m = PATH_LENGTH[kind]  # type: ignore[index]
-    found = _exponents(evidence, kind, criterion)
+    found = fitted_exponents(evidence, kind, criterion)
     if len(found) < 2:
         return f"{kind} (m = {m}): too few depths have an edge to fit"
     held = over_seeds(found)
@@ -179,8 +179,8 @@ def _fits(evidence: Evidence, kinds: list[str]) -> Grid:
             kind,
             str(PATH_LENGTH[kind]),  # type: ignore[index]
             f"{-1 / PATH_LENGTH[kind]:+.3f}",  # type: ignore[index]
-            interval(_exponents(evidence, kind, trains)),
-            interval(_exponents(evidence, kind, starts)),
+            interval(fitted_exponents(evidence, kind, trains)),
+            interval(fitted_exponents(evidence, kind, starts)),
         ]
         for kind in kinds
     ]

@@ -1,0 +1,257 @@
+"""Experimental claims, judged from the lab's committed results, never from memory.
+
+Each pattern is a contrast with a 95 % interval over paired seeds (Student's t), and its
+docstring says what would refute it. ``equipoise lab run NAME --publish docs/results``
+makes a result again. Results are part of the repository, not of the wheel.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+from equipoise.claims.result import EMADI, Check, Found, Kind, Paper
+from equipoise.lab.results.evidence import Evidence
+from equipoise.lab.results.statistics import Paired, paired
+from equipoise.lab.studies.exponents import fitted_exponents, over_seeds, starts, trains
+
+VARIABLE = "EQUIPOISE_RESULTS"
+BUILT = Path(__file__).parents[3] / "docs" / "results"
+MISSING: Found = ("not checkable here", {"result files found": 0.0})
+"""The reader can verify it: set EQUIPOISE_RESULTS to a checkout's docs/results."""
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(VARIABLE, BUILT))
+
+
+def _judged_by(
+    name: str, paper: Paper, where: str, kind: Kind = "experiment"
+) -> Callable[[Callable[[Evidence], Found]], Check]:
+    """Return a decorator: a check gets the committed evidence of an experiment."""
+
+    def decorated(check: Callable[[Evidence], Found]) -> Check:
+        @wraps(check)
+        def found() -> Found:
+            path = _folder() / name / "raw.json"
+            if not path.is_file():
+                return MISSING
+            return check(Evidence.from_json(path.read_text()))
+
+        return paper.claim(where, kind=kind)(found)
+
+    return decorated
+
+
+def _values(evidence: Evidence, arm: str, measure: str) -> list[float]:
+    return [evidence.value(arm, seed, measure) for seed in evidence.seeds]
+
+
+def _contrast(
+    evidence: Evidence, measure: str, arms: tuple[str, str], *, log: bool = False
+) -> Paired:
+    """Return the first arm minus the second, seed by seed, in logarithms if asked."""
+    a, b = (_values(evidence, arm, measure) for arm in arms)
+    if log:
+        a, b = ([math.log(v) for v in values] for values in (a, b))
+    return paired(a, b)
+
+
+def _over_zero(evidence: Evidence, arm: str, measure: str) -> Paired:
+    values = _values(evidence, arm, measure)
+    return paired(values, [0.0] * len(values))
+
+
+def _pattern(holds: bool, **intervals: Paired) -> Found:
+    numbers: dict[str, float] = {}
+    for name, found in intervals.items():
+        text = name.replace("_", " ")
+        numbers |= {text: found.mean, f"{text}, from": found.low}
+        numbers |= {f"{text}, to": found.high, "seeds": float(found.n)}
+    return "pattern reproduced" if holds else "pattern not reproduced", numbers
+
+
+PRE_POST = ("pre", "post")
+
+
+@_judged_by("prepost", EMADI, "Table 1")
+def pre_norm_ends_lower(evidence: Evidence) -> Found:
+    """Held-out loss of pre-LN minus post-LN, nats per token.
+
+    Claim: A deep pre-LN model ends at a lower loss than the post-LN model.
+
+    Instead: Refuted by an interval that reaches 0. At 24 layers of width 64.
+    """
+    found = _contrast(evidence, "validation", PRE_POST)
+    return _pattern(found.high < 0, pre_minus_post=found)
+
+
+@_judged_by("prepost", EMADI, "Fig. 1")
+def post_norm_gradients_vanish(evidence: Evidence) -> Found:
+    """Weakest ÷ last gradient over depth: ln of pre-LN's over post-LN's.
+
+    Claim: Post-LN gradients vanish in the early layers, pre-LN gradients do not.
+
+    Instead: Refuted unless the contrast stays above ln 100 and pre-LN's own ratio
+    above 0.1 (an interval each).
+    """
+    found = _contrast(evidence, "gradient_least_to_last", PRE_POST, log=True)
+    pre = _over_zero(evidence, "pre", "gradient_least_to_last")
+    holds = found.low > math.log(100) and pre.low > 0.1
+    return _pattern(holds, ln_pre_over_post=found, pre_weakest_over_last=pre)
+
+
+@_judged_by("prepost", EMADI, "Fig. 2, warm-up and G")
+def projection_gain_grows(evidence: Evidence) -> Found:
+    """Growth of ln G from the first sample to the last, of both models.
+
+    Claim: G = ‖W_O‖‖W_Q‖‖W_K‖‖W_V‖ grows in training, steepest after warm-up.
+
+    Instead: Refuted by an interval of either model that reaches 0. G of the rescaled
+    initialisation starts near its final size at this scale.
+    """
+    pre, post = (_over_zero(evidence, arm, "growth_G") for arm in PRE_POST)
+    return _pattern(min(pre.low, post.low) > 0, pre=pre, post=post)
+
+
+@_judged_by("prepost", EMADI, "Fig. 4")
+def theta_stays_one(evidence: Evidence) -> Found:
+    """The 5th percentile of θ over rows at the end of short training.
+
+    Claim: θ/τ is 1.000 throughout training.
+
+    Instead: Refuted by an interval of 1 − θ (5th percentile) above 0.0005. The median
+    row stays at 1 in short runs; in long-trained models many heads do not.
+    """
+    pre, post = (_over_zero(evidence, arm, "theta_p5") for arm in PRE_POST)
+    return _pattern(min(pre.high, post.high) >= 0.9995, pre=pre, post=post)
+
+
+@_judged_by("prepost", EMADI, "Fig. 5")
+def sensitivity_is_larger_in_pre_norm(evidence: Evidence) -> Found:
+    """ln of pre-LN's S (residual stream) over post-LN's.
+
+    Claim: S is about 1e5 in pre-LN and 1e3 in post-LN.
+
+    Instead: Refuted unless the ratio's interval stays above 10.
+    """
+    found = _contrast(evidence, "S_residual", PRE_POST, log=True)
+    return _pattern(found.low > math.log(10), ln_pre_over_post=found)
+
+
+@_judged_by("prepost", EMADI, "Fig. 5, spread over layers")
+def sensitivity_spreads_more_in_pre_norm(evidence: Evidence) -> Found:
+    """Coefficient of variation of S over layers, pre-LN minus post-LN.
+
+    Claim: It is 0.97 in pre-LN and 0.40 in post-LN.
+
+    Instead: Refuted by an interval that reaches 0.
+    """
+    found = _contrast(evidence, "S_residual_cv", PRE_POST)
+    return _pattern(found.low > 0, pre_minus_post=found)
+
+
+@_judged_by("prepost", EMADI, "Fig. 6")
+def sensitivity_grows_with_depth(evidence: Evidence) -> Found:
+    """Slope of ln S over depth, of pre-LN and of post-LN.
+
+    Claim: S grows with depth in pre-LN and is flat in post-LN.
+
+    Instead: Refuted unless pre-LN's slope stays above 1 and post-LN's interval, in
+    size, below half of pre-LN's.
+    """
+    pre, post = (_over_zero(evidence, arm, "S_residual_slope") for arm in PRE_POST)
+    flat = max(abs(post.low), abs(post.high)) < 0.5 * pre.low
+    return _pattern(pre.low > 1 and flat, pre=pre, post=post)
+
+
+@_judged_by("prepost", EMADI, "App. E.6")
+def growth_is_of_magnitude(evidence: Evidence) -> Found:
+    """Growth of ln B̄² of the residual stream, pre-LN and post-LN.
+
+    Claim: Magnitude, not G, drives the growth of S in pre-LN (2.91 against 1.29), and
+    does not in post-LN (about 0).
+
+    Instead: Refuted unless pre-LN's interval stays above both its growth of ln G and
+    ten times post-LN's growth.
+    """
+    pre, post = (_over_zero(evidence, arm, "growth_B2") for arm in PRE_POST)
+    gain = _over_zero(evidence, "pre", "growth_G")
+    holds = pre.low > max(gain.high, 10 * abs(post.mean))
+    return _pattern(holds, pre=pre, post=post, pre_of_G=gain)
+
+
+@_judged_by("exponents", EMADI, "§6, exponents m = 4, 3, 2", "recommendation")
+def exponents_of_training(evidence: Evidence) -> Found:
+    """Fitted exponent over depth of the largest gain that trains, or starts.
+
+    Claim: The largest stable gain falls like N^(−1/m), m = 4, 3 and 2.
+
+    Instead: Refuted by an interval over seeds without −1/m. It describes the first
+    gradient (m = 4), not which gain trains.
+    """
+    numbers: dict[str, float] = {}
+    inside = []
+    for kind, m in (("standard", 4), ("shared", 3), ("linear", 2)):
+        fits = fitted_exponents(evidence, kind, trains)
+        if len(fits) >= 2:
+            held = over_seeds(fits)
+            inside.append(held.low <= -1 / m <= held.high)
+            numbers |= {f"m = {m}, trains": held.mean, f"m = {m}, from": held.low}
+            numbers[f"m = {m}, to"] = held.high
+    first = fitted_exponents(evidence, "standard", starts)
+    if len(first) >= 2:
+        numbers["m = 4, first gradient"] = over_seeds(first).mean
+    if not inside:
+        return "not checkable here", numbers
+    return "pattern reproduced" if all(inside) else "pattern not reproduced", numbers
+
+
+@_judged_by("vanishing", EMADI, "§5, projection-like Jacobians")
+def post_norm_decay_comes_with_collapse(evidence: Evidence) -> Found:
+    """ln of weakest ÷ last gradient at the start and at the end of training.
+
+    Claim: J_LN acts like a projection, so post-LN gradients decay exponentially with
+    depth from initialisation on.
+
+    Instead: At initialisation norm and branch factors cancel; the decay comes when the
+    tokens collapse. The claim needs a ratio below 0.1 at the start.
+    """
+    names = ("gradient_least_to_last_start", "gradient_least_to_last")
+    start, end = (_over_zero(evidence, "post", name) for name in names)
+    return _pattern(start.high < 0.1, start=start, end=end)
+
+
+@_judged_by("temperature", EMADI, "§6, temperature warm-up", "recommendation")
+def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
+    """Early gradient and early update of Q and K under τ warm-up, over none (ln).
+
+    Claim: Temperature warm-up throttles the early steps of attention as learning-rate
+    warm-up does, so that it can replace it.
+
+    Instead: It throttles the gradient of Q and K and, under Adam, no update: the claim
+    needs an update ratio whose interval stays below 1.
+    """
+    pairs = [
+        (arm, arm.replace("tau", "none"))
+        for arm in evidence.runs
+        if "tau" in arm and arm.replace("tau", "none") in evidence.runs
+    ]
+    if not pairs:
+        return "not checkable here", {"arms with and without warm-up": 0.0}
+    gradient, update = (
+        paired(*_logs(evidence, f"early_{what}_qk", pairs))
+        for what in ("gradient", "update")
+    )
+    return _pattern(update.high < 0, ln_gradient=gradient, ln_update=update)
+
+
+def _logs(
+    evidence: Evidence, measure: str, pairs: list[tuple[str, str]]
+) -> tuple[list[float], list[float]]:
+    """Return the logarithms of a measure over all seeds of the arms, pair by pair."""
+    return tuple(
+        [math.log(v) for pair in pairs for v in _values(evidence, pair[side], measure)]
+        for side in (0, 1)
+    )  # type: ignore[return-value]

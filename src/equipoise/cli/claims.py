@@ -1,0 +1,90 @@
+"""``equipoise claims``: what the four papers state, checked now, with its evidence."""
+
+import json as encoding
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from equipoise.cli.arguments import Html
+
+if TYPE_CHECKING:
+    from equipoise.claims.result import ClaimResult
+
+COLOURS = {
+    "holds": "green",
+    "pattern reproduced": "green",
+    "refuted": "red",
+    "pattern not reproduced": "red",
+    "not checkable here": "dim",
+}
+
+
+def command(
+    *,
+    paper: Annotated[
+        str | None, typer.Option(help="Only this paper: emadi, mudarisov, petrov, …")
+    ] = None,
+    claim: Annotated[
+        str | None, typer.Option(help="Only claims whose id contains this text.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file.")
+    ] = None,
+    html: Html = None,
+    evidence: Annotated[
+        bool, typer.Option(help="Print the numbers under each verdict.")
+    ] = False,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="List the claims without checking them.")
+    ] = False,
+) -> None:
+    """Check what the four papers state, and say what of it can be relied on.
+
+    Example: equipoise claims --paper emadi --evidence
+    """
+    # Here, not above: --help must not load torch.
+    from equipoise.claims import catalogue
+
+    chosen = catalogue.select(paper=paper, claim=claim)
+    if only_list:
+        for one in chosen:
+            typer.echo(f"{one.id:58} {one.where}")
+        return
+    console, progress = Console(), Console(stderr=True)
+    with progress.status(f"checking {len(chosen)} claims") as status:
+        results = catalogue.run(
+            chosen, progress=lambda one: status.update(f"checking {one.id}")
+        )
+    console.print(_table(results), highlight=False)
+    if evidence:
+        _print_evidence(console, results)
+    console.print(catalogue.summary(results), highlight=False)
+    if json is not None:
+        typer.echo(f"wrote {catalogue.write_json(results, json)}")
+    if html is not None:
+        from equipoise.claims.page import write_claims
+
+        typer.echo(f"wrote {write_claims(results, html)}")
+
+
+def _table(results: list["ClaimResult"]) -> Table:
+    table = Table("where", "what is claimed", "verdict", "what is true")
+    for one in results:
+        colour = COLOURS.get(one.verdict, "yellow")
+        table.add_row(
+            f"{one.paper}\n{one.where}",
+            one.statement,
+            f"[{colour}]{one.verdict}[/]",
+            one.instead,
+        )
+    return table
+
+
+def _print_evidence(console: Console, results: list["ClaimResult"]) -> None:
+    for one in results:
+        console.print(f"\n{one.id}: {one.verdict}", highlight=False)
+        for name, value in one.evidence.items():
+            console.print(f"  {name}: {encoding.dumps(value)}", highlight=False)

@@ -1,0 +1,102 @@
+"""Every check states its claim, and a verdict is what the check computed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from equipoise import claims
+from equipoise.claims import catalogue
+from equipoise.claims.result import (
+    CLAIMS,
+    EMADI,
+    KINDS,
+    Claim,
+    ClaimResult,
+    ClaimVerdict,
+    Found,
+)
+from equipoise.errors import InputError
+
+
+def test_every_decorated_check_is_in_the_catalogue() -> None:
+    """A module that ``catalogue`` forgets to import would be silently absent."""
+    files = Path(claims.__path__[0]).glob("[!_]*.py")
+    decorated = sum(
+        len(re.findall(r"^@(?:[A-Z_0-9]+\.claim|_judged_by)\(", f.read_text(), re.M))
+        for f in files
+    )
+    assert len(catalogue.select()) == decorated >= 81
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.id)
+def test_every_claim_is_stated_and_says_what_is_true(claim: Claim) -> None:
+    assert claim.statement.endswith(".") and claim.instead.endswith((".", ")", "``"))
+    assert claim.kind in KINDS
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test register checks of its own."""
+    monkeypatch.setattr("equipoise.claims.result.CLAIMS", dict(CLAIMS))
+
+
+@pytest.mark.parametrize("verdict", ["holds", "refuted"])
+def test_the_result_holds_what_the_check_found(
+    verdict: ClaimVerdict, registry: None
+) -> None:
+    @EMADI.claim("Thm 0", kind="theorem")
+    def check() -> Found:
+        """One line.
+
+        Claim: It is
+        so: always.
+
+        Instead: Never.
+        """
+        return verdict, {"evidence": 1.0}
+
+    assert check() == ClaimResult(
+        id="emadi2026.check",
+        paper="emadi2026",
+        where="Thm 0",
+        kind="theorem",
+        statement="It is so: always.",
+        verdict=verdict,
+        evidence={"evidence": 1.0},
+        instead="Never.",
+    )
+    assert ClaimResult.from_json(check().to_json()) == check()
+
+
+def test_two_checks_cannot_share_a_name(registry: None) -> None:
+    with pytest.raises(InputError, match=r"two checks are called emadi2026\.one"):
+        for _ in range(2):
+
+            @EMADI.claim("Thm 0", kind="theorem")
+            def one() -> Found:
+                return "holds", {}
+
+
+def test_claims_are_selected_by_paper_and_by_name() -> None:
+    of_emadi = catalogue.select(paper="emadi")
+    assert of_emadi and all(c.paper is EMADI for c in of_emadi)
+    assert [c.id for c in catalogue.select(claim="greedy")] == [
+        "emadi2026.greedy_prefix"
+    ]
+
+
+@pytest.mark.parametrize("given", [{"paper": "einstein"}, {"claim": "no_such"}])
+def test_a_name_that_fits_nothing_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="there are"):
+        catalogue.select(**given)
+
+
+def test_a_check_that_raises_is_not_a_verdict(registry: None) -> None:
+    @EMADI.claim("Thm 0", kind="theorem")
+    def broken() -> Found:
+        raise ValueError("no such layer")
+
+    claim = next(c for c in catalogue.select() if c.id == "emadi2026.broken")
+    with pytest.raises(ValueError, match="no such layer"):
+        catalogue.run([claim])
