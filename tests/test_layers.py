@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "records": "",
     "errors": "",
     "_moved": "",
-    "numerics": "errors",
+    "numerics": "errors records",
     "theory": "errors numerics",
     "anatomy": "errors",
     "store": "errors records forecast",
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     # Only the probes of the preset `deep` import theory; `default` imports none of it.
     "probes": "errors numerics theory anatomy",
     "remedies": "errors numerics anatomy",
-    "planning": "errors numerics",
+    "planning": "errors records numerics",
     "watching": "errors records numerics anatomy probes forecast store sinks",
     "auditing": "errors records numerics theory anatomy probes report watching "
     "planning integrations forecast store",
@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 TORCH_FREE = {"", "records", "errors", "store", "forecast", "sinks", "report", "web"}
 # Typing `equipoise report` on a laptop must not need torch either.
-TORCH_FREE_MODULES = {"equipoise.cli"}
+TORCH_FREE_MODULES = {"equipoise.cli", "equipoise.planning"}
 
 
 def layer(path: Path) -> str:

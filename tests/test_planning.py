@@ -151,9 +151,9 @@ def test_for_programs_and_for_people() -> None:
 
 
 def test_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    command(12, 768, 12)
+    command(["12", "768", "12"])
     assert "init.std" in capsys.readouterr().out
-    command(12, 768, 12, json=True)
+    command(["12", "768", "12"], json=True)
     assert json.loads(capsys.readouterr().out)["model"]["width"] == 768
 
 

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import click
+import typer
+from typer.main import get_command
+
 import equipoise
-from equipoise.cli import COMMANDS
+from equipoise.cli import COMMANDS, application
 
 
 def test_names() -> None:
@@ -21,6 +25,7 @@ def test_names() -> None:
         "open_run",
         "plan",
         "sensitivity",
+        "show",
         "watch",
     ]
     assert dir(equipoise) == sorted(equipoise.__all__)
@@ -33,8 +38,10 @@ def test_commands() -> None:
         "claims",
         "curvature",
         "demo",
+        "doctor",
         "export",
         "lab",
+        "live",
         "plan",
         "precision",
         "preflight",
@@ -47,6 +54,37 @@ def test_commands() -> None:
         "storms",
     ]
     assert sorted(COMMANDS) == expected
+
+
+def test_every_help_starts_without_torch() -> None:
+    modules = ", ".join(f"equipoise.cli.{n.replace('-', '_')}" for n in COMMANDS)
+    code = f"import sys, {modules}; assert not {{'torch', 'numba'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_help_has_an_example() -> None:
+    """A command without ``EXAMPLES`` (or ``epilog=`` below an ``app``) fails here."""
+    without = [
+        command
+        for name in COMMANDS
+        for command, found in _leaves(f"equipoise {name}", get_command(_loaded(name)))
+        if f"{command}" not in (found.epilog or "").partition("Examples:")[2]
+    ]
+    assert not without
+
+
+def _loaded(name: str) -> typer.Typer:
+    """Return one command alone, under a root of its own."""
+    return application([name])
+
+
+def _leaves(path: str, root: click.Command) -> list[tuple[str, click.Command]]:
+    """Return the command at a path, or what is below it where it has subcommands."""
+    found = root.commands[path.split()[1]]  # type: ignore[attr-defined]
+    below = getattr(found, "commands", None)
+    if below is None:
+        return [(path, found)]
+    return [(f"{path} {name}", command) for name, command in below.items()]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from equipoise.numerics.rows.balance import Balance, balance, sensitivity
     from equipoise.numerics.spectra import Estimate
     from equipoise.planning import plan
+    from equipoise.report.notebook import show
     from equipoise.store import Run, open_run
     from equipoise.watching import watch
 
@@ -35,6 +36,7 @@ __all__ = [
     "open_run",
     "plan",
     "sensitivity",
+    "show",
     "watch",
 ]
 
@@ -49,6 +51,7 @@ _LAZY = {
     "open_run": "equipoise.store",
     "plan": "equipoise.planning",
     "sensitivity": "equipoise.numerics.rows.balance",
+    "show": "equipoise.report.notebook",
     "watch": "equipoise.watching",
 }
 _EXTRA_MODULES = {"torch", "numba", "jaxtyping", "safetensors"}

@@ -1,8 +1,9 @@
 """What an instrument says, once it has left the device. Standard library only."""
 
+import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -19,6 +20,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for notebooks: a title, then rows of cells, all escaped.
+
+    >>> html_table("a<b", [("value", 2)])
+    '<table><caption>a&lt;b</caption><tr><td>value</td><td>2</td></tr></table>'
+    """
+    lines = (
+        "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
 class Record:

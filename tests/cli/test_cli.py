@@ -83,8 +83,9 @@ def without_extras(*words: list[str]) -> tuple[str, str]:
 
 
 def test_every_help_works_without_torch() -> None:
-    lab = [["lab", name, "--help"] for name in ("list", "run", "report", "theorem")]
-    words = [["--help"], *([name, "--help"] for name in cli.COMMANDS), *lab]
+    below = {"lab": ("list", "run", "report", "theorem"), "storms": ("labels", "score")}
+    more = [[name, sub, "--help"] for name, subs in below.items() for sub in subs]
+    words = [["--help"], *([name, "--help"] for name in cli.COMMANDS), *more]
     out, err = without_extras(*words)
     assert err == f"{[0] * len(words)}\n"
     assert "what to keep in fp32" in out and "Hugging Face" in out
@@ -220,3 +221,94 @@ def test_a_command_may_hand_on_unknown_options(
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     fake(monkeypatch, command=command, CONTEXT=settings)
     assert run(capsys, "fake", "train.py", "--lr", "3")[1] == "train.py --lr 3\n"
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("equipoise pl", {"plan"}),
+        ("equipoise plan --de", {"--depth", "--decoder-depth"}),
+        ("equipoise lab sta", {"status"}),
+    ],
+)
+def test_a_shell_can_complete_commands_and_options(
+    line: str,
+    expected: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("_EQUIPOISE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert set(run(capsys)[1].split()) == expected
+
+
+CONFIGS = {
+    "llama": (
+        '{"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, '
+        '"num_attention_heads": 32, "rms_norm_eps": 1e-6, "torch_dtype": "float16"}',
+        {"depth": 32, "norm": "rmsnorm", "residual": "pre", "precision": "fp16"},
+    ),
+    "bert": (
+        '{"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, '
+        '"num_attention_heads": 12}',
+        {"width": 768, "norm": "layernorm", "residual": "post", "precision": "bf16"},
+    ),
+    "vision": (
+        '{"model_type": "x", "vision_config": {"num_hidden_layers": 9}, '
+        '"text_config": {"n_layer": 6, "n_embd": 64, "n_head": 4}}',
+        {"depth": 6, "width": 64, "heads": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_plan_takes_a_model(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, expected = CONFIGS[name]
+    (tmp_path / "config.json").write_text(text)
+    for place in (tmp_path, tmp_path / "config.json"):
+        code, out, _ = run(capsys, "plan", str(place), "--json")
+        found = json.loads(out)["model"]
+        assert code == 0 and expected.items() <= found.items()
+
+
+def test_a_plan_takes_options_by_name_and_they_go_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(CONFIGS["llama"][0])
+    out = run(capsys, "plan", str(tmp_path), "--depth", "8", "--json")[1]
+    assert json.loads(out)["model"]["depth"] == 8
+    named = ("--depth", "36", "--width", "1280", "--heads", "20")
+    assert run(capsys, "plan", *named) == run(capsys, "plan", "36", "1280", "20")
+    for words, line in (
+        (["--depth", "3"], "--width, --heads: give a model"),
+        (["3", "4"], "DEPTH WIDTH HEADS as three numbers"),
+        ([str(tmp_path / "absent")], "no such file"),
+        ([str(Path(__file__))], "not JSON"),
+    ):
+        code, _, err = run(capsys, "plan", *words)
+        assert code == 2 and line in err and err.count("\n") == 1
+    (tmp_path / "config.json").write_text('{"n_layer": 3}')
+    assert "does not say the width" in run(capsys, "plan", str(tmp_path))[2]
+
+
+def test_doctor_without_torch_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from equipoise.cli import doctor
+
+    real = doctor.version
+
+    def absent(name: str) -> str:
+        if name in ("torch", "polars"):
+            raise doctor.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and 'pip install "equipoise[export]"' in out
+    assert "runs can be read, not written" in out
+    found = json.loads(run(capsys, "doctor", "--json")[1])
+    assert found["versions"]["torch"] is None and found["model"] is None

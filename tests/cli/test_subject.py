@@ -1,5 +1,6 @@
 """Commands about one model: bad input of every kind is one line, and costs nothing."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,9 @@ def gpt():
     return GPT(GPTConfig(width=8, depth=1, heads=1, context=16))
 def pair():
     return gpt(), torch.zeros(1, 16, dtype=torch.long)
+def with_targets():
+    tokens = torch.zeros(1, 16, dtype=torch.long)
+    return gpt(), (tokens, tokens)
 def misfit():
     return nn.Linear(4, 4), torch.zeros(3, 5)
 def hidden():
@@ -183,3 +187,36 @@ def test_a_run_of_the_lab_is_opened_by_the_lab(place: Path) -> None:
 def test_an_exception_without_words() -> None:
     assert in_one_line(ValueError()) == "ValueError: no message"
     assert torch.is_grad_enabled()
+
+
+def test_doctor_reads_a_model_and_says_what_it_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "build.py"
+    script.write_text(
+        "import torch\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "def build():\n"
+        "    shape = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=32)\n"
+        "    model = GPT2LMHeadModel(GPT2Config(**shape))\n"
+        "    return model, torch.randint(0, 32, (2, 8))\n"
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main(["doctor", f"{script}:build", "--json"])
+    found = json.loads(capsys.readouterr().out)["model"]
+    assert not left.value.code and found["blocks"] == found["attention"] == 2
+    assert {"loss", "attention.theta.p5", "update.ratio"} <= set(found["quantities"])
+    assert found["ratio"] > 1 and found["share_by_every"]["10"] == pytest.approx(
+        (found["ratio"] - 1) / 10
+    )
+
+
+@pytest.mark.parametrize("command", ["precision", "selection", "curvature"])
+def test_audits_print_json(
+    command: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, "mine.py:pair", "--json"]
+    if command == "curvature":  # which needs targets
+        words = [command, "mine.py:with_targets", "--json"]
+    code, out, _ = run(capsys, *words)
+    assert code == 0 and json.loads(out)["rows"] and out.count("\n") == 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import equipoise
+from equipoise import cli
 from equipoise.errors import InputError
 from equipoise.integrations.launcher import launched, owner
 
@@ -235,3 +236,30 @@ def test_the_owner_is_the_outermost_module() -> None:
     assert owner(torch.optim.SGD(inner.parameters(), lr=1)) is outer
     loose = torch.nn.Parameter(torch.zeros(2))
     assert owner(torch.optim.SGD([loose], lr=1)) is None
+
+
+def test_options_of_the_command_reach_the_run(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "named.eqp"
+    words = ["run", "--run", str(run), "--name", "baseline", "--preset", "minimal"]
+    words += [
+        "--every",
+        "3",
+        "--budget",
+        "1.0",
+        "--sink",
+        f"jsonl:{tmp_path / 'x.jsonl'}",
+    ]
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, str(script), "0.01", str(tmp_path / "a.pt"), "--flag"])
+    assert not left.value.code
+    found = equipoise.open_run(run)
+    assert found.info.name == "baseline" and "residual.B" not in found.quantities
+    assert (tmp_path / "x.jsonl").read_text().count('"loss"') == len(found.steps)
+    (steps, _), *_ = found.series("attention.theta.p50").values()
+    assert set(steps % 3) == {steps[0] % 3}
+    for option, value in (("--preset", "huge"), ("--budget", "7"), ("--sink", "nope")):
+        with pytest.raises(SystemExit) as left:
+            cli.main(["run", option, value, str(script)])
+        assert left.value.code == InputError.exit_code

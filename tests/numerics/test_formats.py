@@ -8,10 +8,8 @@ import torch
 from hypothesis import given
 
 from equipoise.errors import InputError
-from equipoise.numerics.formats import (
-    FORMATS,
-    Format,
-    format_named,
+from equipoise.numerics.formats import FORMATS, Format, format_named
+from equipoise.numerics.rounding import (
     power_of_two_scale,
     rounded,
     rounding_variance,

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from equipoise.numerics.formats import FORMATS, rounded
+from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import epsilon_stored, norm_condition, range_use
+from equipoise.numerics.rounding import rounded
 
 
 def test_known_points() -> None:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.walk import LinearCall, walked
-from equipoise.numerics.formats import Format, rounded
+from equipoise.numerics.formats import Format
+from equipoise.numerics.rounding import rounded
 
 Head = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -74,7 +74,7 @@ def test_noise_rule_holds_the_noise_to_its_share() -> None:
 
 def test_noise_rule_fires_where_stored_tokens_are_noise() -> None:
     """The predicted noise is what rounding really does to a token's variance."""
-    from equipoise.numerics.formats import rounded
+    from equipoise.numerics.rounding import rounded
 
     rng = torch.Generator().manual_seed(0)
     x = 100 + 0.03 * torch.randn(64, 512, generator=rng, dtype=torch.float64)

@@ -130,4 +130,4 @@ def test_a_run_without_readings(path: Path) -> None:
     assert run.since(0)[1] == 0
     with pytest.raises(InputError, match="none yet"):
         run.series("loss")
-    assert repr(run) == f"Run('made', {str(path)!r})"
+    assert repr(run).startswith("Run('made', ") and repr(str(path)) in repr(run)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from equipoise.claims.result import BAEK_V1, BAEK_V2, Found
-from equipoise.numerics.formats import FORMATS, rounded
+from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import head_error, norm_condition
+from equipoise.numerics.rounding import rounded
 from equipoise.theory import baek_v1 as v1
 from equipoise.theory import baek_v2 as v2
 from equipoise.theory.fragility_bounds import conditions

@@ -34,8 +34,10 @@ COMMANDS = {
     "claims": "Check what the four papers state; say what can be relied on.",
     "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
+    "doctor": "Show what is installed, and what of a model can be read at which cost.",
     "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",
     "lab": "Experiments with error bars: list, run, status, report.",
+    "live": "Follow a run on the terminal: loss, verdict, worst layers, findings.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
     "preflight": "Run a training script for a few steps, and judge its start.",
@@ -98,10 +100,10 @@ def _drop_output() -> None:
 
 def application(given: list[str]) -> typer.Typer:
     """Return the application with only the command that is asked for loaded."""
-    wanted = next((word for word in given if not word.startswith("-")), None)
+    words = _completed_words() or given
+    wanted = next((word for word in words if not word.startswith("-")), None)
     app = typer.Typer(
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -112,6 +114,12 @@ def application(given: list[str]) -> typer.Typer:
         else:
             app.command(name, help=line)(_not_loaded)
     return app
+
+
+def _completed_words() -> list[str]:
+    """Return what stands on the line that a shell asks us to complete, if one does."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:] if "_EQUIPOISE_COMPLETE" in os.environ else []
 
 
 def _add(app: typer.Typer, name: str) -> None:

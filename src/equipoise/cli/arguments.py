@@ -3,8 +3,13 @@
 ``--help`` reads declarations only, so it answers where torch is not installed.
 """
 
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,6 +63,9 @@ RandomTokens = Annotated[
         "--random-tokens", help="Run on random tokens; every verdict is marked."
     ),
 ]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+]
 Rows = Annotated[int, typer.Option(min=1, help="Rows of the table to show.")]
 
 
@@ -69,3 +77,31 @@ def _page(path: Path | None) -> Path | None:
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write one offline page.", callback=_page)
 ]
+
+
+def print_json(found: Any, **more: Any) -> None:
+    """Print a result as one JSON object: its fields, and what is added by name."""
+    fields = plain(found)
+    typer.echo(json.dumps({**fields, **plain(more)}, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return JSON values: dataclasses as objects, NaN and Inf as text, no tensors."""
+    if dataclasses.is_dataclass(value):
+        shown = (f.name for f in dataclasses.fields(value) if f.repr)
+        return {name: plain(getattr(value, name)) for name in shown}
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set):
+        return [plain(item) for item in value]
+    return _leaf(value)
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from equipoise.auditing.subject import Subject
     from equipoise.auditing.weights.measures import Progress
 
+EXAMPLES = (
+    "equipoise audit model.safetensors",
+    "equipoise audit ./gpt2 --fail-on error",
+)
 FAIL_ON = ("warn", "error")
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write verdict and numbers as JSON.")

@@ -14,6 +14,8 @@ from equipoise.store import runs_directory
 if TYPE_CHECKING:
     from equipoise.lab.running.experiment import Experiment
 
+EXAMPLES = ("equipoise demo", "equipoise demo --steps 60 --out demo")
+
 
 def command(
     *,

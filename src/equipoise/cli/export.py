@@ -164,7 +164,7 @@ def _parquet(
     parquet = library("pyarrow.parquet")
     with _draft(path) as draft:
         if wide:
-            parquet.write_table(to_arrow(run, names, "wide"), draft)
+            parquet.write_table(to_arrow(run, names, form="wide"), draft)
             return
         with parquet.ParquetWriter(draft, arrow_schema()) as writer:
             for part in long_tables(run, names):

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from equipoise.cli import epilog
+from equipoise.cli.arguments import Json
 from equipoise.report.pages import check_folder_path
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -37,15 +39,20 @@ Model = Annotated[
 ]
 
 
-@app.command("list")
-def list_experiments() -> None:
+@app.command("list", epilog=epilog("equipoise lab list", "equipoise lab list --json"))
+def list_experiments(*, json: Json = False) -> None:
     """List the experiments."""
     from equipoise.cli import lab_actions
 
-    lab_actions.list_experiments()
+    lab_actions.list_experiments(json=json)
 
 
-@app.command()
+@app.command(
+    epilog=epilog(
+        "equipoise lab run prepost --quick",
+        "equipoise lab run all --publish docs/results",
+    )
+)
 def run(
     name: Name,
     *,
@@ -78,19 +85,20 @@ def run(
     )
 
 
-@app.command()
+@app.command(epilog=epilog("equipoise lab status"))
 def status(
     name: Annotated[str | None, typer.Argument(help="All unless given.")] = None,
     *,
     out: Out = None,
+    json: Json = False,
 ) -> None:
     """Say how far each experiment is."""
     from equipoise.cli import lab_actions
 
-    lab_actions.status(name, out=out)
+    lab_actions.status(name, out=out, json=json)
 
 
-@app.command()
+@app.command(epilog=epilog("equipoise lab report prepost"))
 def report(
     name: Name,
     *,
@@ -105,7 +113,7 @@ def report(
     lab_actions.report(name, quick=quick, out=out, publish=publish, data=data)
 
 
-@app.command()
+@app.command(epilog=epilog("equipoise lab theorem"))
 def theorem(*, publish: Publish = None) -> None:
     """Emadi's Fig. 3: brute force, exact θ and the paper's heuristic side by side."""
     from equipoise.cli import lab_actions

@@ -1,10 +1,12 @@
 """The work behind the subcommands of ``equipoise lab``, which ``lab`` declares."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from equipoise.claims.emadi import theorem_evidence
+from equipoise.cli.arguments import print_json
 from equipoise.errors import EquipoiseError
 from equipoise.lab.options import one_of
 from equipoise.lab.results import publishing
@@ -13,7 +15,7 @@ from equipoise.lab.results.finding import rows
 from equipoise.lab.results.publishing import bars, tables, write_page
 from equipoise.lab.running.experiment import Experiment
 from equipoise.lab.running.runner import lab_directory, preflight, run_experiment
-from equipoise.lab.running.workers import Failure, Where, run_jobs, standing
+from equipoise.lab.running.workers import Failure, Job, Where, run_jobs, standing
 from equipoise.lab.storms.labels import labels
 from equipoise.lab.storms.plan import FULL, NORMAL, QUICK, Size, plan
 from equipoise.lab.storms.runs import make
@@ -33,18 +35,25 @@ from equipoise.report.pages import check_folder_path
 ALL, SELECTION = "all", "selection"
 
 
-def list_experiments() -> None:
+def list_experiments(*, json: bool) -> None:
     """Print the name, question and number of runs of every experiment."""
-    console = Console()
+    rows: list[tuple[str, str, int, int]] = []
     for name in RECIPES:
         full, quick = recipe(name), recipe(name, quick=True)
-        runs = f"{len(full.tasks)} runs, {len(quick.tasks)} quick"
-        console.print(f"[bold]{name}[/]  {full.question}  ({runs})", highlight=False)
-    runs = f"{len(Study().tasks)} runs, {len(Study(quick=True).tasks)} quick"
-    console.print(f"[bold]{FRAGILITY}[/]  {QUESTION}  ({runs})", highlight=False)
-    runs = f"{len(plan(NORMAL))} runs, {len(plan(QUICK))} quick"
+        rows.append((name, full.question, len(full.tasks), len(quick.tasks)))
+    long, short = Study(), Study(quick=True)
+    rows.append((FRAGILITY, QUESTION, len(long.tasks), len(short.tasks)))
     question = "Which readings foresee that a training run fails?"
-    console.print(f"[bold]{STORMS}[/]  {question}  ({runs})", highlight=False)
+    rows.append((STORMS, question, len(plan(NORMAL)), len(plan(QUICK))))
+    keys = ("name", "question", "runs", "quick_runs")
+    if json:
+        print_json({"experiments": [dict(zip(keys, r, strict=True)) for r in rows]})
+        return
+    for name, question, runs, few in rows:
+        Console().print(
+            f"[bold]{name}[/]  {question}  ({runs} runs, {few} quick)",
+            highlight=False,
+        )
 
 
 def run(
@@ -130,23 +139,25 @@ def _listed(failures: list[Failure]) -> int:
     return len(failures)
 
 
-def status(name: str | None, *, out: Path | None) -> None:
+def status(name: str | None, *, out: Path | None, json: bool) -> None:
     """Print how many runs of each experiment are done."""
-    console = Console()
+    home, places = out or lab_directory(), list[tuple[str, Path, Sequence[Job]]]()
     for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
-        done = len(standing(study.tasks, (out or lab_directory()) / study.name).done)
-        console.print(f"{study.name}: {done} of {len(study.tasks)} runs done")
+        places.append((study.name, home / study.name, study.tasks))
     for size in (NORMAL, QUICK) if name in (None, STORMS) else ():
         place = _storms_folder(size)
-        done = len(standing(plan(size), (out or lab_directory()) / place).done)
-        console.print(f"{place}: {done} of {len(plan(size))} runs done")
-    if name in (FRAGILITY, STORMS):
-        return
-    for one in [name] if name else RECIPES:
+        places.append((place, home / place, plan(size)))
+    names = () if name in (FRAGILITY, STORMS) else [name] if name else RECIPES
+    for one in names:
         for experiment in (recipe(one), recipe(one, quick=True)):
-            done = len(standing(experiment.tasks, _root(experiment, out)).done)
-            total = len(experiment.tasks)
-            console.print(f"{experiment.name}: {done} of {total} runs done")
+            root = _root(experiment, out)
+            places.append((experiment.name, root, experiment.tasks))
+    rows = [(what, len(standing(t, at).done), len(t)) for what, at, t in places]
+    if json:
+        print_json({what: {"done": done, "runs": runs} for what, done, runs in rows})
+        return
+    for what, done, runs in rows:
+        Console().print(f"{what}: {done} of {runs} runs done")
 
 
 def report(

@@ -1,11 +1,14 @@
 """``equipoise plan``: what to set before training, and why."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from equipoise.cli.arguments import Json
+from equipoise.errors import InputError
 from equipoise.planning import (
     ATTENTIONS,
     NORMS,
@@ -15,35 +18,85 @@ from equipoise.planning import (
     Plan,
     plan,
 )
+from equipoise.planning.config import options_of
+
+EXAMPLES = (
+    "equipoise plan ./gpt2",
+    "equipoise plan --depth 36 --width 1280 --heads 20 --residual deepnorm",
+    "equipoise plan 36 1280 20 --precision fp16 --json",
+)
+SIZES = ("depth", "width", "heads")
 
 
 def command(
-    depth: Annotated[int, typer.Argument(help="Layers (of the encoder, if two).")],
-    width: Annotated[int, typer.Argument(help="Width d of the residual stream.")],
-    heads: Annotated[int, typer.Argument(help="Attention heads.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | DEPTH WIDTH HEADS]",
+            help="A Hugging Face model directory or its config.json; or three numbers.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    residual: Annotated[str, typer.Option(help=" · ".join(RESIDUALS))] = "pre",
-    attention: Annotated[str, typer.Option(help=" · ".join(ATTENTIONS))] = "standard",
-    norm: Annotated[str, typer.Option(help=" · ".join(NORMS))] = "layernorm",
+    depth: Annotated[
+        int | None, typer.Option(help="Layers (of the encoder, if two stacks).")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Width of the residual stream.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    residual: Annotated[
+        str | None, typer.Option(help=f"{' · '.join(RESIDUALS)} (pre)")
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help=f"{' · '.join(ATTENTIONS)} (standard)")
+    ] = None,
+    norm: Annotated[
+        str | None, typer.Option(help=f"{' · '.join(NORMS)} (layernorm)")
+    ] = None,
     precision: Annotated[
-        str,
-        typer.Option(help=f"Format the norms compute in: {' · '.join(PRECISIONS)}"),
-    ] = "bf16",
-    warmup: Annotated[str, typer.Option(help=" · ".join(WARMUPS))] = "learning-rate",
-    beta2: Annotated[float, typer.Option(help="Adam's β₂.")] = 0.95,
+        str | None,
+        typer.Option(
+            help=f"Format the norms compute in: {' · '.join(PRECISIONS)} (bf16)"
+        ),
+    ] = None,
+    warmup: Annotated[
+        str | None, typer.Option(help=f"{' · '.join(WARMUPS)} (learning-rate)")
+    ] = None,
+    beta2: Annotated[float | None, typer.Option(help="Adam's β₂ (0.95).")] = None,
     decoder_depth: Annotated[
         int | None, typer.Option(help="Layers of the decoder, if there are two stacks.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = False,
 ) -> None:
-    """Recommend gains, residual multipliers, warm-up and ε, each with its reference."""
-    # Every option but --json is one of plan's, under the same name.
-    given = {name: value for name, value in locals().items() if name != "json"}
-    found = plan(**given)
+    """Recommend gains, residual multipliers, warm-up and ε, each with its reference.
+
+    What a model's config.json says is taken from there; an option goes before it.
+    """
+    # Every option but these two is one of plan's, under the same name.
+    named = {k: v for k, v in locals().items() if k not in ("model", "json")}
+    given = {name: value for name, value in named.items() if value is not None}
+    found = plan(**_complete({**_sizes(model or []), **given}))
     if json:
         typer.echo(found.to_json())
     else:
         print_plan(found)
+
+
+def _sizes(words: list[str]) -> dict[str, Any]:
+    """Return what was typed without a name: a model, or its three sizes."""
+    if len(words) == len(SIZES) and all(word.isdigit() for word in words):
+        return dict(zip(SIZES, map(int, words), strict=True))
+    if len(words) > 1:
+        raise InputError("plan takes a model, or DEPTH WIDTH HEADS as three numbers")
+    return options_of(Path(words[0])) if words else {}
+
+
+def _complete(given: dict[str, Any]) -> dict[str, Any]:
+    missing = [f"--{name}" for name in SIZES if name not in given]
+    if missing:
+        raise InputError(f"{', '.join(missing)}: give a model, or its sizes by name")
+    return given
 
 
 def print_plan(found: Plan, console: Console | None = None) -> None:

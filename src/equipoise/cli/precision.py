@@ -4,7 +4,23 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, Model, RandomTokens, Rows, TextFile
+from equipoise.cli.arguments import (
+    BatchFile,
+    Html,
+    Json,
+    Model,
+    RandomTokens,
+    Rows,
+    TextFile,
+    print_json,
+)
+from equipoise.cli.progress import working
+
+EXAMPLES = (
+    "equipoise precision ./gpt2 --format fp16",
+    "equipoise precision train.py:build --batch batch.pt --html page.html",
+    "equipoise precision ./gpt2 --target 0.001 --json",
+)
 
 
 def command(
@@ -29,24 +45,31 @@ def command(
     ] = False,
     rows: Rows = 20,
     html: Html = None,
+    json: Json = False,
 ) -> None:
     """Predict and measure the error of a narrow format; say what to keep in fp32."""
     # Here, not above: --help must not load torch.
     from equipoise.auditing.precision.emulation import Storage
-    from equipoise.auditing.precision.page import print_study, write_study
+    from equipoise.auditing.precision.page import headline, print_study, write_study
     from equipoise.auditing.precision.study import study
     from equipoise.cli.subject import checked_batch, subject
 
     # First what is cheap to refuse: weights may take minutes to load.
     storage = Storage.named(format, scaled=scaled)
-    found = subject(model, batch, text=text, random_tokens=random_tokens)
-    result = study(
-        found.model,
-        checked_batch(model, found),
-        storage=storage,
-        target=target,
-        every_module=every_module,
-    )
-    print_study(result, rows=rows, source=found.source)
+    with working(f"opening {model}") as shown:
+        found = subject(model, batch, text=text, random_tokens=random_tokens)
+        given = checked_batch(model, found)
+        shown.now(f"measuring {format} in {model}")
+        result = study(
+            found.model,
+            given,
+            storage=storage,
+            target=target,
+            every_module=every_module,
+        )
+    if json:
+        print_json(result, source=found.source, headline=headline(result))
+    else:
+        print_study(result, rows=rows, source=found.source)
     if html is not None:
-        typer.echo(f"wrote {write_study(result, html, source=found.source)}")
+        typer.echo(f"wrote {write_study(result, html, source=found.source)}", err=json)

@@ -36,8 +36,15 @@ class Working:
             transient=True,
         )
         self._task = self._progress.add_task(doing, total=total)
-        self._timer = threading.Timer(DELAY, self._progress.start)
+        self._timer = threading.Timer(DELAY, self._start)
         self._timer.daemon = True
+        self._lock, self._shown, self._over = threading.Lock(), False, False
+
+    def _start(self) -> None:
+        with self._lock:  # the end may come at the same moment
+            if not self._over:
+                self._shown = True
+                self._progress.start()
 
     def now(self, doing: str) -> None:
         """Say what comes next."""
@@ -63,7 +70,10 @@ class Working:
     def stop(self) -> None:
         """Take the line off; what is printed next stands alone."""
         self._timer.cancel()
-        self._progress.stop()
+        with self._lock:
+            self._over = True
+            if self._shown:  # rich prints a line at the end of what never began
+                self._progress.stop()
 
 
 @contextmanager

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from equipoise.cli.arguments import Json, print_json
+from equipoise.cli.progress import working
 from equipoise.errors import InputError, RunFileError
 
 if TYPE_CHECKING:
     from torch import nn
+
+EXAMPLES = (
+    "equipoise replay runs/mine.eqp --model train:build",
+    "equipoise replay runs/mine.eqp --model train:build --step 1200 --json",
+)
 
 
 def command(
@@ -21,6 +28,8 @@ def command(
     step: Annotated[
         int | None, typer.Option(help="Which step; the last one saved unless given.")
     ] = None,
+    *,
+    json: Json = False,
 ) -> None:
     """Repeat a step of a run with every probe on.
 
@@ -39,12 +48,16 @@ def command(
     if step is not None and step not in saved:
         raise RunFileError(f"{run}: step {step} was not saved; there are {list(saved)}")
     chosen = max(saved) if step is None else step
-    network = built(model)
-    batch = load_step(saved[chosen], network)
-    with user_code(f"{saved[chosen]} does not run on --model {model}"):
-        origin = first_bad_module(network, batch)
-        table = measure(network, batch, preset_probes("minimal"))
+    with working(f"repeating step {chosen}"):
+        network = built(model)
+        batch = load_step(saved[chosen], network)
+        with user_code(f"{saved[chosen]} does not run on --model {model}"):
+            origin = first_bad_module(network, batch)
+            table = measure(network, batch, preset_probes("minimal"))
     summary = "every output is finite" if origin is None else origin.sentence
+    if json:
+        print_json({"run": run, "step": chosen, "summary": summary, "readings": table})
+        return
     typer.echo(f"step {chosen} of {run}: {summary}")
     for quantity, sites in table.items():
         for site, cell in sites.items():

@@ -6,20 +6,30 @@ from typing import Annotated
 
 import typer
 
+from equipoise.cli.arguments import opened_run
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import STATES, State
 from equipoise.report.pages import check_page_path
 from equipoise.report.terminal import print_report, report_json
 from equipoise.report.views import labelled, view, worst
-from equipoise.store import Run, open_run, runs_directory
-from equipoise.store.location import newest
+from equipoise.store import Run
+
+EXAMPLES = (
+    "equipoise report",
+    "equipoise report runs/mine.eqp --html page.html",
+    "equipoise report runs/a.eqp runs/b.eqp --json",
+    "equipoise report runs/ci.eqp --fail-on failing",
+)
 
 
 def command(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run files; the newest of the runs directory unless given."
+            metavar="RUN|DIR...",
+            help="Run files, or folders whose newest run is taken; $EQUIPOISE_RUNS or "
+            "./runs unless given.",
+            show_default=False,
         ),
     ] = None,
     *,
@@ -40,7 +50,7 @@ def command(
     limit = None if fail_on is None else _limit(fail_on)
     if html is not None:
         check_page_path(html)
-    opened = labelled([open_run(path) for path in runs or [newest(runs_directory())]])
+    opened = labelled([opened_run(path) for path in runs or [None]])
     if html is not None:
         from equipoise.report.html import write_report  # jinja2: only for a page
 

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from equipoise.forecast.rules import Rule, configured
 
+EXAMPLES = ("equipoise rules", "equipoise rules --json")
+
 
 def command(
     *,

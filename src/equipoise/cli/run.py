@@ -12,21 +12,45 @@ CONTEXT = {
     "allow_interspersed_args": False,
 }
 
+EXAMPLES = (
+    "equipoise run train.py --lr 3e-4",
+    "equipoise run --every 20 --name baseline train.py --lr 3e-4",
+    "equipoise run --budget 0.02 --sink tensorboard train.py",
+)
+
 
 def command(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
+    *,
+    run: Annotated[Path | None, typer.Option(help="The run file to write.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the run is called."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="minimal, default or deep: what is measured.")
+    ] = None,
     every: Annotated[
         int | None, typer.Option(help="Sample one step in this many (10).")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Largest share of time for sampling, such as 0.02."),
+    ] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="jsonl, tensorboard, wandb or mlflow; may be repeated."),
+    ] = None,
 ) -> None:
     """Run a script and watch whatever it trains; options come before the script."""
     # Here, not above: --help must not load torch.
     from equipoise.integrations.launcher import launched
 
     # What is not given here may be given by EQUIPOISE_EVERY or equipoise.toml.
-    given = {} if every is None else {"every": every}
+    asked = {"name": name, "preset": preset, "every": every, "budget": budget}
+    asked["sinks"] = tuple(sink) if sink else None
+    given = {option: value for option, value in asked.items() if value is not None}
     launched(script, context.args, report=_report, run=run, **given)
 
 

@@ -9,6 +9,11 @@ from equipoise.errors import RunFileError
 from equipoise.report.terminal import listing, listing_json, print_listing
 from equipoise.store import runs_directory
 
+EXAMPLES = (
+    "equipoise runs",
+    "equipoise runs sweeps --json",
+)
+
 
 def command(
     directory: Annotated[

@@ -4,7 +4,22 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, Model, RandomTokens, Rows, TextFile
+from equipoise.cli.arguments import (
+    BatchFile,
+    Html,
+    Json,
+    Model,
+    RandomTokens,
+    Rows,
+    TextFile,
+    print_json,
+)
+from equipoise.cli.progress import working
+
+EXAMPLES = (
+    "equipoise selection ./gpt2 --text corpus.txt",
+    "equipoise selection train.py:build --batch batch.pt --json",
+)
 
 
 def command(
@@ -25,6 +40,7 @@ def command(
     ] = 16,
     rows: Rows = 40,
     html: Html = None,
+    json: Json = False,
 ) -> None:
     """Say of every head whether it selects, rests on the first key, or is flat."""
     # Here, not above: --help must not load torch.
@@ -32,9 +48,17 @@ def command(
     from equipoise.auditing.selection.study import study
     from equipoise.cli.subject import checked_batch, subject
 
-    found = subject(model, batch, text=text, random_tokens=random_tokens, tokens=tokens)
-    given = checked_batch(model, found)
-    result = study(found.model, given, queries=queries, top=top)
-    print_study(result, rows=rows, source=found.source)
+    with working(f"opening {model}") as shown:
+        found = subject(
+            model, batch, text=text, random_tokens=random_tokens, tokens=tokens
+        )
+        given = checked_batch(model, found)
+        shown.now(f"reading the heads of {model}")
+        result = study(found.model, given, queries=queries, top=top)
+    if json:
+        verdicts = [row.verdict for row in result.rows]
+        print_json(result, source=found.source, counts=result.counts, verdicts=verdicts)
+    else:
+        print_study(result, rows=rows, source=found.source)
     if html is not None:
-        typer.echo(f"wrote {write_study(result, html, source=found.source)}")
+        typer.echo(f"wrote {write_study(result, html, source=found.source)}", err=json)

@@ -1,10 +1,17 @@
 """``equipoise storms``: labels of the benchmark's runs, and scores of forecasters."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+
+from equipoise.cli import epilog
+from equipoise.cli.arguments import Json, print_json
+from equipoise.cli.progress import working
+
+if TYPE_CHECKING:
+    from equipoise.lab.storms.scoring import Score
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -14,17 +21,26 @@ Runs = Annotated[
 ]
 
 
-@app.command("labels")
-def show_labels(*, runs: Runs = None) -> None:
+@app.command("labels", epilog=epilog("equipoise storms labels --runs lab/storms"))
+def show_labels(*, runs: Runs = None, json: Json = False) -> None:
     """Count what failed and what survived, family by family."""
     # Here, not above: --help must not load torch.
-    from equipoise.lab.storms.labels import labels
+    from equipoise.lab.storms.labels import counts, labels
     from equipoise.lab.storms.tables import label_table
 
-    Console().print(label_table(labels(_place(runs))))
+    found = labels(_place(runs))
+    if json:
+        print_json(counts(found))
+    else:
+        Console().print(label_table(found))
 
 
-@app.command()
+@app.command(
+    epilog=epilog(
+        "equipoise storms score",
+        "equipoise storms score mine:forecaster --split family",
+    )
+)
 def score(
     forecaster: Annotated[
         str, typer.Argument(help="module:function, or `baselines`.")
@@ -34,6 +50,7 @@ def score(
     split: Annotated[
         str, typer.Option(help="Tune on other seeds, or other families: seed, family.")
     ] = "seed",
+    json: Json = False,
 ) -> None:
     """Score a forecaster: recall, false alarms per 10,000 stable steps, lead."""
     from equipoise.lab.options import one_of
@@ -48,7 +65,23 @@ def score(
         BASELINES if forecaster == "baselines" else {forecaster: loaded(forecaster)}
     )
     found = labels(_place(runs))
-    Console().print(score_table(score_all(makers, found, split=by)))
+    with working("scoring", total=None):
+        scores = score_all(makers, found, split=by)
+    if json:
+        print_json({name: _numbers(score) for name, score in scores.items()})
+    else:
+        Console().print(score_table(scores))
+
+
+def _numbers(score: "Score") -> dict[str, object]:
+    return {
+        "recall": score.recall,
+        "recall_interval": score.recall_interval(),
+        "false_alarms": score.false_alarms,
+        "per_10000": score.rate,
+        "per_10000_at_most": score.rate_bound,
+        "stable_steps": score.stable_steps,
+    }
 
 
 def _place(runs: Path | None) -> Path:

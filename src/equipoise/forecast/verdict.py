@@ -13,7 +13,7 @@ from typing import Any, Literal
 from equipoise.forecast.history import History, News
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
-from equipoise.records import Finding, Reading, Record
+from equipoise.records import Finding, Reading, Record, html_table
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
 STATES: tuple[State, ...] = ("healthy", "not judged", "at risk", "failing", "dead")
@@ -48,6 +48,17 @@ class Verdict(Record):
         given: tuple[Any, ...] = self.findings  # dictionaries when read from JSON
         found = (Finding(**f) if isinstance(f, dict) else f for f in given)
         object.__setattr__(self, "findings", tuple(found))
+
+    def __repr__(self) -> str:
+        since = "" if self.since is None else f", since step {self.since}"
+        return f"Verdict({self.state!r}, {self.sentence!r}{since})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (f.severity, f"step {f.step}", f.site, f.message) for f in self.findings
+        ]
+        advice = [("try", "", "", self.advice)] if self.advice else []
+        return html_table(f"{self.state}: {self.sentence}", [*advice, *rows])
 
 
 @dataclass(slots=True)

@@ -30,10 +30,12 @@ def launched(
     *,
     report: Callable[[list[Path]], Any] = lambda runs: None,
     run: Path | None = None,
+    name: str | None = None,
     **options: Any,
 ) -> list[Path]:
     """Run a script as ``python SCRIPT ARGUMENTS`` would, watched; return the runs.
 
+    ``name`` is what the runs are called, by default their model's class.
     ``report`` is called with the runs however the script ends, by an exception too. A
     script that trains several models writes the second to ``NAME-2``, and so on.
 
@@ -43,9 +45,10 @@ def launched(
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
     read_options(options)  # now, and not in the middle of the training
+    about = {"name": name, **options}
     handles: list[Watch] = []
     try:
-        with _arguments(script, arguments), _watching(handles, run, options):
+        with _arguments(script, arguments), _watching(handles, run, about):
             with _as_alone():
                 runpy.run_path(str(script), run_name="__main__")
     finally:

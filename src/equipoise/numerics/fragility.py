@@ -45,7 +45,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.formats import Format, rounded, rounding_variance
+from equipoise.numerics.formats import Format
+from equipoise.numerics.rounding import rounded, rounding_variance
 
 Heads = tuple[Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]]
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from equipoise.errors import InputError
 from equipoise.numerics.scaling import PATH_LENGTH
+from equipoise.records import html_table
 
 RESIDUALS = ("pre", "post", "deepnorm", "deepnorm-original", "sandwich")
 ATTENTIONS = tuple(PATH_LENGTH)
@@ -110,6 +111,13 @@ class Plan:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(s.name, f"{s.value:.6g}", s.formula, s.reference) for s in self]
+        size = f"{self.model.depth} layers of width {self.model.width}"
+        return html_table(
+            f"Plan for {size}", [("set", "to", "formula", "after"), *rows]
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)

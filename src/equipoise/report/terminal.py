@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from equipoise.errors import RunFileError
 from equipoise.forecast.verdict import Verdict
+from equipoise.report.live_screen import duration
 from equipoise.report.views import TONES, Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
@@ -26,6 +28,10 @@ class ListedRun:
     name: str = ""
     created: str = ""
     last_step: int | None = None
+    state: str = ""
+    """``live``, ``finished``, or ``stopped`` where the writer died."""
+    age: float | None = None
+    """Seconds since the last step was recorded."""
     severities: Mapping[str, int] = field(default_factory=dict)
     verdict: Verdict | None = None
     trouble: str = ""
@@ -50,6 +56,8 @@ def _read(path: Path, run: Run) -> ListedRun:
         name=run.info.name,
         created=run.info.created,
         last_step=int(steps[-1]) if len(steps) else None,
+        state=run.state,
+        age=None if run.last_time is None else max(0.0, time.time() - run.last_time),
         severities=Counter(finding.severity for finding in run.findings),
         verdict=run.verdict,
     )
@@ -60,12 +68,14 @@ COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 
 def print_listing(rows: Sequence[ListedRun]) -> None:
-    """Print one line per run."""
-    table = Table("run", "created", "last step", "verdict", "file", box=None)
+    """Print one line per run; no path is cut, on a terminal or in a pipe."""
+    table = Table("run", "state", "age", "steps", "verdict", box=None)
+    table.add_column("file", overflow="fold")
     for row in rows:
-        step = "none yet" if row.last_step is None else str(row.last_step)
-        table.add_row(row.name, row.created, step, _state(row), str(row.path))
-    # A pipe has no width: nothing may be cut there, least of all a path.
+        step = "none yet" if row.last_step is None else str(row.last_step + 1)
+        age = "" if row.age is None else duration(row.age)
+        cells = (row.state, age, step, _state(row), Text(str(row.path)))
+        table.add_row(Text(row.name), *cells)
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(table)
 

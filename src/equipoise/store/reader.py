@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from equipoise.store.level_of_detail import (
 from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
-from equipoise.store.tables import Form, Quantities
 
 Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
@@ -332,29 +330,18 @@ class Run:
                 self._damage.note("readings", row[0])
         return [_reading(*known[row[1]], row) for row in rows if row[1] in known]
 
-    def to_pandas(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
-        """Return the readings as a ``pandas.DataFrame``.
-
-        Args:
-            quantities: Names or patterns such as ``attention.theta.*``; all by default.
-            form: ``long`` has the columns step, quantity, site, head and value;
-                ``wide`` one row per step and one column per quantity, site and head.
-
-        Raises:
-            MissingExtraError: If pandas is not installed.
-        """
-        return tables.to_pandas(self, quantities, form)
-
-    def to_polars(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
-        """Return the readings as a ``polars.DataFrame``; see :meth:`to_pandas`."""
-        return tables.to_polars(self, quantities, form)
-
-    def to_arrow(self, quantities: Quantities = None, *, form: Form = "long") -> Any:
-        """Return the readings as a ``pyarrow.Table``; see :meth:`to_pandas`."""
-        return tables.to_arrow(self, quantities, form)
+    to_pandas = tables.to_pandas
+    to_polars = tables.to_polars
+    to_arrow = tables.to_arrow
+    _repr_html_ = tables.run_html
 
     def __repr__(self) -> str:
-        return f"Run({self.info.name!r}, {str(self.path)!r})"
+        try:
+            steps = self.steps
+        except RunFileError:  # deleted or damaged meanwhile: still something to print
+            return f"Run({self.info.name!r}, unreadable, {str(self.path)!r})"
+        last = f"step {steps[-1]}" if len(steps) else "no step yet"
+        return f"Run({self.info.name!r}, {self.state}, {last}, {str(self.path)!r})"
 
 
 def _reading(quantity: str, layout: Layout, row: Row) -> Reading:

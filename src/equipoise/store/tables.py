@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, MissingExtraError
+from equipoise.forecast.verdict import Verdict
+from equipoise.records import Finding, Reading, RunInfo, html_table
+from equipoise.store.lock import State
 from equipoise.store.packing import Array
 
 Integers = NDArray[np.int64]
@@ -154,8 +158,20 @@ def _check(form: str) -> None:
         raise InputError(f"form={form!r}: choose long or wide")
 
 
-def to_pandas(run: Readable, quantities: Quantities, form: Form) -> Any:
-    """Return a ``pandas.DataFrame``."""
+def to_pandas(
+    run: Readable, quantities: Quantities = None, *, form: Form = "long"
+) -> Any:
+    """Return the readings as a ``pandas.DataFrame``.
+
+    Args:
+        run: The run.
+        quantities: Names or patterns such as ``attention.theta.*``; all by default.
+        form: ``long`` has the columns step, quantity, site, head and value; ``wide``
+            one row per step and one column per quantity, site and head.
+
+    Raises:
+        MissingExtraError: If pandas is not installed.
+    """
     _check(form)
     pd = library("pandas")
     if form == "wide":
@@ -172,7 +188,9 @@ def to_pandas(run: Readable, quantities: Quantities, form: Form) -> Any:
     return pd.DataFrame(columns)
 
 
-def to_polars(run: Readable, quantities: Quantities, form: Form) -> Any:
+def to_polars(
+    run: Readable, quantities: Quantities = None, *, form: Form = "long"
+) -> Any:
     """Return a ``polars.DataFrame``; in the wide form null is "not recorded"."""
     _check(form)
     pl = library("polars")
@@ -197,7 +215,9 @@ def to_polars(run: Readable, quantities: Quantities, form: Form) -> Any:
     return pl.DataFrame(columns)
 
 
-def to_arrow(run: Readable, quantities: Quantities, form: Form) -> Any:
+def to_arrow(
+    run: Readable, quantities: Quantities = None, *, form: Form = "long"
+) -> Any:
     """Return a ``pyarrow.Table``; in the wide form null is "not recorded"."""
     _check(form)
     pa = library("pyarrow")
@@ -263,3 +283,47 @@ def _joined(
         np.concatenate([nothing, *(part.head for part in parts)]),
         np.concatenate([np.empty(0), *(part.value for part in parts)]),
     )
+
+
+class Shown(Readable, Protocol):
+    """What a run shows of itself."""
+
+    path: Path
+    info: RunInfo
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def steps(self) -> Integers: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def findings(self) -> list[Finding]: ...
+
+    def ends(self, quantity: str) -> tuple[Reading, Reading]: ...
+
+
+def run_html(run: Shown) -> str:
+    """Return a run as a table for notebooks: what it is, and its verdict."""
+    steps, verdict = run.steps, run.verdict
+    rows = [
+        ("state", run.state),
+        ("steps", f"{steps[0]} to {steps[-1]}" if len(steps) else "none yet"),
+        ("verdict", f"{verdict.state}: {verdict.sentence}"),
+        ("try", verdict.advice),
+        ("loss", _loss(run)),
+        ("findings", str(len(run.findings))),
+        ("quantities", ", ".join(run.quantities)),
+        ("file", str(run.path)),
+    ]
+    return html_table(run.info.name, [(name, cell) for name, cell in rows if cell])
+
+
+def _loss(run: Shown) -> str:
+    if "loss" not in run.quantities:
+        return ""
+    first, last = (reading.values[0][0] for reading in run.ends("loss"))
+    return f"{first:.4g} → {last:.4g}"

@@ -22,6 +22,7 @@ from equipoise.probes.capture import Boundary, PassCoverage
 from equipoise.probes.protocols import Probe
 from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
+from equipoise.watching import recorder
 from equipoise.watching.batch import BatchCapture
 from equipoise.watching.coverage import CoverageCheck
 from equipoise.watching.loop_hooks import (
@@ -33,7 +34,6 @@ from equipoise.watching.loop_hooks import (
 from equipoise.watching.nonfinite import NonfiniteMonitor
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
-from equipoise.watching.recorder import Recorder, Reporter, StepWriter
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
 from equipoise.watching.step_readings import NORM, NORM_PART
@@ -57,7 +57,7 @@ class Watch:
         self,
         anatomy: Anatomy,
         probes: Sequence[Probe],
-        writer: StepWriter,
+        writer: recorder.StepWriter,
         *,
         path: Path,
         optimizer: Optimizer | None,
@@ -83,10 +83,10 @@ class Watch:
         self._losses = StepLosses(anatomy.model)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = CoverageCheck(anatomy, strict=options.strict)
-        self.reporter = Reporter(
+        self.reporter = recorder.Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
-        self._recorder = Recorder(
+        self._recorder = recorder.Recorder(
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
@@ -163,6 +163,9 @@ class Watch:
         self._guarded(self._finish)(orderly)
         line = self.reporter.summary(self.current_step, self.verdict)
         self.reporter.print_line(f"{line}; equipoise report {self.path}")
+
+    __repr__ = recorder.describe_watch
+    _repr_html_ = recorder.watch_html
 
     def __enter__(self) -> Self:
         return self
@@ -379,12 +382,12 @@ def from_compiled_code(root: Tensor) -> bool:
     return False
 
 
-def _write_rest(recorder: Recorder, process: int) -> None:
+def _write_rest(rest: recorder.Recorder, process: int) -> None:
     """Write what a handle that was dropped had gathered, and close its file."""
     if os.getpid() != process:
         return
     try:
-        recorder.close(orderly=False)
+        rest.close(orderly=False)
     except Exception:
         log.exception("equipoise: the rest of a dropped run could not be written")
 

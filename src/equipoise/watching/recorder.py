@@ -9,12 +9,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.forecast.verdict import STATES, Judge, Verdict
 from equipoise.probes.capture import Boundary, Table
-from equipoise.records import Finding, Reading
+from equipoise.records import Finding, Reading, html_table
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
@@ -306,6 +307,44 @@ class Reporter:
             # Not through rich: importing it draws from Python's random.
             name = "\x1b[1mequipoise\x1b[0m" if sys.stderr.isatty() else "equipoise"
             print(name, text, file=sys.stderr)
+
+
+class Shown(Protocol):
+    """What a watch handle shows of itself."""
+
+    anatomy: Anatomy
+    path: Path
+    closed: bool
+
+    @property
+    def current_step(self) -> int: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+
+def describe_watch(handle: Shown) -> str:
+    """Return a handle in one line: model, step, state and file."""
+    state = "closed" if handle.closed else "watching"
+    found = f"step {handle.current_step}, {handle.verdict.state}"
+    return f"Watch({handle.anatomy.family}, {state}, {found}, {str(handle.path)!r})"
+
+
+def watch_html(handle: Shown) -> str:
+    """Return a handle as a table for notebooks."""
+    verdict = handle.verdict
+    rows = [
+        ("state", "closed" if handle.closed else "watching"),
+        ("steps", handle.current_step),
+        ("verdict", f"{verdict.state}: {verdict.sentence}"),
+        ("try", verdict.advice),
+        ("findings", len(handle.findings)),
+        ("file", handle.path),
+    ]
+    return html_table(handle.anatomy.family, [row for row in rows if row[1] != ""])
 
 
 def describe_sites(anatomy: Anatomy) -> str:

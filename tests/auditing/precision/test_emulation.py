@@ -9,7 +9,8 @@ from torch.nn.modules import module as torch_modules
 
 from equipoise.auditing.precision.emulation import Storage, all_but, emulated, only
 from equipoise.auditing.precision.walk import LinearCall, walked
-from equipoise.numerics.formats import FORMATS, rounded
+from equipoise.numerics.formats import FORMATS
+from equipoise.numerics.rounding import rounded
 from tests.auditing.precision.models import Attends, Residual, tokens
 
 BF16 = Storage.named("bf16")

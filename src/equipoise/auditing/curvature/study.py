@@ -30,6 +30,7 @@ from equipoise.auditing.curvature.spectrum import (
 )
 from equipoise.numerics.spectra.density import Density
 from equipoise.numerics.spectra.estimate import Estimate, Search
+from equipoise.records import html_table
 
 COARSE = Search(tolerance=1e-2, at_most=120)
 
@@ -67,6 +68,18 @@ class CurvatureStudy:
     residual: float
     """The largest relative gap between a sum of parts and its total."""
     edge: Edge | None
+
+    def __repr__(self) -> str:
+        top = f"sharpness {self.top[0]!r}" if self.top else "no eigenvalue"
+        return f"CurvatureStudy({self.model}, {self.parameters} parameters: {top})"
+
+    def _repr_html_(self) -> str:
+        head = ("sublayer", "of tr H", "of λ₁", "along the step")
+        rows = [
+            (r.site, *(f"{x:.3g}" for x in (r.trace, r.top, r.update)))
+            for r in self.rows
+        ]
+        return html_table(repr(self), [head, *rows])
 
 
 def study(

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from equipoise.auditing.precision.walk import LinearCall, walked
 from equipoise.auditing.subject import Batch, batch_as, output_of, widened
 from equipoise.errors import InputError
-from equipoise.numerics.formats import Format, format_named, power_of_two_scale, rounded
+from equipoise.numerics.formats import Format, format_named
+from equipoise.numerics.rounding import power_of_two_scale, rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
 from equipoise.numerics.fragility import RangeUse, epsilon_stored, range_use
+from equipoise.records import html_table
 
 FINITE = sys.float_info.max
 """A target that every finite error reaches."""
@@ -218,6 +219,18 @@ class PrecisionStudy:
     lost_epsilons: dict[str, float]
     native_failure: str = ""
     """What the model raises in the device's own dtype: a mask of -1e9 in fp16, say."""
+
+    def __repr__(self) -> str:
+        keep = len(self.keep_list.sites)
+        error = f"error {self.measured:.3g}, predicted {self.predicted:.3g}"
+        return f"PrecisionStudy({self.model} in {self.format}: {error}, keep {keep})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (r.site, f"{r.predicted:.3g}", f"{r.share:.1%}", "fp32" if r.keep else "")
+            for r in self.rows
+        ]
+        return html_table(repr(self), [("module", "error", "share", "keep in"), *rows])
 
 
 def study(

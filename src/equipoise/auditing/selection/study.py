@@ -23,6 +23,7 @@ from equipoise.probes.selection import (
     softmax_of,
     spread,
 )
+from equipoise.records import html_table
 
 # More than half of the mass on the first key; more than half of the keys in effect.
 SINK, FLAT = 0.5, 0.5
@@ -73,6 +74,22 @@ class SelectionStudy:
     """Most keys any query saw."""
     chosen: int
     """Tokens chosen for lift and recall, in the longest call."""
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
+        return f"SelectionStudy({self.model}, {self.keys} keys: {counts})"
+
+    def _repr_html_(self) -> str:
+        head = ("head", "verdict", "range of logits", "evenness", "sink")
+        rows = [
+            (
+                f"{r.site} {r.head}",
+                r.verdict,
+                *(f"{x:.3g}" for x in (r.rho, r.evenness, r.sink)),
+            )
+            for r in self.rows
+        ]
+        return html_table(repr(self), [head, *rows])
 
     @property
     def counts(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ Axes, in this file:  x leading (batch) axes · H query head · G key head · Q q
 K key · D head width · q query of one block.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from equipoise.numerics.rows import ladder as balance_cpu
 from equipoise.numerics.rows import torch_rows as balance_torch
 from equipoise.numerics.rows.compiled import COMPILED
 from equipoise.numerics.rows.fill import Options
+from equipoise.records import html_table
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -51,6 +53,23 @@ class Balance:
     """The two agree to the rounding of the computation."""
     witness: Bool[Tensor, "*x K"] | None = None
     """A subset that attains ``lower``, when asked for."""
+
+    def _summary(self) -> list[tuple[str, object]]:
+        """Return shape, range and how many rows are exact; NaN rows are counted."""
+        read = self.lower[~self.lower.isnan()]
+        least, most = (read.min(), read.max()) if read.numel() else (math.nan,) * 2
+        return [
+            ("rows", tuple(self.lower.shape)),
+            ("θ", f"{float(least):.4g} to {float(most):.4g}"),
+            ("exact", f"{int(self.exact.sum())} of {self.lower.numel()}"),
+            ("not a distribution (NaN)", self.lower.numel() - read.numel()),
+        ]
+
+    def __repr__(self) -> str:
+        return f"Balance({', '.join(f'{n} {cell}' for n, cell in self._summary())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("θ of attention rows", self._summary())
 
 
 def enough(dtype: torch.dtype) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.spectra.lanczos import Growth, Krylov, Small, growth, needed
+from equipoise.records import html_table
 
 
 class Status(Enum):
@@ -57,6 +58,21 @@ class Estimate:
     """Chance that ``upper`` is too small; 1 when nothing bounds it from above."""
     vector: Tensor | None = field(default=None, repr=False, compare=False)
     """Where it was attained: the warm start of the next call."""
+
+    def __repr__(self) -> str:
+        size = abs(self.value) * self.error
+        status = self.status.name.lower().replace("_", " ")
+        return f"Estimate({self.value:.6g} ± {size:.2g}, {status}, {self.steps} steps)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("value", f"{self.value:.6g}"),
+            ("between", f"{self.lower:.6g} and {self.upper:.6g}"),
+            ("status", self.status.explanation),
+            ("chance that the bound is too small", f"{self.failure:.2g}"),
+            ("steps", self.steps),
+        ]
+        return html_table("Estimate", rows)
 
     @property
     def certified(self) -> bool:
