@@ -7,6 +7,11 @@ import typer
 
 from equipoise.store import runs_directory
 
+EXAMPLES = (
+    "equipoise board",
+    "equipoise board sweeps --port 8400",
+)
+
 
 def command(
     directory: Annotated[

@@ -15,6 +15,11 @@ CONTEXT = {
     "allow_interspersed_args": False,
 }
 
+EXAMPLES = (
+    "equipoise preflight train.py --lr 3e-4",
+    "equipoise preflight --steps 40 train.py",
+)
+
 
 def command(
     context: typer.Context,

@@ -50,7 +50,8 @@ def command(
     limit = None if fail_on is None else _limit(fail_on)
     if html is not None:
         check_page_path(html)
-    opened = labelled([opened_run(path) for path in runs or [None]])
+    given: list[Path | None] = [*runs] if runs else [None]
+    opened = labelled([opened_run(path) for path in given])
     if html is not None:
         from equipoise.report.html import write_report  # jinja2: only for a page
 

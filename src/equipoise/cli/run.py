@@ -1,7 +1,7 @@
 """``equipoise run SCRIPT ARGS``: watch a training script as it is."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,10 +48,10 @@ def command(
     from equipoise.integrations.launcher import launched
 
     # What is not given here may be given by EQUIPOISE_EVERY or equipoise.toml.
-    asked = {"name": name, "preset": preset, "every": every, "budget": budget}
+    asked: dict[str, Any] = {"preset": preset, "every": every, "budget": budget}
     asked["sinks"] = tuple(sink) if sink else None
     given = {option: value for option, value in asked.items() if value is not None}
-    launched(script, context.args, report=_report, run=run, **given)
+    launched(script, context.args, report=_report, run=run, name=name, **given)
 
 
 def _report(paths: list[Path]) -> None:
