@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ settings.register_profile("equipoise", deadline=None, derandomize=True)
 settings.load_profile("equipoise")
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they give
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Inductor's cache does not know of ATEN_CPU_CAPABILITY: code that it vectorised under
+# one setting would be compiled, and fail, under another.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{tempfile.gettempdir()}/inductor-{torch.backends.cpu.get_cpu_capability()}",
+)
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 # Seconds to wait for what always comes: only a broken program takes them all, however

@@ -164,6 +164,48 @@ def test_padding_queries_do_not_count(how: str, causal: bool) -> None:
     assert torch.equal(read > float("-inf"), visible.expand_as(read))
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_token_that_no_query_chose_is_no_padding(
+    heads: int, causal: bool, padding: int
+) -> None:
+    """Top-k attention: what few queries choose is hidden from all, and still read."""
+    L, chosen = 64, 4
+    rng = torch.Generator().manual_seed(heads)
+    q = torch.randn(2, heads, L, D, generator=rng)
+    scores = q @ q[:, :, :, :].mT + 4 * torch.randn(1, 1, 1, L, generator=rng)
+    visible = torch.ones(L, L, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    visible = visible.expand(2, 1, L, L).clone()
+    visible[1, ..., L - padding :] = False
+    scores = scores.masked_fill(~visible, float("-inf"))
+    scores[..., 0] += 20.0 * visible[..., 0]  # both ends are chosen by every query
+    scores[..., L - padding - 1] += 20.0 * visible[..., L - padding - 1]
+    scores[0, ..., L - 1] += 20.0 * visible[0, ..., L - 1]
+    least = scores.topk(chosen, dim=-1).values[..., -1:]
+    sparse = scores.masked_fill(scores < least, float("-inf"))
+    hidden = sparse.isneginf().all(2).all(1)
+    assert hidden[0].sum() > 5  # no query chose these
+    expected = torch.ones(2, L, dtype=torch.bool)
+    expected[1, L - padding :] = False
+    call = AttentionCall(module=None, kind="softmax", scores_BHQK=sparse)
+    assert torch.equal(call.counted_BQ(), expected)
+    masked = AttentionCall(
+        module=None, kind="sdpa", q_BHQD=q, k_BGKD=q, mask=~sparse.isneginf()
+    )
+    assert torch.equal(masked.counted_BQ(), expected)
+
+
+def test_padding_in_the_middle_is_left_out() -> None:
+    """Text, its padding, then patches of an image: every row hides the same keys."""
+    visible = torch.ones(1, 1, 1, 8, dtype=torch.bool)
+    visible[..., 3:5] = False
+    q = torch.randn(1, 2, 8, D, generator=torch.Generator().manual_seed(0))
+    counted = heard(q, q, q, visible.expand(1, 1, 8, 8)).counted_BQ()
+    assert counted.tolist() == [[True] * 3 + [False] * 2 + [True] * 3]
+
+
 def test_nobody_is_padding_across_sequences_or_without_a_mask() -> None:
     q = torch.randn(2, 3, 4, D)
     hidden = torch.zeros(2, 1, 4, 4, dtype=torch.bool)

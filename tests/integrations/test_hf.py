@@ -48,7 +48,12 @@ class Remembering(TrainerCallback):  # type: ignore[misc]
 
 
 def trained(
-    where: Path, callbacks: list[Any], *, resume: str | None = None, steps: int = 6
+    where: Path,
+    callbacks: list[Any],
+    *,
+    resume: str | None = None,
+    steps: int = 6,
+    **arguments_more: Any,
 ) -> None:
     torch.manual_seed(0)
     config = GPT2Config(
@@ -59,7 +64,7 @@ def trained(
         output_dir=str(where), max_steps=steps, per_device_train_batch_size=4,
         gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=3,
         save_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
-        logging_steps=1,
+        logging_steps=1, **arguments_more,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     data = Tokens()
@@ -99,6 +104,51 @@ def test_a_resumed_trainer_keeps_the_phase(tmp_path: Path) -> None:
     run = equipoise.open_run(tmp_path / "second.eqp")
     assert list(run.series("loss")[""][0]) == [4, 5, 6, 7]
     assert list(run.series("gradient.norm")["transformer.h.0"][0]) == [6]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["moved", "unwatched", "same run, last steps again"])
+def test_a_resumed_run_has_the_trainers_step_numbers(how: str, tmp_path: Path) -> None:
+    """Whichever checkpoint: each step once, none left out."""
+    run = tmp_path / "run.eqp"
+    ours = [] if how == "unwatched" else [EquipoiseCallback(run=run, every=3)]
+    trained(tmp_path / "out", ours, steps=6)
+    checkpoint = tmp_path / "out" / "checkpoint-4"
+    if how == "moved":
+        (checkpoint / "equipoise.json").unlink()
+        checkpoint = checkpoint.rename(tmp_path / "elsewhere")
+    trained(
+        tmp_path / "out",
+        [EquipoiseCallback(run=run, every=3)],
+        resume=str(checkpoint),
+        steps=8,
+    )
+    steps, losses = equipoise.open_run(run).series("loss")[""]
+    first = 4 if how == "unwatched" else 0
+    assert list(steps) == [*range(first, 8)] and len(losses) == len(steps)
+    sampled, _ = equipoise.open_run(run).series("attention.entropy")[
+        "transformer.h.0.attn"
+    ]
+    assert list(sampled) == [s for s in range(first, 8) if s % 3 == 0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_trainer_is_read_and_unchanged(tmp_path: Path) -> None:
+    alone, watched = Remembering(), Remembering()
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    torch._dynamo.reset()
+    trained(tmp_path / "a", [alone], steps=4, **compiled)
+    torch._dynamo.reset()
+    run = tmp_path / "run.eqp"
+    ours = EquipoiseCallback(run=run, every=2)
+    trained(tmp_path / "b", [watched, ours], steps=4, **compiled)
+    assert alone.digest.parts() == watched.digest.parts()
+    reader = equipoise.open_run(run)
+    assert list(reader.series("loss")[""][0]) == [*range(4)]
+    entropy = reader.series("attention.entropy")
+    assert {*entropy} == {"transformer.h.0.attn", "transformer.h.1.attn"}
+    assert all(list(steps) == [0, 2] for steps, _ in entropy.values())
+    assert not [f for f in reader.findings if f.severity != "info"]
 
 
 def test_closing_twice_is_harmless() -> None:

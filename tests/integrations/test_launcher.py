@@ -72,12 +72,16 @@ def test_the_script_trains_as_it_would_alone(script: Path, tmp_path: Path) -> No
     ]
     command += [str(script), "0.01", str(watched), "--flag"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert str(run) in done.stdout
+    assert not done.stdout
+    lines = [line for line in done.stderr.splitlines() if "equipoise" in line]
+    assert [line.split()[1] for line in lines] == ["watching", "7"], lines
+    assert all(str(run) in line for line in lines)
     before, after = torch.load(alone), torch.load(watched)
     assert all(torch.equal(before[name], after[name]) for name in before)
     reader = equipoise.open_run(run)
-    assert len(reader.series("loss")[""][0]) == 6  # the first step announced the model
-    assert reader.series("attention.theta.p50")
+    assert list(reader.series("loss")[""][0]) == [*range(7)]
+    ((sampled, _),) = reader.series("attention.theta.p50").values()
+    assert list(sampled) == [0, 2, 4, 6]  # initialisation is step 0
 
 
 def test_a_failing_script_shows_its_own_traceback(tmp_path: Path) -> None:
@@ -155,12 +159,35 @@ for _ in range(3):
     train()
 """
 
-SHAPES = {  # script, arguments, steps of each run: the first announced the model
-    "accumulating": (ACCUMULATING, ["--steps", "5"], [4]),
-    "rivals": (RIVALS, [], [4, 4]),
-    "shared": (SHARED, [], [4]),
-    "frozen": (FROZEN, [], [4]),
-    "sweep": (SWEEP, [], [2, 2, 2]),
+WRAPPED = """
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters())
+model = torch.compile(model, backend="aot_eager")
+with torch.no_grad():
+    model(torch.randn(2, 6, 8))
+for _ in range(5):
+    loss(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+BY_FORWARD = """
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    q = torch.nn.functional.linear(torch.randn(2, 8), model.q_proj.weight)
+    q.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SHAPES = {  # script, arguments, steps of each run
+    "accumulating": (ACCUMULATING, ["--steps", "5"], [5]),
+    "rivals": (RIVALS, [], [5, 5]),
+    "shared": (SHARED, [], [5]),
+    "frozen": (FROZEN, [], [5]),
+    "sweep": (SWEEP, [], [3, 3, 3]),
+    "wrapped": (WRAPPED, [], [5]),
 }
 
 
@@ -173,11 +200,23 @@ def test_scripts_of_every_shape(shape: str, tmp_path: Path) -> None:
     assert [path.name for path in runs] == ["run.eqp", "run-2.eqp", "run-3.eqp"][
         : len(steps)
     ]
+    assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
     for path, count in zip(runs, steps, strict=True):
         reader = equipoise.open_run(path)
-        assert len(reader.series("loss")[""][0]) == count
-        assert reader.series("attention.theta.p50")
+        assert list(reader.series("loss")[""][0]) == [*range(count)]
+        ((sampled, _),) = reader.series("attention.theta.p50").values()
+        assert list(sampled) == [*range(0, count, 2)]
         assert not [f for f in reader.findings if f.severity != "info"]
+
+
+def test_a_model_that_is_never_called_keeps_the_scripts_numbers(
+    tmp_path: Path,
+) -> None:
+    """Its functions use the weights: it is seen after its first step."""
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + BY_FORWARD)
+    (run,) = launched(script, [], run=tmp_path / "run.eqp", every=1)
+    assert list(equipoise.open_run(run).series("loss")[""][0]) == [1, 2, 3, 4]
 
 
 ENDS = {
@@ -195,8 +234,8 @@ def test_the_run_is_kept_however_the_script_ends(end: str, tmp_path: Path) -> No
     command = [sys.executable, "-m", "equipoise", "run", "--run", str(run), str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == code, done.stderr[-2000:]
-    assert str(run) in done.stdout
-    assert len(equipoise.open_run(run).series("loss")[""][0]) == 4
+    assert str(run) in done.stderr and not done.stdout
+    assert len(equipoise.open_run(run).series("loss")[""][0]) == 5
 
 
 def test_an_option_that_makes_no_sense_is_refused_before_the_script_runs(
@@ -222,7 +261,7 @@ def test_the_environment_is_read_and_other_objects_are_left_alone(
     command += [str(script), "0.01", str(tmp_path / "a.pt"), "--flag"]
     subprocess.run(command, check=True, env={**os.environ, "EQUIPOISE_EVERY": "3"})
     entropy = equipoise.open_run(run).series("attention.entropy")
-    assert [list(steps) for steps, _ in entropy.values()] == [[0, 3]]
+    assert [list(steps) for steps, _ in entropy.values()] == [[0, 3, 6]]
 
 
 def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:

@@ -42,18 +42,32 @@ class Module(lightning.LightningModule):
 
 
 def fitted(
-    where: Path, *, callbacks: list[object], fail_at: int | None = None
+    where: Path,
+    *,
+    callbacks: list[object],
+    fail_at: int | None = None,
+    kind: type["Module"] = Module,
+    steps: int = -1,
+    resume: Path | None = None,
 ) -> Module:
     torch.manual_seed(0)
-    module = Module(fail_at)
+    module = kind(fail_at)
     rng = torch.Generator().manual_seed(1)
     rows = TensorDataset(torch.randint(0, 11, (80, 13), generator=rng))
     trainer = lightning.Trainer(
-        max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu",
+        max_epochs=1 if steps < 0 else 3, max_steps=steps, logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
         default_root_dir=where, gradient_clip_val=1.0, val_check_interval=5,
     )  # fmt: skip
-    trainer.fit(module, DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=40))
+    trainer.fit(
+        module,
+        DataLoader(rows, batch_size=4),
+        DataLoader(rows, batch_size=40),
+        ckpt_path=resume,
+    )
+    trainer.save_checkpoint(where / "last.ckpt")
     return module
 
 
@@ -77,3 +91,49 @@ def test_an_exception_takes_the_instrument_off(tmp_path: Path) -> None:
         fitted(tmp_path, callbacks=[callback], fail_at=3)
     assert callback.handle is None
     assert len(equipoise.open_run(tmp_path / "run.eqp").series("loss")[""][0]) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_resumed_fit_has_lightnings_step_numbers(
+    watched: bool, tmp_path: Path
+) -> None:
+    """Also from a checkpoint that was written unwatched."""
+    run = tmp_path / "run.eqp"
+    ours = [EquipoiseCallback(run=run, every=3)] if watched else []
+    fitted(tmp_path, callbacks=ours, steps=7)
+    saved = (tmp_path / "last.ckpt").rename(tmp_path / "moved.ckpt")
+    again = EquipoiseCallback(run=run, every=3)
+    fitted(tmp_path, callbacks=[again], resume=saved, steps=12)
+    steps, _ = equipoise.open_run(run).series("loss")[""]
+    first = 0 if watched else 7
+    assert list(steps) == [*range(first, 12)]
+    sampled, _ = equipoise.open_run(run).series("attention.entropy")[
+        "model.blocks.0.attention"
+    ]
+    assert list(sampled) == [s for s in range(first, 12) if s % 3 == 0]
+
+
+class CalledByParts(Module):
+    """A training step that calls embedding, blocks and head one by one."""
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        (rows,) = batch
+        x = self.model.embedded(rows[:, :-1])
+        for block in self.model.blocks:
+            x = block(x)
+        x = F.linear(self.model.final_norm(x), self.model.token_embedding.weight)
+        loss = F.cross_entropy(x.flatten(0, 1), rows[:, 1:].flatten())
+        self.digest.loss(loss)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_step_that_calls_the_parts_is_read(tmp_path: Path) -> None:
+    alone = fitted(tmp_path, callbacks=[], kind=CalledByParts, steps=4)
+    run = tmp_path / "run.eqp"
+    ours = EquipoiseCallback(run=run, every=2)
+    watched = fitted(tmp_path, callbacks=[ours], kind=CalledByParts, steps=4)
+    assert alone.digest.parts() == watched.digest.parts()
+    theta = equipoise.open_run(run).series("attention.theta.p50")
+    assert {*theta} == {f"model.blocks.{i}.attention" for i in (0, 1, 2)}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import equipoise
 from equipoise.watching import Watch
-from tests.watching.models import TinyModel, batches, declared, objective
+from tests.watching.models import WIDTH, TinyModel, batches, declared, objective
 
 
 def watched(model: nn.Module, optimizer: Any, path: Path, **options: Any) -> Watch:
@@ -175,3 +175,124 @@ def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
     held = handle._losses
     assert isinstance(held._own, Tensor) and held._own.grad_fn is None
     handle.close()
+
+
+def test_a_second_optimiser_of_the_model_is_read_too(tmp_path: Path) -> None:
+    """One for matrices, one for the rest: the updates of both are read."""
+    model = TinyModel()
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    theirs = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in theirs]
+    first = torch.optim.AdamW(rest, lr=1e-3)
+    second = torch.optim.SGD(matrices, lr=0.1, momentum=0.9)
+    handle = watched(model, second, tmp_path, every=1)
+    for batch in batches(3):
+        objective(model, batch).backward()
+        first.step()
+        second.step()
+        model.zero_grad()
+    handle.close()
+    updates = equipoise.open_run(handle.path).series("update.norm")
+    assert {"embedding", "head", "blocks.0", "blocks.1"} <= {*updates}
+    assert all(list(steps) == [0, 1, 2] for steps, _ in updates.values())
+    assert not handle.findings
+
+
+def test_an_optimiser_that_steps_after_the_counted_one_is_named(tmp_path: Path) -> None:
+    model = TinyModel()
+    first = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    second = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    handle = watched(model, first, tmp_path, every=2)
+    for batch in batches(2):
+        objective(model, batch).backward()
+        first.step()
+        second.step()
+        model.zero_grad()
+    handle.close()
+    (found,) = handle.findings
+    assert found.severity == "info" and "is not read" in found.message
+
+
+def test_gradients_of_autograd_grad_are_named_unread(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    weights = [*model.parameters()]
+    for batch in batches(4):
+        given = torch.autograd.grad(objective(model, batch), weights)
+        for weight, gradient in zip(weights, given, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+    handle.close()
+    (found,) = handle.findings
+    assert found.severity == "warn" and "torch.autograd.grad" in found.message
+    run = equipoise.open_run(handle.path)
+    assert list(run.series("attention.entropy")["blocks.0.attention"][0]) == [*range(4)]
+
+
+def test_a_loss_that_is_given_after_each_step_is_no_gap(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    for batch in batches(4):
+        loss = objective(model, batch)
+        given = torch.autograd.grad(loss, [*model.parameters()])
+        for weight, gradient in zip(model.parameters(), given, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        handle.step(loss=loss)
+    handle.close()
+    assert losses(handle)[0] == [*range(4)] and not handle.findings
+
+
+def test_a_loss_changed_in_place_after_its_backward_pass(tmp_path: Path) -> None:
+    """What is recorded is the loss that was differentiated, not what became of it."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    differentiated = []
+    for batch in batches(3):
+        loss = objective(model, batch)
+        differentiated.append(loss.item())
+        loss.backward()
+        loss.data.mul_(100)
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    assert losses(handle) == ([0, 1, 2], differentiated)
+
+
+@pytest.mark.parametrize("preset", ["default", "deep"])
+def test_a_float64_model_loses_no_probe(preset: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = PostNorm().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    handle = watched(model, optimizer, tmp_path, every=1, preset=preset, strict=True)
+    for _ in range(2):
+        x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    run = equipoise.open_run(handle.path)
+    read = {"output.logit_norm", "backward.norm_factor", "update.norm", "residual.B"}
+    assert read <= {*run.quantities}
+    messages = [f.message for f in handle.findings]
+    assert len(messages) == (preset == "deep")
+    assert all("projects its values inside" in text for text in messages)
+
+
+class PostNorm(nn.Module):
+    """A post-LN encoder, so that the backward factors exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, 32, dropout=0.0, batch_first=True, norm_first=False
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(x))
+        return out

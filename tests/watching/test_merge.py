@@ -133,3 +133,12 @@ def test_a_norm_has_parts_that_add_up_in_squares_and_a_sum() -> None:
     assert add_shared(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
         7.0,
     )
+
+
+def test_the_slowest_rank_sets_the_interval() -> None:
+    """All ranks wait for the one that measures longest and trains fastest."""
+    messages = [
+        Message(cost=c, plain=p) for c, p in ((1.0, 4.0), (3.0, 5.0), (2.0, 6.0))
+    ]
+    merged = merge_messages(messages)
+    assert (merged.cost, merged.plain) == (3.0, 4.0)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import equipoise
 from equipoise.anatomy.families import FAMILIES, Fused, family
 from tests.watching.models import (
+    WIDTH,
     TinyBlock,
     TinyModel,
     batches,
@@ -240,3 +241,47 @@ def test_a_block_alone_is_a_model_too(tmp_path: Path) -> None:
         model(torch.randn(2, 5, 16)).sum().backward()
         handle.step()
     assert "attention.entropy" in equipoise.open_run(handle.path).quantities
+
+
+class Shared(nn.Module):
+    """One layer, three passes, as in ALBERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([TinyBlock()])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = 3 * self.blocks[0](x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_every_pass_of_a_shared_layer_has_its_own_B(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Shared()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 5, WIDTH)
+    with (
+        declared(),
+        equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle,
+    ):
+        model(x).square().mean().backward()
+        optimizer.step()
+    expected = []
+    with torch.no_grad():
+        torch.manual_seed(0)
+        fresh = Shared()
+        for _ in range(3):
+            expected.append(float(x.norm(dim=-1).amax()))
+            x = 3 * fresh.blocks[0](x)
+    run = equipoise.open_run(handle.path)
+    found = run.series("residual.B")
+    names = ["blocks.0", "blocks.0#1", "blocks.0#2"]
+    assert [float(found[name][1][0]) for name in names] == pytest.approx(expected)
+    sites = {f"blocks.0.attention{number}" for number in ("", "#1", "#2")}
+    for quantity in ("attention.B", "sensitivity.S", "sensitivity.S_residual"):
+        assert {*run.series(quantity)} == sites
+    S = run.series("sensitivity.S_residual")
+    assert len({float(values[0]) for _, values in S.values()}) == 3

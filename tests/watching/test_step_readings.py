@@ -69,3 +69,30 @@ def test_a_zero_factor_is_a_reading() -> None:
         reading("attention.theta.mean", h_0_attn=(0.0,)),
     )
     assert found["sensitivity.ln_theta"]["h.0.attn"] == (-math.inf,)
+
+
+def test_a_shared_layer_has_one_S_for_each_pass() -> None:
+    """ALBERT's twelve passes run one layer: each has its own θ, B and G."""
+    site = {"h.0.attn": (1.0,), "h.0.attn#1": (2.0,)}
+
+    def of(quantity: str, values: dict[str, tuple[float, ...]]) -> Reading:
+        sites = tuple(values)
+        return Reading(
+            step=3, quantity=quantity, sites=sites, values=tuple(values.values())
+        )
+
+    found = table(
+        of("projection.G", site),
+        of("attention.theta.mean", {name: (0.5,) for name in site}),
+        of("attention.B", {"h.0.attn": (3.0,), "h.0.attn#1": (4.0,)}),
+        of("residual.B", {"h.0": (5.0,), "h.0#1": (6.0,)}),
+    )
+    assert found["sensitivity.S"] == {"h.0.attn": (4.5,), "h.0.attn#1": (16.0,)}
+    residual = found["sensitivity.S_residual"]
+    assert residual == {"h.0.attn": (12.5,), "h.0.attn#1": (36.0,)}
+
+
+def test_a_last_block_whose_gradient_is_rounding_has_no_ratio() -> None:
+    for last in (0.0, 1e-17):
+        norms = reading("gradient.norm", h_0=(3.0,), h_1=(last,), head=(1.0,))
+        assert "gradient.first_to_last" not in table(norms)

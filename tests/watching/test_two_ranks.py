@@ -46,6 +46,7 @@ def test_two_ranks_train_bit_identically(group: Results, kind: str) -> None:
 
 
 NORMS = ["gradient.norm", "gradient.norm.total", "projection.G", "projection.norm.q"]
+NORMS += ["output.logit_norm", "precision.kappa_softmax", "update.norm"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

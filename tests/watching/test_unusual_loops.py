@@ -156,6 +156,47 @@ def test_what_is_no_model_and_no_optimiser(given: Any, words: str) -> None:
         equipoise.watch(*given(TinyModel()))
 
 
+class DeepSpeedEngine(nn.Module):
+    __module__ = "deepspeed.runtime.engine"
+
+
+class DeepSpeedZeroOptimizer:
+    __module__ = "deepspeed.runtime.zero.stage_1_and_2"
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+class AcceleratesOptimizer:
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+def partitioned() -> nn.Module:
+    model = TinyModel()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id = number  # type: ignore[attr-defined]
+    return model
+
+
+@pytest.mark.parametrize("which", ["engine", "optimiser", "wrapped", "ZeRO-3"])
+def test_deepspeed_is_refused_by_name(which: str) -> None:
+    model: nn.Module = TinyModel()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = None
+    if which == "engine":
+        model = DeepSpeedEngine()
+    elif which == "ZeRO-3":
+        model = partitioned()
+    else:
+        optimizer = DeepSpeedZeroOptimizer(plain)
+    if which == "wrapped":
+        optimizer = AcceleratesOptimizer(optimizer)
+    words = "ZeRO-3.*FSDP" if which == "ZeRO-3" else "DeepSpeed.*engine.module.*step"
+    with pytest.raises(InputError, match=words):
+        equipoise.watch(model, optimizer)
+
+
 @pytest.mark.parametrize(
     "option", [{"every": "ten"}, {"every": True}, {"at": 3}, {"budget": "2 %"}]
 )

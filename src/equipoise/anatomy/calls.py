@@ -201,8 +201,10 @@ class AttentionCall:
         """Return where a query is real: False for padding, which no query may see.
 
         In self-attention a token whose key is hidden from every query is padding, and
-        its own row no more than an accident of the mask. Costs one pass over the mask,
-        or over the scores where there is no mask apart from them.
+        its own row no more than an accident of the mask. Where rows choose their keys
+        (top-k attention), a token may be hidden because no query chose it: there only
+        the ends of a sequence count as padding. Costs one pass over the mask, or over
+        the scores where there is no mask apart from them.
         """
         B, _, Q, K = self.shape
         # A causal mask alone hides no key from all queries: each token sees itself.
@@ -211,7 +213,34 @@ class AttentionCall:
             like = self.q_BHQD if self.scores_BHQK is None else self.scores_BHQK
             assert like is not None
             return torch.ones(B, Q, dtype=torch.bool, device=like.device)
-        return self._seen_BK()[:, :Q].expand(B, Q)
+        seen_BK = self._seen_BK()
+        real_BK = torch.where(self._chosen_B1(seen_BK), _inner(seen_BK), seen_BK)
+        return real_BK[:, :Q].expand(B, Q)
+
+    def _chosen_B1(self, seen_BK: Tensor) -> Tensor:
+        """Return where rows choose keys: a row that hides one between two it sees.
+
+        Padding, causal masks, windows and packed documents leave every row one run of
+        the keys that any row sees. One head is asked: masks are alike, choices not.
+        """
+        if seen_BK.is_cpu and bool(seen_BK.all()):  # nothing is hidden from all
+            return seen_BK.new_zeros(1, 1)
+        place_BK = seen_BK.cumsum(-1) - 1
+        holes = [_has_hole(v_BqK, place_BK) for v_BqK in self._visible_BqK()]
+        return torch.stack(holes).any(0)[:, None]
+
+    def _visible_BqK(self) -> Iterator[Tensor]:
+        """Yield which keys the queries of the first head see, some at a time."""
+        if self.mask is not None and not self.causal and self.modify is None:
+            mask = _window(self.mask, ALL, ALL, ALL, ALL)[:, 0]
+            yield mask if mask.dtype == torch.bool else ~is_masked(mask)
+        elif self.scores_BHQK is not None:
+            yield ~is_masked(self.scores_BHQK.detach()[:, 0])
+        else:
+            K = self.shape[3]
+            for _, s_BHqk in self.blocks():
+                seen_Bqk = ~is_masked(s_BHqk[:, 0])
+                yield F.pad(seen_Bqk, (0, K - seen_Bqk.shape[-1]), value=False)
 
     def _seen_BK(self) -> Tensor:
         """Return which keys any query of any head may see; NaN is seen."""
@@ -256,6 +285,21 @@ def _grouped_scores(q_bhqD: Tensor, k_bgkD: Tensor, buffer: Tensor | None) -> Te
         return (grouped @ k_bgkD.mT).view(b, h, q, k)
     out = buffer[: b * h * q * k].view(b, g, h // g * q, k)
     return torch.matmul(grouped, k_bgkD.mT, out=out).view(b, h, q, k)
+
+
+def _has_hole(seen_BqK: Tensor, place_BK: Tensor) -> Tensor:
+    """Return where some row's visible keys are not one run of places."""
+    place_BqK = place_BK[:, None, : seen_BqK.shape[-1]]
+    last_Bq = place_BqK.where(seen_BqK, -1).amax(-1)
+    first_Bq = place_BqK.where(seen_BqK, place_BK.shape[-1]).amin(-1)
+    return (last_Bq - first_Bq + 1 > seen_BqK.sum(-1)).any(-1)
+
+
+def _inner(seen_BK: Tensor) -> Tensor:
+    """Return True from the first key that is seen to the last."""
+    so_far_BK = seen_BK.cumsum(-1) > 0
+    still_BK = seen_BK.flip(-1).cumsum(-1).flip(-1) > 0
+    return so_far_BK & still_BK
 
 
 def _cut(whole: int, size: int) -> list[slice]:

@@ -134,8 +134,8 @@ def _stopping_after(steps: int, setup: Setup) -> Iterator[None]:
         if counted[0] != id(optimizer):
             return
         setup.steps += 1
-        # The watch begins after the first step; the last one must be complete.
-        if setup.steps > steps + 1:
+        # One more: the last step that is judged must be complete.
+        if setup.steps > steps:
             _look(optimizer, setup)
             raise Enough(0)
 

@@ -55,7 +55,7 @@ def command(
 
 
 def _report(paths: list[Path]) -> None:
+    """Each run has printed its own line, where it closed."""
     if not paths:
-        typer.echo("equipoise: the script trained nothing with a torch optimiser")
-    for path in paths:
-        typer.echo(f"equipoise: run written to {path}; see: equipoise report {path}")
+        nothing = "equipoise: the script trained nothing with a torch optimiser"
+        typer.echo(nothing, err=True)

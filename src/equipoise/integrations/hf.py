@@ -3,11 +3,13 @@
 Trainer(..., callbacks=[EquipoiseCallback(every=10)])
 """
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from torch import nn
+from transformers import Trainer, TrainerCallback
 
 from equipoise.watching import Watch, watch
 
@@ -19,7 +21,8 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
     """Watches the model a Trainer trains, with any option of ``equipoise.watch``.
 
     The Trainer hides NaN losses by default (``logging_nan_inf_filter``); the loss
-    recorded here is the one that was differentiated.
+    recorded here is the one that was differentiated. Steps have the Trainer's numbers,
+    counted from 0: what it calls global step 4 after the step is step 3 here.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -27,10 +30,22 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
         self.handle: Watch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.handle = watch(given["model"], given["optimizer"], **self._options)
-        saved = _state_file(args, state)
-        if state.global_step and saved.is_file():
-            self.handle.load_state_dict(json.loads(saved.read_text()))
+        model = self._called_model(given["model"])
+        self.handle = watch(model, given["optimizer"], **self._options)
+        if state.global_step:
+            self.handle.continue_at(state.global_step, _saved_state(args, state))
+
+    def _called_model(self, model: nn.Module) -> nn.Module:
+        """Return what the Trainer calls: callbacks are given the model inside that.
+
+        Where ``torch.compile`` wraps the model, a hook on the model itself never runs.
+        """
+        # By type: isinstance asks an object for its class, and some answer with imports
+        for trainer in (t for t in gc.get_objects() if issubclass(type(t), Trainer)):
+            if any(callback is self for callback in trainer.callback_handler.callbacks):
+                wrapped: nn.Module = trainer.model_wrapped
+                return wrapped
+        return model
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         metrics = given.get("metrics") or {}
@@ -57,3 +72,14 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
 
 def _state_file(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
+
+
+def _saved_state(args: Any, state: Any) -> dict[str, Any] | None:
+    """Return our state in the checkpoint that was resumed from, if it is known."""
+    given = getattr(args, "resume_from_checkpoint", None)
+    moved = Path(given) / STATE if isinstance(given, str) else None
+    for path in (moved, _state_file(args, state)):
+        if path is not None and path.is_file():
+            saved: dict[str, Any] = json.loads(path.read_text())
+            return saved
+    return None

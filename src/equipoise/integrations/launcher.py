@@ -1,9 +1,10 @@
 """Run a user's unmodified script and watch whatever it trains.
 
-A model is recognised by its optimiser: when ``optimizer.step()`` is first called,
-the parameters it moves say which module owns them. So nothing is watched that is not
-trained, and the script need not know that it is watched. The first step has passed by
-then; the run begins with the second.
+A model is recognised by its optimiser, whose parameters say which module owns them. So
+nothing is watched that is not trained. An optimiser waits from its construction to the
+first call of a module that holds one of its parameters: by then the script has wrapped
+its model as it wants it, and the first forward pass is still to come. Steps are
+numbered as the script makes them, from 0.
 """
 
 import gc
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -45,17 +47,15 @@ def launched(
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
     read_options(options)  # now, and not in the middle of the training
-    about = {"name": name, **options}
-    handles: list[Watch] = []
+    launcher = _Launcher(run, {"name": name, **options})
     try:
-        with _arguments(script, arguments), _watching(handles, run, about):
-            with _as_alone():
-                runpy.run_path(str(script), run_name="__main__")
+        with _arguments(script, arguments), launcher.watching(), _as_alone():
+            runpy.run_path(str(script), run_name="__main__")
     finally:
-        mine = [Path(handle.path) for handle in handles if handle.first_rank]
-        if mine or not handles:  # of many ranks, the one that writes also reports
+        mine = [Path(h.path) for h in launcher.handles if h.first_rank]
+        if mine or not launcher.handles:  # of many ranks, the one that writes
             report(mine)
-    return [Path(handle.path) for handle in handles]
+    return [Path(handle.path) for handle in launcher.handles]
 
 
 @contextmanager
@@ -81,32 +81,96 @@ def _as_alone() -> Iterator[None]:
         raise SystemExit(1) from failure
 
 
-@contextmanager
-def _watching(
-    handles: list[Watch], run: Path | None, options: dict[str, Any]
-) -> Iterator[None]:
-    """Watch each optimiser from its first step on; close all handles at the end."""
-    # Weak: another optimiser may be born where one died, under the same id.
-    known: WeakSet[Optimizer] = WeakSet()
+class _Launcher:
+    """Watches each optimiser of a script from its model's first call on.
 
-    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer in known:
-            return
-        known.add(optimizer)
+    While an optimiser waits, the class ``nn.Module`` has a ``__call__`` of ours: a
+    hook, which torch offers for this, would make compiled models warn. An optimiser
+    whose model is never called as a module is watched after its first step.
+    """
+
+    def __init__(self, run: Path | None, options: dict[str, Any]) -> None:
+        self.handles: list[Watch] = []
+        self._run, self._options = run, options
+        # Weak: another optimiser may be born where one died, under the same id.
+        self._waiting: WeakSet[Optimizer] = WeakSet()
+        self._known: WeakSet[Optimizer] = WeakSet()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what is trained in the block; close all handles at its end."""
+        made, launcher = Optimizer.__init__, self
+
+        def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            launcher._wait_for_call(optimizer)
+
+        Optimizer.__init__ = make  # type: ignore[assignment,method-assign]
+        hook = register_optimizer_step_post_hook(self._stepped)
+        try:
+            yield
+        finally:
+            hook.remove()
+            Optimizer.__init__ = made  # type: ignore[method-assign]
+            self._stop_waiting()
+            for handle in self.handles:
+                handle.close()
+
+    def _wait_for_call(self, optimizer: Optimizer) -> None:
+        launcher = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+                launcher._called(module)
+            return _CALL(module, *args, **kwargs)
+
+        self._waiting.add(optimizer)
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _stop_waiting(self) -> None:
+        self._waiting.clear()
+        nn.Module.__call__ = _CALL  # type: ignore[method-assign]
+
+    def _called(self, module: nn.Module) -> None:
+        mine = {id(parameter) for parameter in module.parameters()}
+        for optimizer in [o for o in self._waiting if not mine.isdisjoint(_ids(o))]:
+            self._waiting.discard(optimizer)
+            self._watch(optimizer)
+        if not self._waiting:
+            self._stop_waiting()
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._waiting.discard(optimizer)
+        handle = self._watch(optimizer)
+        if handle is not None:
+            handle.continue_at(1)
+
+    def _watch(self, optimizer: Optimizer) -> Watch | None:
+        """Watch the optimiser's model, unless that is watched already."""
+        if optimizer in self._known:
+            return None
+        self._known.add(optimizer)
         model = owner(optimizer)
-        # Two optimisers may share a model: the first to step counts its steps.
-        if model is None or any(h.anatomy.model is model for h in handles):
-            return
-        path = _numbered(run, len(handles))
-        handles.append(watch(model, optimizer, run=path, **options))
+        # Of two optimisers that share a model the first counts its steps.
+        if model is None or any(_same(h, model) for h in self.handles):
+            return None
+        path = _numbered(self._run, len(self.handles))
+        handle = watch(model, optimizer, run=path, **self._options)
+        self.handles.append(handle)
+        return handle
 
-    hook = register_optimizer_step_post_hook(stepped)
-    try:
-        yield
-    finally:
-        hook.remove()
-        for handle in handles:
-            handle.close()
+
+_CALL = nn.Module.__call__
+
+
+def _same(handle: Watch, model: nn.Module) -> bool:
+    """Return whether it is the model of a handle, or a wrapper of that."""
+    theirs = {id(p) for p in handle.anatomy.model.parameters()}
+    return theirs == {id(p) for p in model.parameters()}
+
+
+def _ids(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _numbered(run: Path | None, before: int) -> Path | None:
@@ -123,7 +187,7 @@ def owner(optimizer: Optimizer) -> nn.Module | None:
     optimiser trains; where there is none (two optimisers share one model), the
     innermost one that holds them.
     """
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = _ids(optimizer)
     # By type: isinstance asks an object for its class, and some objects answer with
     # imports and deprecation warnings.
     found = [

@@ -13,9 +13,9 @@ from equipoise.watching import Watch, watch
 class EquipoiseCallback(Callback):  # type: ignore[misc]
     """Watches the module a Lightning Trainer fits, with any option of ``watch``.
 
-    Lightning calls ``training_step``, not the module: attention is measured at the
-    outermost child that the step calls. With several optimisers the first one counts
-    the steps.
+    Lightning calls ``training_step``, not the module: attention is measured from the
+    first part that the step calls to its backward pass. With several optimisers the
+    first one counts the steps. Steps have Lightning's numbers, a resumed fit's too.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -25,8 +25,10 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.handle = watch(module, trainer.optimizers[0], **self._options)
-        if self._restored is not None:
-            self.handle.load_state_dict(self._restored)
+        # Lightning counts the steps of all optimisers together.
+        step = trainer.global_step // len(trainer.optimizers)
+        if step:
+            self.handle.continue_at(step, self._restored)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}

@@ -219,8 +219,10 @@ def norm_condition(
     D = x_xD.shape[-1]
     power_x = x_xD.square().mean(-1)
     v_x = x_xD.var(-1, correction=0) if centred else power_x
+    # The variance of a constant token is 0 on one CPU and rounding, some ε², on another
+    flat_x = power_x * (16 * torch.finfo(x_xD.dtype).eps) ** 2
     return NormCondition(
-        cancellation=(power_x / v_x).sqrt().where(v_x.isnan() | (v_x > 0), torch.inf),
+        cancellation=(power_x / v_x).sqrt().where(~(v_x <= flat_x), torch.inf),
         epsilon_share=eps / (v_x + eps),
         statistics_error=v_x / (v_x + eps) * D * statistics.unit_roundoff,
     )

@@ -69,21 +69,28 @@ def _sizes(x_ND: Singles, out_2N: Singles) -> None:
 def kurtosis(x: Float[Tensor, "*x"]) -> Tensor:
     """Return E[(x−μ)⁴]/E[(x−μ)²]² over all entries: 3 for a Gaussian.
 
+    NaN where the entries are alike but for rounding: they have no shape.
+
     >>> kurtosis(torch.tensor([1.0, -1.0]))
     tensor(1.)
     """
     x = x.detach()
+    flat = (16 * torch.finfo(x.dtype).eps) ** 2
     if not _readable(x):
-        square = (x - x.mean()).square()
-        return square.square().mean() / square.mean().square()
-    second, fourth = _powers(host_view(x).ravel())
-    ratio = fourth / second**2 * x.numel() if second > 0 else math.nan
-    return torch.tensor(ratio, dtype=torch.float32)
+        mean = x.mean()
+        square = (x - mean).square()
+        second = square.mean()
+        ratio = square.square().mean() / second.square()
+        return torch.where(second > flat * mean.square(), ratio, torch.nan)
+    centre, total, fourth = _powers(host_view(x).ravel())
+    known = total > flat * centre**2 * x.numel()
+    value = fourth / total**2 * x.numel() if known else math.nan
+    return torch.tensor(value, dtype=torch.float32)
 
 
 @compiled(reorder=True)
-def _powers(x_P: Singles) -> tuple[float, float]:
-    """Return Σ(x−μ)² and Σ(x−μ)⁴."""
+def _powers(x_P: Singles) -> tuple[float, float, float]:
+    """Return μ, Σ(x−μ)² and Σ(x−μ)⁴."""
     total, second, fourth = 0.0, 0.0, 0.0
     for p in range(x_P.size):
         total += x_P[p]
@@ -92,7 +99,7 @@ def _powers(x_P: Singles) -> tuple[float, float]:
         square = (x_P[p] - mean) * (x_P[p] - mean)
         second += square
         fourth += square * square
-    return second, fourth
+    return mean, second, fourth
 
 
 def token_cosine(x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B"]:

@@ -20,9 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.sharding import head_split
+from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
 from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.protocols import Emit, How
+from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 
 BINS = 512
 HISTOGRAM = "attention.theta.histogram"
@@ -99,8 +102,11 @@ MEANS = {
 }
 
 
+KAPPA = "precision.kappa_softmax"
+
+
 @dataclass(slots=True)
-class AttentionRows:
+class AttentionRows(PartsProbe):
     """Emit per head θ quantiles, max logit, entropy and sink mass of one call.
 
     Rows with fewer than two visible keys carry no selection (their θ is 0 by
@@ -125,7 +131,29 @@ class AttentionRows:
             emit(site, f"attention.{name}", value_HN.nanmean(-1), how="mean")
         left_out = (~counted_HN).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
-        emit(site, "precision.kappa_softmax", _kappa_softmax(rows, real_HN), how="max")
+        self._kappa(site, call, _kappa_parts(rows, real_HN), emit)
+
+    def _kappa(
+        self, site: str, call: AttentionCall, parts_3H: Tensor, emit: Emit
+    ) -> None:
+        if self.ranks > 1:
+            self._parts.add(site, parts_3H, head_split(call.module))
+        else:
+            emit(site, KAPPA, _kappa_softmax(parts_3H), how="max")
+
+    def begin(self, anatomy: Anatomy) -> int:
+        """Return how many numbers a sample's parts are: three for each head."""
+        heads = (s.projections.heads if s.projections else 0 for s in anatomy.attention)
+        return 3 * sum(heads)
+
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        """Emit κ over the rows of all ranks: no mean or maximum of theirs is that."""
+        for site in names(ranks):
+            copies = [torch.cat(heads, 1) for heads in parts_by_rank(ranks, site)]
+            if copies:
+                gain_H, scores_H, masses_H = torch.stack(copies).unbind(1)
+                parts = gain_H.amax(0), scores_H.sum(0), masses_H.sum(0)
+                emit(site, KAPPA, _kappa_softmax(torch.stack(parts)))
 
     def _theta(self, site: str, theta_HN: Tensor, emit: Emit) -> None:
         """θ is read from below, where a subset attains it."""
@@ -151,10 +179,19 @@ def _rows(call: AttentionCall) -> RowStatistics:
     return RowStatistics.of(columns_CHBQ.flatten(2))
 
 
-def _kappa_softmax(rows: RowStatistics, real_HN: Tensor) -> Tensor:
-    """Return max‖J‖₂·‖S‖_F/‖P‖_F per head (Baek, v2), ‖J‖₂ from above and within 2×."""
+def _kappa_parts(rows: RowStatistics, real_HN: Tensor) -> Tensor:
+    """Return max‖J‖₂, ‖S‖_F² and ‖P‖_F² per head, of real rows, ‖J‖₂ from above."""
     gain_HN, scores_HN, masses_HN = (
         x_HN.where(real_HN, 0.0)
         for x_HN in (rows.jacobian_norm, rows.score_square, rows.mass_square)
     )
-    return gain_HN.amax(-1) * (scores_HN.sum(-1) / masses_HN.sum(-1)).sqrt()
+    return torch.stack((gain_HN.amax(-1), scores_HN.sum(-1), masses_HN.sum(-1)))
+
+
+def _kappa_softmax(parts_3H: Tensor) -> Tensor:
+    """Return max‖J‖₂·‖S‖_F/‖P‖_F per head (Baek, v2), ‖J‖₂ within 2×.
+
+    NaN where there is no row: a row that is read has masses that sum to 1.
+    """
+    gain_H, scores_H, masses_H = parts_3H.unbind(0)
+    return gain_H * (scores_H / masses_H).sqrt()

@@ -30,7 +30,7 @@ class BackwardFactors:
 
     name: str = "backward"
     _after_norm: dict[str, Tensor] = field(default_factory=dict)
-    """Site → ‖r‖ of the sublayer that this norm closes."""
+    """Site → ‖r‖ of the sublayer that this norm closes; NaN where it is rounding."""
     _next: dict[str, str] = field(default_factory=dict)
     """Site → the norm that came after it in the forward pass."""
     _last: str | None = None
@@ -83,10 +83,13 @@ class BackwardFactors:
     def _at_input(
         self, emit: Emit, site: str, seen: dict[str, Tensor], r: Tensor
     ) -> None:
-        self._after_norm[site] = _norm(r)
-        emit(
-            site, "backward.norm_factor", self._after_norm[site] / seen["g"], how="mean"
-        )
+        factor = _norm(r) / seen["g"]
+        emit(site, "backward.norm_factor", factor, how="mean")
+        # A gradient that the norm takes away (every entry alike) leaves rounding, and
+        # a quotient by that would be decided by the last bit.
+        rounding = 16 * torch.finfo(r.dtype).eps
+        known = torch.where(factor > rounding, _norm(r), torch.nan)
+        self._after_norm[site] = known
 
 
 def _differentiated(x: object) -> bool:
@@ -94,5 +97,7 @@ def _differentiated(x: object) -> bool:
 
 
 def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(local_part(x), dtype=torch.float32)
+    part = local_part(x)
+    wide = torch.promote_types(part.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=wide)
     return norm

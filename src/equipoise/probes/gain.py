@@ -22,6 +22,8 @@ from equipoise.probes.sharding import Parts
 
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]
+COMPARED_EVERY = 4
+"""Samples between two comparisons of a matrix's two vectors."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,8 @@ class ProjectionGain(WithAnatomy):
     """Emit G = ‖W_O‖₂‖W_Q‖₂‖W_K‖₂‖W_V‖₂ of each attention site (Emadi 2026, §6).
 
     The vectors of the last sample start the next: weights move little between samples.
+    In one sample of four, each matrix in its turn, it is also compared with a second
+    vector, so that no norm stays with a singular value that is no longer the largest.
     Of sharded maps every rank gives its share of the products, and all together read.
     """
 
@@ -36,6 +40,9 @@ class ProjectionGain(WithAnatomy):
     ranks: int = 1
     """How many watch together."""
     _start: Start = field(default_factory=dict)
+    _compared: Start = field(default_factory=dict)
+    """Of each matrix, the relative error when it was last compared."""
+    _calls: dict[tuple[str, str], int] = field(default_factory=dict)
     _sharded: ShardedNorms = field(default_factory=ShardedNorms)
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
@@ -45,12 +52,14 @@ class ProjectionGain(WithAnatomy):
         if not is_whole(projections):
             self._share(site, projections, emit)
             return
-        norms = []
+        norms, errors = [], []
         for letter in LETTERS:
-            norm = self._norm(site, letter, getattr(projections, letter).matrix())
-            emit(site, f"projection.norm.{letter}", norm)
-            norms.append(norm)
+            found = self._tracked(site, letter, getattr(projections, letter).matrix())
+            emit(site, f"projection.norm.{letter}", found[0])
+            norms.append(found[0])
+            errors.append(found[1])
         emit(site, "projection.G", torch.stack(norms).prod())
+        emit(site, "projection.norm.error", torch.stack(errors).amax())
 
     def begin(self, anatomy: Anatomy) -> int:
         return self._sharded.begin(anatomy)
@@ -62,9 +71,20 @@ class ProjectionGain(WithAnatomy):
         self._sharded.read(ranks, emit)
 
     def _norm(self, site: str, letter: str, matrix: Tensor) -> Tensor:
-        start = self._start.get((site, letter))
-        norm, self._start[site, letter] = tracked_norm(matrix, start=start)
-        return norm
+        return self._tracked(site, letter, matrix)[0]
+
+    def _tracked(self, site: str, letter: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a norm and the part of it that it may be off by."""
+        key = site, letter
+        # The letters of a site take turns, and so do the sites.
+        calls = self._calls[key] = self._calls.get(key, len(self._calls)) + 1
+        compare = calls if calls % COMPARED_EVERY == 0 else None
+        found = tracked_norm(matrix, start=self._start.get(key), compare=compare)
+        self._start[key] = found.vectors_2N
+        error = found.error / torch.where(found.value == 0, 1.0, found.value)
+        if compare is not None:
+            self._compared[key] = error
+        return found.value, torch.maximum(error, self._compared.get(key, error))
 
     def _share(self, site: str, projections: Projections, emit: Emit) -> None:
         if self.ranks == 1:

@@ -6,6 +6,7 @@ Axes, in this file:  B batch · T token · D width · N token of all sequences.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -28,12 +29,22 @@ def read_inputs(
 ) -> Iterator[RemovableHandle]:
     """Yield one handle per module; each call of it hands its input to ``listen``."""
     for site, module in modules.items():
-        yield hooks.before(module, guarded(partial(_called, listen, site)))
+        called = guarded(partial(_called, listen, repeat(site)))
+        yield hooks.before(module, called)
+
+
+def read_passes(
+    modules: Mapping[str, nn.Module], listen: Listen, guarded: Guarded
+) -> Iterator[RemovableHandle]:
+    """The same, the calls of a shared layer numbered as its attention calls are."""
+    for site, module in modules.items():
+        names = chain([site], map(f"{site}#{{}}".format, count(1)))
+        yield hooks.before(module, guarded(partial(_called, listen, names)))
 
 
 def _called(
     listen: Listen,
-    site: str,
+    sites: Iterator[str],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -43,7 +54,7 @@ def _called(
         x = hidden_states(args, kwargs)
         if x is not None and x.numel():  # a batch without rows has nothing to read
             # A shard of the sequence: anything else of a DTensor needs other ranks.
-            listen(site, module, local_part(x))
+            listen(next(sites), module, local_part(x))
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -59,7 +70,8 @@ class Magnitudes:
     """Emit B̄ = max ‖x‖₂ over tokens, of the residual stream and of attention's input.
 
     The paper's Theorem 5.1 uses the input of attention, its appendix E the residual
-    stream; in a pre-LN model only the second grows. Both, under their own names.
+    stream; in a pre-LN model only the second grows. Both, under their own names. A
+    layer that is called again (ALBERT) has one for each pass: ``layer``, ``layer#1``, …
     """
 
     name: str = "magnitudes"
@@ -68,8 +80,8 @@ class Magnitudes:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         callers = {site.name: site.module for site in anatomy.attention}
-        yield from read_inputs(anatomy.blocks, partial(_B, emit, "residual.B"), guarded)
-        yield from read_inputs(callers, partial(_B, emit, "attention.B"), guarded)
+        yield from read_passes(anatomy.blocks, partial(_B, emit, "residual.B"), guarded)
+        yield from read_passes(callers, partial(_B, emit, "attention.B"), guarded)
 
 
 def _B(emit: Emit, quantity: str, site: str, module: nn.Module, x_BTD: Tensor) -> None:
@@ -103,7 +115,7 @@ class StreamShape:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         listen = partial(_read_stream, emit, self._tokens)
-        yield from read_inputs(anatomy.blocks, listen, guarded)
+        yield from read_passes(anatomy.blocks, listen, guarded)
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         """Attention that sees more tokens than came in got them from other ranks."""

@@ -30,6 +30,11 @@ LIPSCHITZ = "attention.lipschitz"
 # Names under which models normalise queries and keys; the derivative of that needs x.
 QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
 
+NO_VALUES = (
+    "nn.MultiheadAttention projects its values inside: attention.lipschitz, "
+    "precision.rms_error, selection.lift and selection.recall are not read"
+)
+
 
 @dataclass(slots=True)
 class LocalLipschitz(PartsProbe, WithAnatomy):
@@ -50,7 +55,10 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
         projections = projections_here(self._anatomy, call)
         if projections is None or call.q_BHQD is None or _normalises(call.module):
             return
-        assert call.k_BGKD is not None and call.v_BGKD is not None
+        if call.v_BGKD is None:
+            emit.not_read(site, NO_VALUES)
+            return
+        assert call.k_BGKD is not None
         at_Q = _spread(call.shape[2], self.at_most).to(call.q_BHQD.device)
         attended = attend_captured(
             _heads(projections, call),

@@ -6,7 +6,7 @@ expert has collapsed.
 Axes, in this file:  N token · E expert.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,35 +16,54 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
-from equipoise.anatomy.sharding import is_sharded, local_part
+from equipoise.anatomy.sharding import WHOLE, is_sharded, local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.protocols import Emit, Guarded
+from equipoise.probes.sharding import Parts, PartsProbe
+
+NORM = "output.logit_norm"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputLogits:
-    """Emit the root-mean-square and the largest magnitude of the model's output."""
+@dataclass(slots=True)
+class OutputLogits(PartsProbe):
+    """Emit the root-mean-square and the largest magnitude of the model's output.
+
+    Each of several ranks has logits of its own tokens, or of its part of the
+    vocabulary: squares and counts of all of them make one root-mean-square.
+    """
 
     name: str = "logits"
+    ranks: int = 1
+    """How many watch together."""
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        listen = guarded(partial(_read_output, emit))
+        listen = guarded(partial(self._read_output, emit))
         # First: the window closes with the model's own last hook.
         yield hooks.after(anatomy.model, listen)
 
+    def _read_output(
+        self, emit: Emit, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        logits = output_logits(output)
+        if logits is None or not logits.numel():
+            return
+        split, logits = is_sharded(logits), local_part(logits.detach())
+        emit("", "output.logit_max", logits.abs().amax(), how="max")
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(logits, dtype=wide)
+        count = float(logits.numel())
+        if self.ranks > 1:
+            self._parts.add(NORM, torch.stack([norm, norm.new_tensor(count)]), WHOLE)
+        elif not split:  # a part of the vocabulary alone has no mean
+            emit("", NORM, norm / count**0.5)
 
-def _read_output(emit: Emit, module: nn.Module, args: Any, output: Any) -> None:
-    logits = output_logits(output)
-    if logits is None or not logits.numel():
-        return
-    split, logits = is_sharded(logits), local_part(logits)
-    emit("", "output.logit_max", logits.detach().abs().amax(), how="max")
-    if split:  # part of the vocabulary, or of the tokens: no mean over ranks is right
-        return
-    rms = torch.linalg.vector_norm(logits, dtype=torch.float32) / logits.numel() ** 0.5
-    emit("", "output.logit_norm", rms, how="mean")
+    def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None:
+        """Emit √(Σ‖z‖²/Σn) over the ranks."""
+        known = [parts[NORM].values.double() for parts in ranks if NORM in parts]
+        norm_R, count_R = torch.stack(known).unbind(1)
+        emit("", NORM, torch.linalg.vector_norm(norm_R) / count_R.sum().sqrt())
 
 
 def output_logits(output: Any) -> Tensor | None:

@@ -93,9 +93,16 @@ class GradientProbe(Probe, Protocol):
 
 @runtime_checkable
 class UpdateProbe(Probe, Protocol):
-    """A probe that looks once the optimiser has moved the weights."""
+    """A probe that looks once an optimiser has moved the weights."""
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class BeforeUpdateProbe(UpdateProbe, Protocol):
+    """A probe that also looks before an optimiser moves the weights."""
+
+    def before_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
 
 
 @runtime_checkable

@@ -1,11 +1,13 @@
 """How far the optimiser moves each layer, and how far that is for its weights."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.numerics.token_statistics import adam_norm
@@ -14,38 +16,129 @@ from equipoise.probes.gradients import owned_parameters
 from equipoise.probes.protocols import Emit
 from equipoise.probes.sharding import copy_count, share
 
+COPIED_BYTES = 1 << 26
+"""Weights copied at once, before the step of an optimiser that is not Adam."""
+TOO_LARGE = (
+    "its weights take more than 64 MiB, and what this optimiser adds to them is read "
+    "from a copy: update.* is not read"
+)
+Layer = tuple[str, list[nn.Parameter]]
+
 
 @dataclass(slots=True)
-class AdamUpdates(WithAnatomy):
-    """Emit ‖Δw‖₂ and ‖w‖₂ per block, Δw = lr·m̂/(√v̂ + ε), from Adam's own state.
+class Updates(WithAnatomy):
+    """Emit ‖Δw‖₂ and ‖w‖₂ per block, whatever the optimiser.
 
-    Read after the step, when the state holds just what was applied: no copy of the
-    weights is made. Decoupled weight decay is not part of Δw. Optimisers without
-    Adam's state have no reading here.
+    Of Adam and AdamW Δw = lr·m̂/(√v̂ + ε) is in the optimiser's own state once it has
+    stepped: no copy is made, and decoupled weight decay is not part of Δw. Of any other
+    optimiser Δw is the weights after the step minus a copy made before it. The copies
+    are at most 64 MiB at once; of a larger model the blocks take turns, some in each
+    sampled step.
     """
 
     name: str = "updates"
     ranks: int = 1
     """Over how many ranks the parts will be put together."""
+    copied: int = COPIED_BYTES
+    _before: dict[int, Tensor] = field(default_factory=dict)
+    """id of a parameter → its copy."""
+    _turns: "WeakKeyDictionary[Optimizer, int]" = field(
+        default_factory=WeakKeyDictionary
+    )
+
+    def before_update(self, optimizer: Optimizer, emit: Emit) -> None:
+        """Copy the weights of the blocks whose turn it is."""
+        if self._anatomy is None or _is_adam(optimizer):
+            return
+        turn = self._turns.get(optimizer, 0)
+        self._turns[optimizer] = turn + 1
+        groups, too_large = _groups(self._layers(optimizer), self.copied)
+        for site in too_large:
+            emit.not_read(site, TOO_LARGE)
+        for _, parameters in groups[turn % len(groups)] if groups else ():
+            for parameter in parameters:
+                copy = local_part(parameter.detach()).clone()
+                self._before[id(parameter)] = copy
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Emit the update that ``optimizer.step()`` has just applied."""
+        before, self._before = self._before, {}
         if self._anatomy is None:  # no forward pass was measured in this step
             return
-        groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
-        parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for site, parameters in self._layers(optimizer):
+            norms = [self._moved(p, optimizer, before) for p in parameters]
+            moved = [norm for norm in norms if norm is not None]
+            if len(moved) == len(parameters):
+                size = [share(p, self.ranks) for p in parameters]
+                emit(site, "update.norm", _norm(moved), how="norm")
+                emit(site, "weight.norm", _norm(size), how="norm")
+
+    def _layers(self, optimizer: Optimizer) -> Iterator[Layer]:
+        """Yield each block with the parameters of it that this optimiser moves."""
+        assert self._anatomy is not None
+        theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        layers: dict[str, list[nn.Parameter]] = {}
         for site, parameter in owned_parameters(self._anatomy):
-            state = optimizer.state.get(parameter, {})
-            if "exp_avg" in state and "exp_avg_sq" in state:
-                moved = update_norm(state, groups[id(parameter)])
-                if (copies := copy_count(parameter, self.ranks)) > 1:
-                    moved = moved * copies**-0.5
-                pair = moved, share(parameter, self.ranks)
-                parts.setdefault(site, []).append(pair)
-        for site, pairs in parts.items():
-            moved, size = (torch.stack(column) for column in zip(*pairs, strict=True))
-            emit(site, "update.norm", torch.linalg.vector_norm(moved), how="norm")
-            emit(site, "weight.norm", torch.linalg.vector_norm(size), how="norm")
+            if id(parameter) in theirs and parameter.grad is not None:
+                layers.setdefault(site, []).append(parameter)
+        yield from layers.items()
+
+    def _moved(
+        self, parameter: nn.Parameter, optimizer: Optimizer, before: dict[int, Tensor]
+    ) -> Tensor | None:
+        """Return this rank's share of ‖Δw‖; None where it is not known."""
+        state = optimizer.state.get(parameter, {})
+        if _is_adam(optimizer) and "exp_avg" in state:
+            groups = (g for g in optimizer.param_groups if _holds(g, parameter))
+            norm = update_norm(state, next(groups))
+        elif id(parameter) in before:
+            norm = _distance(local_part(parameter.detach()), before[id(parameter)])
+        else:
+            return None
+        copies = copy_count(parameter, self.ranks)
+        return norm if copies == 1 else norm * copies**-0.5
+
+
+def _is_adam(optimizer: Optimizer) -> bool:
+    """Not of NAdam, RAdam and others: their state has the same names."""
+    return type(optimizer) in (Adam, AdamW)
+
+
+def _holds(group: dict[str, Any], parameter: nn.Parameter) -> bool:
+    return any(p is parameter for p in group["params"])
+
+
+def _groups(layers: Iterator[Layer], most: int) -> tuple[list[list[Layer]], list[str]]:
+    """Return layers in groups of at most ``most`` bytes, and those that are larger.
+
+    Of a sharded parameter all bytes count, so that every rank makes the same groups.
+    """
+    groups: list[list[Layer]] = []
+    too_large, room = list[str](), 0
+    for layer in layers:
+        size = sum(p.numel() * p.element_size() for p in layer[1])
+        if size > most:
+            too_large.append(layer[0])
+            continue
+        if size > room:
+            groups.append([])
+            room = most
+        groups[-1].append(layer)
+        room -= size
+    return groups, too_large
+
+
+def _distance(after: Tensor, before: Tensor) -> Tensor:
+    wide = torch.promote_types(after.dtype, torch.float32)
+    difference = before.to(wide).neg_().add_(after)
+    norm: Tensor = torch.linalg.vector_norm(difference)
+    return norm
+
+
+def _norm(norms: list[Tensor]) -> Tensor:
+    wide = torch.stack([norm.to(torch.float64) for norm in norms])
+    norm: Tensor = torch.linalg.vector_norm(wide)
+    return norm
 
 
 def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:

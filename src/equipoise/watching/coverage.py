@@ -8,8 +8,9 @@ import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.errors import SilentSiteError
@@ -106,6 +107,9 @@ def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
     return ""
 
 
+MOST_NODES = 4096
+
+
 @dataclass(slots=True)
 class CoverageCheck:
     """Compares what ran with what was read, one sampled step after another.
@@ -119,7 +123,10 @@ class CoverageCheck:
     """Raise instead of returning a finding that something was not read."""
     compiled: bool = False
     """Whether compiled code was seen to call the model."""
+    loss_known: bool = False
+    """Whether a loss was ever seen, or given."""
     _steps_without_pass: int = 0
+    _steps_without_loss: int = 0
     _reported: set[str] = field(default_factory=set)
     _reasons_reported: set[tuple[str, str]] = field(default_factory=set)
 
@@ -168,6 +175,17 @@ class CoverageCheck:
         self._reported.add("")
         return [self._silent(step, "", NO_PASS_SEEN)]
 
+    def check_loss(self, step: int, loss: Tensor | None) -> list[Finding]:
+        """Return the finding, once, that steps end and no loss was ever seen.
+
+        At the second such step: the first one's loss may be given after the step.
+        """
+        self.loss_known |= loss is not None
+        self._steps_without_loss += not self.loss_known
+        if self.loss_known or self._steps_without_loss != 2:
+            return []
+        return [self._silent(step, "", NO_LOSS_SEEN)]
+
     def no_step(self, step: int) -> list[Finding]:
         """Return the finding, once, that the end of steps cannot be seen."""
         if NO_STEP_SEEN in self._reported:
@@ -183,6 +201,21 @@ class CoverageCheck:
         rule = "watch.optimizer"
         message = OTHER_OPTIMIZER.format(step=step)
         return [Finding(step=step, severity="info", rule=rule, message=message)]
+
+    def late_optimizer(self, step: int) -> list[Finding]:
+        """Return the finding, once, that an optimiser steps after the counted one."""
+        if LATE_OPTIMIZER in self._reported:
+            return []
+        self._reported.add(LATE_OPTIMIZER)
+        return [
+            Finding(
+                step=step,
+                severity="info",
+                rule="watch.unread",
+                message=LATE_OPTIMIZER,
+                advice="give watch the optimiser that steps last",
+            )
+        ]
 
     def _silent(
         self, step: int, site: str, message: str, severity: Severity = "warn"
@@ -220,9 +253,20 @@ NO_PASS_SEEN = (
 )
 
 
+LATE_OPTIMIZER = (
+    "a second optimiser of this model steps after the one that ends the step: update.* "
+    "of what it moves is not read"
+)
+
 OTHER_OPTIMIZER = (
     "another optimiser steps this model's parameters: from step {step} on, its steps "
     "are recorded too"
+)
+
+NO_LOSS_SEEN = (
+    "steps end, but no backward pass from a scalar loss was seen: loss, gradient.norm "
+    "and backward.* are not read. Call loss.backward(), not torch.autograd.grad, or "
+    "give the loss after each step: handle.step(loss=loss)"
 )
 
 NO_STEP_SEEN = (
@@ -240,3 +284,18 @@ def _message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
         f"no attention call was seen at {', '.join(missing[:3])} in a sampled step "
         f"({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
     )
+
+
+def from_compiled_code(root: Tensor) -> bool:
+    """Return whether compiled code made the graph of a loss, or part of it."""
+    waiting: list[Any] = [root.grad_fn]
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "CompiledFunction" in node.name():
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False

@@ -24,8 +24,10 @@ from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
 from equipoise.watching import recorder
 from equipoise.watching.batch import BatchCapture
-from equipoise.watching.coverage import CoverageCheck
+from equipoise.watching.coverage import CoverageCheck, from_compiled_code
 from equipoise.watching.loop_hooks import (
+    Relation,
+    Relations,
     StepLosses,
     listening_to_loop,
     notify_tracing,
@@ -40,7 +42,6 @@ from equipoise.watching.step_readings import NORM, NORM_PART
 
 log = logging.getLogger("equipoise")
 
-MOST_NODES = 4096
 UNSEEN_MOVES = 2
 """Moves of the weights outside any step seen, before that is reported."""
 
@@ -92,9 +93,7 @@ class Watch:
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = False
         self._unseen_moves, self._other = 0, 0
-        self._relations: weakref.WeakKeyDictionary[Optimizer, str] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._relations = Relations(anatomy.model)
         self._optimizer_hooks = ExitStack()
         self._number = id(self)
         on_tracing(self, self._number)
@@ -132,6 +131,7 @@ class Watch:
     def step(self, *, loss: Tensor | float | None = None, **scalars: float) -> None:
         """Add scalars to the current step; without an optimiser, also end the step."""
         named = scalars if loss is None else {"loss": loss, **scalars}
+        self._coverage.loss_known |= loss is not None
         # With an optimiser, its hook has already ended the step these belong to.
         late = self.optimizer is not None and self._schedule.step > 0
         for name, value in named.items():
@@ -151,6 +151,18 @@ class Watch:
         self._sampler.close()
         self._schedule.load_state_dict(state)
         self._recorder.restore(state.get("pending", ()))
+        self._arm()
+
+    def continue_at(self, step: int, state: dict[str, Any] | None = None) -> None:
+        """Give the step under way the number it has in a trainer that was resumed.
+
+        ``state`` is the ``state_dict`` of a checkpoint, used if it is of this step.
+        """
+        if state and state.get("step") == step:
+            self.load_state_dict(state)
+            return
+        self._sampler.close()
+        self._schedule.continue_at(step)
         self._arm()
 
     def close(self, *, orderly: bool = True) -> None:
@@ -214,6 +226,11 @@ class Watch:
         if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
 
+    def before_update(self, optimizer: Optimizer) -> None:
+        own = self._relation(optimizer) != "another model"
+        if self.sampling and own and not self._losses.step_is_over:
+            self._guarded(self._sampler.before_update)(optimizer)
+
     def after_update(self, optimizer: Optimizer) -> None:
         """Follow the parameters: another optimiser may have taken over."""
         if self.optimizer is None or optimizer is self.optimizer or self.closed:
@@ -223,19 +240,15 @@ class Watch:
         if relation == "same parameters" or (relation == "same model" and again):
             self._follow(optimizer)
             self._after_optimizer(optimizer, (), {})
+        elif relation == "same model" and self._losses.step_is_over:
+            self._report_now(self._coverage.late_optimizer(self.current_step - 1))
+        elif relation == "same model":
+            self._guarded(self._sampler.after_update)(optimizer)
 
-    def _relation(self, optimizer: Optimizer) -> str:
-        known = self._relations.get(optimizer)
-        if known is None:
-            theirs = {id(p) for g in optimizer.param_groups for p in g["params"]}
-            assert self.optimizer is not None
-            groups = self.optimizer.param_groups
-            if any(id(p) in theirs for g in groups for p in g["params"]):
-                known = "same parameters"
-            elif any(id(p) in theirs for p in self.anatomy.model.parameters()):
-                known = "same model"
-            self._relations[optimizer] = known = known or "another model"
-        return known
+    def _relation(self, optimizer: Optimizer) -> Relation:
+        if self.optimizer is None:
+            return "another model"
+        return self._relations.of(optimizer, self.optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Count the steps of this optimiser from now on."""
@@ -308,6 +321,8 @@ class Watch:
         reached_model, loss = self._losses.reached_model, self._losses.pop()
         if loss is not None and not loss_given:
             self._recorder.scalars.add(step, "loss", loss)
+        if self.optimizer is not None:
+            self._recorder.add_findings(self._coverage.check_loss(step, loss))
         seen = self._sampler.coverage
         no_pass = reached_model and not self._sampler.opened
         self._recorder.add_findings(self._nonfinite.pop())
@@ -365,21 +380,6 @@ class Watch:
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         return self._boundary.guarded("watch", call)
-
-
-def from_compiled_code(root: Tensor) -> bool:
-    """Return whether compiled code made the graph of a loss, or part of it."""
-    waiting: list[Any] = [root.grad_fn]
-    seen: set[Any] = set()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if "CompiledFunction" in node.name():
-            return True
-        waiting.extend(following for following, _ in node.next_functions)
-    return False
 
 
 def _write_rest(rest: recorder.Recorder, process: int) -> None:

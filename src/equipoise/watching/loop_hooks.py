@@ -9,14 +9,17 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.utils.clip_grad as clip_grad
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -30,6 +33,8 @@ class LoopListener(Protocol):
     def before_clipping(self, norm: Tensor) -> None: ...
 
     def after_scaler_update(self) -> None: ...
+
+    def before_update(self, optimizer: Optimizer) -> None: ...
 
     def after_update(self, optimizer: Optimizer) -> None: ...
 
@@ -70,7 +75,8 @@ def _patch() -> None:
     _originals["clip"] = clip_grad._clip_grads_with_norm_
     _originals["scale"] = torch.amp.GradScaler.scale
     _originals["update"] = torch.amp.GradScaler.update
-    _originals["step"] = register_optimizer_step_post_hook(_after_update).remove
+    _originals["before"] = register_optimizer_step_pre_hook(_before_update).remove
+    _originals["after"] = register_optimizer_step_post_hook(_after_update).remove
     torch.autograd.backward = _backward
     clip_grad._clip_grads_with_norm_ = _clip  # type: ignore[assignment]
     torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]
@@ -78,11 +84,20 @@ def _patch() -> None:
 
 
 def _restore() -> None:
-    _originals.pop("step")()
+    _originals.pop("before")()
+    _originals.pop("after")()
     torch.autograd.backward = _originals.pop("backward")
     clip_grad._clip_grads_with_norm_ = _originals.pop("clip")
     torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
     torch.amp.GradScaler.update = _originals.pop("update")  # type: ignore[method-assign]
+
+
+def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Called by torch before the step of any optimiser."""
+    if torch.compiler.is_compiling():
+        return
+    for listener in _listeners():
+        listener.before_update(optimizer)
 
 
 def _after_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -164,6 +179,11 @@ class StepLosses:
         """Whether a backward pass of this step reached the model."""
         return self._own is not None
 
+    @property
+    def step_is_over(self) -> bool:
+        """Whether the next step's gradients are still to come."""
+        return self.ever_reached_model and not self.reached_model
+
     def before_backward(self, *, in_closure: bool) -> None:
         self._before = self._state()
         if not any(self._before) or (in_closure and self._all_zero()):
@@ -203,6 +223,36 @@ def _added(total: Tensor | None, loss: Tensor) -> Tensor:
 def _mark(grad: Tensor | None) -> tuple[int, int] | None:
     # The version counts writes in place; the identity changes when one is first made.
     return None if grad is None else (id(grad), grad._version)
+
+
+Relation = Literal["same parameters", "same model", "another model"]
+
+
+class Relations:
+    """How other optimisers relate to the one whose steps count, and to its model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: weakref.WeakKeyDictionary[Optimizer, Relation] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
+        if optimizer not in self._known:
+            self._known[optimizer] = self._compared(optimizer, counted)
+        return self._known[optimizer]
+
+    def clear(self) -> None:
+        """Compare anew: another optimiser counts now."""
+        self._known.clear()
+
+    def _compared(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
+        theirs = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        if any(id(p) in theirs for g in counted.param_groups for p in g["params"]):
+            return "same parameters"
+        if any(id(p) in theirs for p in self._model.parameters()):
+            return "same model"
+        return "another model"
 
 
 _tracing_listeners: "WeakValueDictionary[int, Any]" = WeakValueDictionary()

@@ -22,7 +22,7 @@ from equipoise.probes.gradients import GradientNorms
 from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
 from equipoise.probes.logits import OutputLogits, RouterLoad
 from equipoise.probes.protocols import Probe
-from equipoise.probes.updates import AdamUpdates
+from equipoise.probes.updates import Updates
 from equipoise.records import Finding
 from equipoise.sinks import Given, check, is_sequence
 
@@ -180,9 +180,9 @@ DEFAULT: tuple[Maker, ...] = (
     lambda ranks: NormScales(),
     lambda ranks: StreamShape(),
     lambda ranks: BackwardFactors(),
-    lambda ranks: AdamUpdates(ranks=ranks),
+    lambda ranks: Updates(ranks=ranks),
     lambda ranks: RouterLoad(),
-    lambda ranks: OutputLogits(),
+    lambda ranks: OutputLogits(ranks=ranks),
 )
 
 

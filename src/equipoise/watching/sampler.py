@@ -15,7 +15,13 @@ from equipoise.probes.capture import (
     Table,
     attached,
 )
-from equipoise.probes.protocols import GradientProbe, Probe, SharingProbe, UpdateProbe
+from equipoise.probes.protocols import (
+    BeforeUpdateProbe,
+    GradientProbe,
+    Probe,
+    SharingProbe,
+    UpdateProbe,
+)
 from equipoise.probes.sharding import Parts
 from equipoise.probes.window import Window
 from equipoise.watching.batch import BatchCapture, compiled_parts
@@ -109,8 +115,15 @@ class Sampler:
                 read(self.anatomy, self._collector, scale=scale)
         self._probe_pass()
 
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Let probes copy weights that an optimiser is about to move."""
+        for probe in self.probes if self.armed else ():
+            if isinstance(probe, BeforeUpdateProbe):
+                copy = self.boundary.guarded(probe.name, probe.before_update)
+                copy(optimizer, self._collector)
+
     def after_update(self, optimizer: Optimizer) -> None:
-        """Read what the optimiser did to the weights."""
+        """Read what an optimiser did to the weights."""
         for probe in self.probes if self.armed else ():
             if isinstance(probe, UpdateProbe):
                 read = self.boundary.guarded(probe.name, probe.on_update)

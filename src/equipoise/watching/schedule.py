@@ -44,6 +44,11 @@ class Schedule:
             self.next_due = self.step + 1
         self.step, self.hurry = self.step + 1, False
 
+    def continue_at(self, step: int) -> None:
+        """Give the step under way a number; multiples of the interval are sampled."""
+        self.step = step
+        self.next_due = -(-step // self.interval) * self.interval
+
     def soon(self) -> None:
         """Sample the next step, whatever the interval: something has happened."""
         self.hurry = True

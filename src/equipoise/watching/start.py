@@ -123,6 +123,7 @@ def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
             f"watch was given a {type(model).__name__} where a model belongs: give it "
             "the torch.nn.Module that you train, then the optimiser"
         )
+    _refuse_deepspeed(model, optimizer)
     inner = getattr(optimizer, "optimizer", optimizer)
     if inner is not None and not isinstance(inner, Optimizer):
         raise InputError(
@@ -136,6 +137,32 @@ def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
             type(model).__name__,
         )
     return inner
+
+
+def _refuse_deepspeed(model: nn.Module, optimizer: object) -> None:
+    """ZeRO's optimisers step flat copies of the weights, each rank some of them.
+
+    Raises:
+        InputError: If DeepSpeed holds the weights, or steps them.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    classes = (type(thing) for thing in (model, optimizer, inner))
+    theirs = any(kind.__module__.split(".")[0] == "deepspeed" for kind in classes)
+    # ZeRO-3 takes the weights out of the model, and marks each with an id.
+    split = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    if split:
+        raise InputError(
+            "the weights of this model are partitioned by DeepSpeed ZeRO-3, which "
+            "watch cannot read: use ZeRO-1 or ZeRO-2, or FSDP, which is read"
+        )
+    if theirs:
+        raise InputError(
+            "watch cannot follow a DeepSpeed engine or a ZeRO optimiser, whose steps "
+            "move flat copies of the weights: give it engine.module without the "
+            "optimiser, and call .step(loss=loss) on what it returns after "
+            "engine.step(); attention and activations are read then. FSDP is read in "
+            "full"
+        )
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:

@@ -77,6 +77,9 @@ def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
     return [Reading.scalar(step, name, value) for (step, name), value in last.items()]
 
 
+LEAST_SHARE = 1e-9
+"""Of the largest block's gradient: a smaller one is taken for none."""
+
 Values = dict[str, tuple[float, ...]]
 """site → values."""
 
@@ -107,9 +110,11 @@ def _gradients(table: DerivedTable, blocks: list[str]) -> Iterator[tuple[str, Va
     if norms and "gradient.norm.total" not in table:
         total = math.sqrt(sum(v[0] ** 2 for v in norms.values()))
         yield "gradient.norm.total", {"": (total,)}
-    if blocks and {blocks[0], blocks[-1]} <= norms.keys() and norms[blocks[-1]][0]:
-        ratio = norms[blocks[0]][0] / norms[blocks[-1]][0]
-        yield "gradient.first_to_last", {"": (ratio,)}
+    if blocks and {blocks[0], blocks[-1]} <= norms.keys():
+        first, last = norms[blocks[0]][0], norms[blocks[-1]][0]
+        # A last block without gradient: 0 on one CPU is rounding on another.
+        if not last <= LEAST_SHARE * max(v[0] for v in norms.values()):
+            yield "gradient.first_to_last", {"": (first / last,)}
 
 
 def _updates(table: DerivedTable) -> Iterator[tuple[str, Values]]:
@@ -133,7 +138,11 @@ def _sensitivities(
         ("S", table.get("attention.B", {})),
         (
             "S_residual",
-            {s: streams[b] for s in mean if (b := block_of(s, blocks)) in streams},
+            {
+                s: streams[b]
+                for s in mean
+                if (b := _stream(s, blocks, streams)) in streams
+            },
         ),
     ):
         here = [site for site in G if site in mean and site in B]
@@ -142,6 +151,14 @@ def _sensitivities(
         yield f"sensitivity.{name}.ln_B2", {s: (2 * _ln(B[s][0]),) for s in here}
     yield "sensitivity.ln_theta", {s: (_ln(mean[s]),) for s in G if s in mean}
     yield "sensitivity.ln_G", {s: (_ln(G[s][0]),) for s in G if s in mean}
+
+
+def _stream(site: str, blocks: list[str], streams: Values) -> str:
+    """Return which stream a site reads: of a layer that is shared, that pass's."""
+    layer, _, number = site.partition("#")
+    block = block_of(layer, blocks)
+    found = (name for name in (f"{block}#{number}", block) if name in streams)
+    return next(found, "")
 
 
 def block_of(site: str, blocks: list[str]) -> str:

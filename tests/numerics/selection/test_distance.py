@@ -165,3 +165,15 @@ def test_broken_inputs(
 def test_a_selection_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="at least one key"):
         chosen(weighted_tokens(torch.ones(1, 3), torch.eye(3)), 0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9, 1e-12])
+def test_tokens_that_are_alike_have_no_lift_whatever_the_last_bit(
+    noise: float,
+) -> None:
+    """Two equal tokens, equally weighed: d̃ and its expectation are both rounding."""
+    rng = torch.Generator().manual_seed(0)
+    token = torch.randn(1, 8, generator=rng, dtype=torch.float64).expand(2, 8)
+    token = token + noise * torch.randn(2, 8, generator=rng, dtype=torch.float64)
+    found = distance(weighted_tokens(torch.full((1, 2), 0.5), token), 1)
+    assert found.lift_lower.isnan().all() and not found.lift_upper.isfinite().any()

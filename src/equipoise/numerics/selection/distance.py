@@ -28,6 +28,10 @@ from equipoise.numerics.selection.tokens import (
     root,
 )
 
+RESOLUTION = 1e-6
+"""Distances come from inner products that cancel: below this part of the lengths
+involved they are rounding, and one CPU's zero is another's 1e-9."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
@@ -46,16 +50,24 @@ class Distance:
     expected_upper: Float[Tensor, "*x Q"]
     per_token: Float[Tensor, "*x Q"]
     """d̃/(n − N): comparable across lengths and sizes."""
+    size: Float[Tensor, "*x Q"]
+    """(1−N/n)(N+1) Σ‖y_i‖: no E[d̃] is larger, whatever the directions."""
 
     @property
     def lift_lower(self) -> Float[Tensor, "*x Q"]:
-        """d̃/E[d̃] is at least this: how much further than chance the choice stands."""
-        return self.value / self.expected_upper
+        """d̃/E[d̃] is at least this: how much further than chance the choice stands.
+
+        NaN where tokens are so alike that E[d̃] is zero but for rounding: no choice
+        stands further than another then.
+        """
+        known_xQ = self.expected_upper > RESOLUTION * self.size
+        return torch.where(known_xQ, self.value / self.expected_upper, torch.nan)
 
     @property
     def lift_upper(self) -> Float[Tensor, "*x Q"]:
-        """d̃/E[d̃] is at most this."""
-        return self.value / self.expected_lower
+        """d̃/E[d̃] is at most this: infinite where the lower bound of E[d̃] is zero."""
+        known_xQ = ~(self.expected_lower <= RESOLUTION * self.size)
+        return torch.where(known_xQ, self.value / self.expected_lower, torch.inf)
 
 
 def distance(given: WeightedTokens, top: int) -> Distance:
@@ -84,6 +96,7 @@ def distance_of(picked: Chosen) -> Distance:
         expected_lower=least_xQ,
         expected_upper=most_xQ,
         per_token=given.reading(value_xQ / (given.visible_xQ - top), top),
+        size=given.reading(_size(given, top), top),
     )
 
 
@@ -129,9 +142,13 @@ def expected_distance(given: WeightedTokens, top: int) -> tuple[Tensor, Tensor]:
     seen_xQK = given.seen_xQK.to(mean_xQK.dtype)
     lower_xQ = left_xQ * (mean_xQK.sqrt() * seen_xQK).sum(-1)
     upper_xQ = left_xQ * ((mean_xQK + spread_xQK).sqrt() * seen_xQK).sum(-1)
-    lengths_xQ = (given.w_xQK.abs() * given.square_x1K.sqrt()).sum(-1)
-    upper_xQ = torch.minimum(upper_xQ, left_xQ * (top + 1) * lengths_xQ)
+    upper_xQ = torch.minimum(upper_xQ, _size(given, top))
     return given.reading(lower_xQ, top), given.reading(upper_xQ, top)
+
+
+def _size(given: WeightedTokens, top: int) -> Tensor:
+    lengths_xQ = (given.w_xQK.abs() * given.square_x1K.sqrt()).sum(-1)
+    return (1 - top / given.visible_xQ) * (top + 1) * lengths_xQ
 
 
 def _per_pair(n_xQ1: Tensor, top: int) -> Tensor:

@@ -5,6 +5,11 @@ Axes, in this file:  M rows · N columns · K Krylov step.
 Nothing here looks at a number on the host, so nothing waits for the device. The price:
 no tolerance. The residual says afterwards how good the answer was.
 
+One vector is not enough to follow a norm: where the two largest singular values cross,
+it stays with what is now the second, and its residual is as small as before. So a
+second vector follows the largest value beside the first, and takes over when it is the
+larger. It is disturbed a little every time, which finds what no vector followed yet.
+
 Axes of heads:  H head · R head width · D model width. Each head's W_Qᵀ W_K and W_O W_V
 is never formed: for A, B of shape (R, D), ‖AᵀB‖₂² = λ_max(G_A G_B), with the R × R Gram
 matrices A Aᵀ and B Bᵀ. Power iteration on G_A G_B, self-adjoint in the inner product of
@@ -25,6 +30,8 @@ from equipoise.numerics.spectra.lanczos import fused, gram_product, space, swept
 
 COLD_STEPS = 32
 WARM_STEPS = 4
+DISTURBED = 0.1
+"""Length of the random part that is added to the second vector, of length 1."""
 # T^(2²⁴) tells apart Ritz values that differ by one part in 10⁷.
 _SQUARINGS = 24
 
@@ -38,29 +45,73 @@ class Steps(NamedTuple):
     """‖Aᵀu − σv‖: a singular value lies within it of σ."""
     vector: Tensor
     """v, the start of the next call."""
+    second: Tensor
+    """The vector of the next Ritz value; zero after a single step."""
 
 
 class Tracked(NamedTuple):
-    """A norm and where the next call should start."""
+    """A norm, how well it is known, and where the next call should start."""
 
     value: Tensor
-    vector: Tensor
+    """σ ≤ ‖A‖₂ up to rounding."""
+    vectors_2N: Tensor
+    """The vector of σ, and the second one."""
+    error: Tensor
+    """A singular value lies within this of σ, and the one that the second vector
+    follows, if it was asked, is no larger than σ by more."""
 
 
+@torch.no_grad()
 def tracked_norm(
-    matrix_MN: Float[Tensor, "M N"], *, start: Tensor | None = None
+    matrix_MN: Float[Tensor, "M N"],
+    *,
+    start: Tensor | None = None,
+    compare: int | None = 0,
 ) -> Tracked:
-    """Return ‖A‖₂ from below, and the vector to start the next call with.
+    """Return ‖A‖₂ from below, and the vectors to start the next call with.
 
-    32 steps when cold, 4 when warm; use ``fixed_steps`` to choose, or for the residual.
+    32 steps when cold, 4 for each vector when warm. ``compare`` numbers the calls, each
+    of which disturbs the second vector differently; with None it is not asked, which
+    halves the cost. Use ``fixed_steps`` to choose the steps.
 
     >>> found = tracked_norm(torch.diag(torch.tensor([3.0, 4.0]))).value
     >>> round(float(found), 4)
     4.0
     """
-    steps = COLD_STEPS if start is None else WARM_STEPS
-    found = fixed_steps(matrix_MN, start=start, steps=steps)
-    return Tracked(found.value, found.vector)
+    if start is None:
+        found = fixed_steps(matrix_MN, steps=COLD_STEPS)
+        vectors_2N = torch.stack((found.vector, found.second))
+        return Tracked(found.value, vectors_2N, found.residual)
+    first, second = start if start.ndim == 2 else (start, torch.zeros_like(start))
+    found = fixed_steps(matrix_MN, start=first, steps=WARM_STEPS)
+    if compare is None:
+        vectors_2N = torch.stack((found.vector, second.to(found.vector)))
+        return Tracked(found.value, vectors_2N, found.residual)
+    beside_N = _beside(found.vector, second, seed=compare)
+    return _larger(found, fixed_steps(matrix_MN, start=beside_N, steps=WARM_STEPS))
+
+
+def _beside(first_N: Tensor, second_N: Tensor, *, seed: int) -> Tensor:
+    """Return the second vector without the first, of length 1, disturbed."""
+    usable = second_N.isfinite().all() & (second_N != 0).any()
+    random_N = _random(first_N, seed=seed)
+    second_N = torch.where(usable, second_N.to(first_N), random_N)
+    second_N = second_N - first_N * (first_N @ second_N)
+    tiny = torch.finfo(first_N.dtype).tiny
+    second_N = second_N / second_N.norm().clamp(min=tiny)
+    disturbed_N: Tensor = second_N + random_N * (DISTURBED / random_N.norm())
+    return disturbed_N
+
+
+def _larger(one: Steps, other: Steps) -> Tracked:
+    """Return the larger of two values; the other vector is the second one then."""
+    swap = other.value > one.value
+    value = torch.where(swap, other.value, one.value)
+    vectors_2N = torch.stack((one.vector, other.vector))
+    vectors_2N = torch.where(swap, vectors_2N.flip(0), vectors_2N)
+    reach = torch.maximum(one.value + one.residual, other.value + other.residual)
+    own = torch.where(swap, other.residual, one.residual)
+    return Tracked(value, vectors_2N, torch.maximum(reach - value, own))
 
 
 @torch.no_grad()
@@ -88,10 +139,12 @@ def fixed_steps(
     T_KK = T_KK + torch.diag(betas_K[:-1], 1) + torch.diag(betas_K[:-1], -1)
     y_K = _top(T_KK)
     value = (y_K @ T_KK @ y_K).clamp(min=0).sqrt()
-    vector_N = y_K @ basis_KN
     residual = betas_K[-1] * y_K[-1].abs() / torch.where(value == 0, 1.0, value)
+    next_K = _top(T_KK - torch.outer(y_K, y_K) * value.square())
+    next_K = next_K - y_K * (y_K @ next_K)
+    vectors_2N = torch.stack((y_K, next_K)) @ basis_KN
     broken = torch.where(scale.isfinite(), 1.0, torch.nan)
-    return Steps(value * unit * broken, residual * unit * broken, vector_N)
+    return Steps(value * unit * broken, residual * unit * broken, *vectors_2N)
 
 
 def _matrix(matrix_MN: Tensor, steps: int) -> Tensor:
@@ -115,9 +168,10 @@ def _start(matrix_MN: Tensor, start: Tensor | None) -> Tensor:
     return torch.where(usable, start.to(matrix_MN), random_N)
 
 
-def _random(matrix_MN: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(matrix_MN.shape[1], generator=generator).to(matrix_MN)
+def _random(like: Tensor, *, seed: int = 0) -> Tensor:
+    """Return a random vector of the columns' length, of a generator of our own."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(like.shape[-1], generator=generator).to(like)
 
 
 def _fits(start: Tensor, matrix_MN: Tensor) -> None:
@@ -139,15 +193,18 @@ def _on_cpu(matrix_MN: Tensor, unit: Tensor, start: Tensor | None, steps: int) -
         start_N = _random(matrix_MN)
     found = space(matrix_MN, host_view(start_N), steps=steps, unit=float(unit.numpy()))
     if found is None:
-        return Steps(unit * torch.nan, unit * torch.nan, start_N)
+        zeros_N = torch.zeros_like(start_N)
+        return Steps(unit * torch.nan, unit * torch.nan, start_N, zeros_N)
     off_K = found.betas_K[:-1]
     T_KK = np.diag(found.alphas_K) + np.diag(off_K, 1) + np.diag(off_K, -1)
     values_K, weights_KK = np.linalg.eigh(T_KK)
     value, y_K = math.sqrt(max(0.0, values_K[-1])), weights_KK[:, -1]
     residual = found.betas_K[-1] * abs(y_K[-1]) / (value or 1.0)
-    vector_N = y_K @ found.basis_KN
-    vector_N /= np.linalg.norm(vector_N)
-    return Steps(unit * value, unit * residual, torch.from_numpy(vector_N).to(unit))
+    vectors_2N = weights_KK[:, :-3:-1].T @ found.basis_KN
+    vectors_2N /= np.linalg.norm(vectors_2N, axis=1, keepdims=True)
+    first_N, *rest = torch.from_numpy(vectors_2N).to(unit)
+    second_N = rest[0] if rest else torch.zeros_like(first_N)
+    return Steps(unit * value, unit * residual, first_N, second_N)
 
 
 def _lanczos(
