@@ -160,12 +160,10 @@ def loaded_batch(path: Path) -> Batch:
     """Return a batch from ``.pt`` (tensors only), ``.safetensors`` or ``.json``."""
     if not path.is_file():
         raise InputError(f"{path}: no such batch file")
+    if path.suffix not in {".safetensors", ".pt", ".pth", ".json"}:
+        raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
     _check_start(path)
-    if path.suffix == ".json":
-        return _from_json(path)
-    if path.suffix in {".safetensors", ".pt", ".pth"}:
-        return _from_tensors(path)
-    raise InputError(f"{path}: a batch is a .pt, .safetensors or .json file")
+    return _from_json(path) if path.suffix == ".json" else _from_tensors(path)
 
 
 def _check_start(path: Path) -> None:

@@ -11,6 +11,7 @@ from equipoise.cli.arguments import Json
 from equipoise.errors import InputError
 from equipoise.planning import (
     ATTENTIONS,
+    FEEDFORWARDS,
     NORMS,
     PRECISIONS,
     RESIDUALS,
@@ -19,6 +20,7 @@ from equipoise.planning import (
     plan,
 )
 from equipoise.planning.config import options_of
+from equipoise.planning.evidence import PUBLISHED, authors_of
 
 EXAMPLES = (
     "equipoise plan ./gpt2",
@@ -67,20 +69,27 @@ def command(
     decoder_depth: Annotated[
         int | None, typer.Option(help="Layers of the decoder, if there are two stacks.")
     ] = None,
+    feedforward: Annotated[
+        str | None, typer.Option(help=f"{' · '.join(FEEDFORWARDS)} (plain)")
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help=f"Also what its authors did: {' · '.join(PUBLISHED)}"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Recommend gains, residual multipliers, warm-up and ε, each with its reference.
 
     What a model's config.json says is taken from there; an option goes before it.
     """
-    # Every option but these two is one of plan's, under the same name.
-    named = {k: v for k, v in locals().items() if k not in ("model", "json")}
+    # Every option but these is one of plan's, under the same name.
+    named = {k: v for k, v in locals().items() if k not in ("model", "json", "beside")}
     given = {name: value for name, value in named.items() if value is not None}
     found = plan(**_complete({**_sizes(model or []), **given}))
     if json:
         typer.echo(found.to_json())
     else:
-        print_plan(found)
+        print_plan(found, beside=beside)
 
 
 def _sizes(words: list[str]) -> dict[str, Any]:
@@ -99,17 +108,36 @@ def _complete(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def print_plan(found: Plan, console: Console | None = None) -> None:
-    """Print a plan as a table; notes stand under it, numbered."""
-    table = Table("set", "to", "formula", "reference", box=None, header_style="bold")
+def print_plan(
+    found: Plan, console: Console | None = None, *, beside: str | None = None
+) -> None:
+    """Print a plan as a table; notes and evidence stand under it, numbered.
+
+    ``beside`` adds a column with what the authors of a known model did.
+    """
+    authors = {} if beside is None else authors_of(beside)
+    columns = ["set", "to", "formula", "reference", "evidence"]
+    table = Table(
+        *columns, *([beside] if beside else []), box=None, header_style="bold"
+    )
     notes: dict[str, int] = {}
+
+    def mark(note: str) -> str:
+        return f" [{notes.setdefault(note, len(notes) + 1)}]" if note else ""
+
     for setting in found:
-        mark = ""
-        if setting.note:
-            mark = f" [{notes.setdefault(setting.note, len(notes) + 1)}]"
-        value = f"{setting.value:.6g}"
+        theirs = authors.get(setting.name, "")
         table.add_row(
-            setting.name, value, setting.formula, setting.reference + mark, style=None
+            setting.name,
+            f"{setting.value:.6g}",
+            setting.formula,
+            setting.reference + mark(setting.note),
+            setting.evidence + mark(setting.because),
+            *(
+                [theirs if isinstance(theirs, str) else f"{theirs:.6g}"]
+                if beside
+                else []
+            ),
         )
     console = console or Console()
     console.print(table, markup=False, highlight=False)

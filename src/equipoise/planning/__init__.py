@@ -1,8 +1,16 @@
 """``plan``: what to set before training a model of a given size, and why."""
 
-from equipoise.planning.depth import PLACEMENTS, epsilon, scores, std, warmup_of
+from equipoise.planning.depth import (
+    PLACEMENTS,
+    epsilon,
+    feedforward_width,
+    scores,
+    std,
+    warmup_of,
+)
 from equipoise.planning.model import (
     ATTENTIONS,
+    FEEDFORWARDS,
     NORMS,
     PRECISIONS,
     RESIDUALS,
@@ -14,6 +22,7 @@ from equipoise.planning.model import (
 
 __all__ = [
     "ATTENTIONS",
+    "FEEDFORWARDS",
     "NORMS",
     "PRECISIONS",
     "RESIDUALS",
@@ -36,6 +45,7 @@ def plan(
     precision: str = "bf16",
     warmup: str = "learning-rate",
     beta2: float = 0.95,
+    feedforward: str = "plain",
     decoder_depth: int | None = None,
 ) -> Plan:
     """Return what to set before training such a model, with formula and reference.
@@ -48,6 +58,7 @@ def plan(
             linear (2).
         precision: The format the normalisers compute in; fp32 under autocast.
         warmup: Of the learning rate, or of the softmax temperature.
+        feedforward: plain, or gated (SwiGLU).
         decoder_depth: For an encoder–decoder; ``depth`` is the encoder then.
 
     Example:
@@ -66,7 +77,11 @@ def plan(
         precision=precision,
         warmup=warmup,
         beta2=beta2,
+        feedforward=feedforward,
         decoder_depth=decoder_depth,
     )
-    parts = (scores, std, PLACEMENTS[residual], warmup_of, epsilon)
+    parts = (
+        *(scores, std, feedforward_width, PLACEMENTS[residual]),
+        *(warmup_of, epsilon),
+    )
     return Plan(model=model, settings=tuple(s for part in parts for s in part(model)))

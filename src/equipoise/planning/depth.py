@@ -13,6 +13,7 @@ from equipoise.numerics.scaling import (
     output_gain,
     path_gain,
 )
+from equipoise.planning.evidence import LARGEST_GAIN, TEMPERATURE
 from equipoise.planning.model import NORMS, Model, Setting
 
 EMADI = "Emadi 2026, §6"
@@ -37,26 +38,74 @@ def std(model: Model) -> Iterator[Setting]:
         formula="0.02·(1280/d)^(1/2)",
         reference="ours: keeps GPT-2's operator norms",
         note="of every matrix, before the gains below",
+        evidence="proved",
+        because="σ₁ of independent entries is std·(√M + √N): the same at any width",
+    )
+
+
+def feedforward_width(model: Model) -> Iterator[Setting]:
+    """Three matrices of a gated net hold what two of a plain one do at 8d/3."""
+    gated = model.feedforward == "gated"
+    width = 256 * math.ceil(8 * model.width / 3 / 256) if gated else 4 * model.width
+    yield Setting(
+        name="ffn.width",
+        value=float(width),
+        formula="8d/3, up to a multiple of 256" if gated else "4d",
+        reference="Shazeer 2020" if gated else "Vaswani et al. 2017",
+        note="as many parameters as a plain net of width 4d" if gated else "",
+        evidence="proved" if gated else "published only",
+        because="3·d·8d/3 = 2·d·4d" if gated else "",
     )
 
 
 def _path(model: Model) -> Iterator[Setting]:
-    """m maps of the attention path share 1/N, and so do the two of the FFN."""
+    """m maps of the attention path share 1/N, and so do those of the FFN.
+
+    Before the norm (pre) our own experiment contradicts it, and gains stay at 1.
+    """
     m = PATH_LENGTH[model.attention]
     throttled = model.warmup == "temperature"
+    measured = model.residual == "pre" and not throttled
+    shared = path_gain(model.depth, maps=m)
+    value = 1.0 if throttled or measured else shared
+    formula = "1: the temperature shares 1/N" if throttled else f"N^(-1/{m})"
     for letter in {4: "qkvo", 3: "qvo", 2: "vo"}[m]:
         yield Setting(
             name=f"init.gain.{letter}",
-            value=1.0 if throttled else path_gain(model.depth, maps=m),
-            formula="1: the temperature shares 1/N" if throttled else f"N^(-1/{m})",
+            value=value,
+            formula=f"1, not N^(-1/{m}) = {shared:.3g}" if measured else formula,
             reference=EMADI,
             note="W_Q = W_K" if m == 3 and letter == "q" else "",
+            evidence="contradicted here" if measured else "published only",
+            because=_contradiction(model) if measured else "",
         )
-    yield Setting(
+    yield _feedforward_gain(model, measured)
+
+
+def _contradiction(model: Model) -> str:
+    found = LARGEST_GAIN[model.attention]
+    m = PATH_LENGTH[model.attention]
+    return (
+        f"docs/results/exponents: the largest gain that trains goes as {found} in "
+        f"pre-LN models; N^(-1/{m}) is outside the interval"
+    )
+
+
+def _feedforward_gain(model: Model, measured: bool) -> Setting:
+    """A gated net multiplies three maps, a plain one two."""
+    maps = 3 if model.feedforward == "gated" else 2
+    shared = path_gain(model.depth, maps=maps)
+    return Setting(
         name="init.gain.ffn",
-        value=path_gain(model.depth, maps=2),
-        formula="N^(-1/2)",
-        reference=f"ours: the rule of {EMADI}, for its two maps",
+        value=1.0 if measured else shared,
+        formula=f"1, not N^(-1/{maps}) = {shared:.3g}"
+        if measured
+        else f"N^(-1/{maps})",
+        reference=f"ours: the rule of {EMADI}, for its {maps} maps",
+        evidence="contradicted here" if measured else "published only",
+        because="the same rule fails for attention: see init.gain.o"
+        if measured
+        else "",
     )
 
 
@@ -68,7 +117,7 @@ def _plain(model: Model) -> Iterator[Setting]:
         value=output_gain(model.depth),
         formula="(2N)^(-1/2)",
         reference="Radford et al. 2019 (GPT-2)",
-        note="instead of the gains above: on W_O and the last FFN matrix only",
+        note="on W_O and the last FFN matrix only",
     )
 
 
@@ -159,6 +208,8 @@ def _temperature(model: Model) -> Setting:
         reference=f"ours, after {EMADI}",
         note="(θ/τ)·Π norms starts at 1/N; predicted to replace the learning-rate "
         "warm-up, published without a run",
+        evidence="contradicted here",
+        because=TEMPERATURE,
     )
 
 
@@ -173,6 +224,8 @@ def epsilon(model: Model) -> Iterator[Setting]:
         formula=f"≥ smallest normal {format.name}, {format.smallest_normal:.3g}",
         reference="IEEE 754; ours",
         note=_stored_note(usual, format),
+        evidence="proved",
+        because="a subnormal or zero ε is what the format stores",
     )
 
 

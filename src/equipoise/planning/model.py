@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 
 from equipoise.errors import InputError
 from equipoise.numerics.scaling import PATH_LENGTH
+from equipoise.planning.evidence import Level
 from equipoise.records import html_table
 
 RESIDUALS = ("pre", "post", "deepnorm", "deepnorm-original", "sandwich")
 ATTENTIONS = tuple(PATH_LENGTH)
 WARMUPS = ("learning-rate", "temperature")
+FEEDFORWARDS = ("plain", "gated")
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 NORMS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 """Normaliser → the ε in common use."""
@@ -37,6 +39,8 @@ class Model:
     warmup: str = "learning-rate"
     beta2: float = 0.95
     """Adam's."""
+    feedforward: str = "plain"
+    """gated: (φ(x W_gate) ⊙ x W_up) W_down, as in Llama (SwiGLU)."""
     decoder_depth: int | None = None
     """Makes it an encoder–decoder whose encoder has ``depth`` layers."""
 
@@ -46,6 +50,7 @@ class Model:
         _known("norm", self.norm, NORMS)
         _known("warmup", self.warmup, WARMUPS)
         _known("precision", self.precision, PRECISIONS)
+        _known("feedforward", self.feedforward, FEEDFORWARDS)
         for name in ("depth", "width", "heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: at least 1 is needed")
@@ -87,6 +92,9 @@ class Setting:
     formula: str
     reference: str
     note: str = ""
+    evidence: Level = "published only"
+    because: str = ""
+    """What the evidence is: an interval and where it is from, or a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +115,9 @@ class Plan:
         raise InputError(f"this plan has no {name}; it has {known}")
 
     def __str__(self) -> str:
-        rows = [(s.name, f"{s.value:.6g}", s.formula, s.reference) for s in self]
+        rows = [
+            (s.name, f"{s.value:.6g}", s.formula, s.reference, s.evidence) for s in self
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)

@@ -9,9 +9,17 @@ from torch.optim import SGD, AdamW
 from typer.testing import CliRunner
 
 from equipoise.auditing.curvature import hessian
-from equipoise.auditing.curvature.page import COLUMNS, headline, remarks, write_study
+from equipoise.auditing.curvature.page import (
+    COLUMNS,
+    cells,
+    headline,
+    remarks,
+    total,
+    write_study,
+)
 from equipoise.auditing.curvature.study import CurvatureStudy, study
 from equipoise.cli import application
+from equipoise.report.views import short
 from tests.auditing.curvature import subjects
 
 BATCH = subjects.pair(3)
@@ -70,6 +78,22 @@ def test_the_page_is_whole_and_offline(found: CurvatureStudy, tmp_path: Path) ->
     )
     assert "http" not in page and "<script" not in page
     assert any("kinds of operation" in line for line in remarks(found))
+    assert "eigenvalue λ" in page and page.count('text-anchor="middle"') > 3
+    assert "-0 %" not in page and "−0" not in page
+
+
+def test_each_thing_has_one_number(found: CurvatureStudy) -> None:
+    """Totals stand in the first lines, with errors; the table holds shares."""
+    assert total(found)[1:4] == ["100 %"] * 3
+    lines = [cells(found, row) for row in found.rows]
+    assert all(cell.endswith(" %") for line in lines for cell in line[1:4])
+    said = headline(found)
+    for estimate in (found.top[0], found.bottom, found.trace):
+        assert f"{short(estimate.value)} ± {short(estimate.residual)}" in said
+    parts = [
+        sum(float(line[k].removesuffix(" %")) for line in lines) for k in (1, 2, 3)
+    ]
+    assert parts == pytest.approx([100] * 3, abs=len(lines) / 2)  # each is rounded
 
 
 MODEL = """

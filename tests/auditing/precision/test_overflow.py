@@ -40,8 +40,8 @@ def test_what_overflows_is_kept_first() -> None:
     assert found.keep_list.sites == ("0",) and found.keep_list.reached
     assert 0 < found.keep_list.predicted < 0.01 and 0 < found.keep_list.measured < 0.01
     assert [row.share for row in found.rows] == [1.0, 0.0, 0.0]
-    assert "output error not finite measured, not finite predicted" in headline(found)
-    assert "(target any finite error)" in headline(found)
+    assert "(not finite emulated, not finite predicted)" in headline(found)
+    assert "target any finite error)" in headline(found)
     assert any("out of range" in line for line in remarks(found))
 
 

@@ -1,6 +1,7 @@
 """From a typed name to a verdict: measuring, keeping, loading, showing."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.page import (
     headline,
+    keep_code,
+    named,
     print_study,
     remarks,
     write_study,
@@ -27,6 +30,7 @@ from equipoise.auditing.subject import loaded, loaded_batch, output_of
 from equipoise.cli import main
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
+from equipoise.report.views import short
 from tests.auditing.precision.models import Residual, tokens
 
 BF16 = Storage.named("bf16")
@@ -99,12 +103,39 @@ def test_study_is_shown_and_written(
     )
     assert {row.site for row in found.rows if row.keep} == set(found.keep_list.sites)
     assert "in bf16: output error" in headline(found)
-    assert any("natively" in line for line in remarks(found))
+    assert f"error {short(found.native or 0)} run natively (" in headline(found)
+    assert any("native kernel" in line for line in remarks(found))
+    nested = [replace(found.rows[0], site=name) for name in ("blocks.0", "blocks.0.up")]
+    both = replace(found, rows=tuple(nested))
+    assert named(both, "blocks.0") == "own operations of blocks.0"
+    assert named(both, "blocks.0.up") == "blocks.0.up"
+    assert named(both, "") == "own operations of the model"
     print_study(found, rows=3)
     assert "smaller ones" in capsys.readouterr().out
     page = write_study(found, tmp_path / "deep" / "page.html").read_text()
     assert page.count("<tr") == len(found.rows) + 1
     assert "http" not in page.replace("<!doctype html>", "")
+
+
+def test_the_code_applies_the_advice() -> None:
+    model, ids = tokens()
+    model = model.float()
+    found = study(model, ids, storage=BF16)
+    seen: dict[str, set[torch.dtype]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(
+                lambda m, x, y, name=name: seen.setdefault(name, set()).add(y.dtype)
+            )
+    lines = keep_code(found)
+    assert all(repr(site) in lines for site in found.keep_list.sites)
+    exec(lines, {"torch": torch, "model": model, "device": torch.device("cpu")})
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(ids)
+    kept = tuple(found.keep_list.sites)
+    for name, dtypes in seen.items():
+        wide = any(name == s or name.startswith(f"{s}.") or not s for s in kept)
+        assert dtypes == {torch.float32 if wide else torch.bfloat16}, name
 
 
 def test_a_format_without_error_has_nothing_to_keep() -> None:

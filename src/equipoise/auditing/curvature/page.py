@@ -1,5 +1,6 @@
 """A study of curvature on the screen, and as one offline page with two figures."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,40 @@ from equipoise.report.pages import StudyPage
 from equipoise.report.views import short
 
 NOTES = (
-    "parts of tr H, of λ₁ and of vᵀHv along the next step; each column sums to its "
-    "total, and a part may be negative"
+    "shares of tr H, of λ₁ and of vᵀHv along the next step; each column is an exact "
+    "sum over the directions it was taken along (random ones for tr H), and a share "
+    "may be negative"
 )
 LOSS = "loss"
 COLUMNS = ["sublayer", "of tr H", "of λ₁", "along the step", "own λ_max"]
 WIDTH, HEIGHT, POINTS = 720, 260, 240
+LEFT, BELOW = 56, 40
+"""Room for the labels of the axes."""
+
+
+def percent(share: float) -> str:
+    """Return a share in whole per cent; there is no −0 %.
+
+    >>> percent(-0.001), percent(0.254), percent(-0.02), percent(float("nan"))
+    ('0 %', '25 %', '-2 %', '–')
+    """
+    return f"{round(100 * share) + 0:d} %" if math.isfinite(share) else "–"
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def headline(study: CurvatureStudy) -> str:
     """Return the verdict in a few sentences."""
     first = study.top[0]
     sentence = (
-        f"{study.model}, {study.parameters} parameters: sharpness "
+        f"{study.model}, {study.parameters} parameters: sharpness λ₁ "
         f"{short(first.value)} ± {short(first.residual)}, most negative curvature "
-        f"{short(study.bottom.value)}, trace {short(study.trace.value)} ± "
-        f"{short(study.trace.residual)}, gradient {short(study.gradient)}. "
+        f"{short(study.bottom.value)} ± {short(study.bottom.residual)}, trace "
+        f"{short(study.trace.value)} ± {short(study.trace.residual)} (estimated), "
+        f"gradient {short(study.gradient)}, curvature along the next step "
+        f"{short(study.totals[2])}. "
         f"{_largest(study)}"
     )
     return f"{sentence} {verdict(study)}".strip()
@@ -41,9 +60,9 @@ def _largest(study: CurvatureStudy) -> str:
         return ""
     worst = max(inner, key=lambda row: row.top)
     return (
-        f"Of the sharpest direction {outer / study.totals[1]:.0%} is the loss's own "
-        f"curvature (Gauss–Newton); of the sublayers {worst.site} adds most, "
-        f"{worst.top / study.totals[1]:.0%}."
+        f"Of λ₁ {percent(outer / study.totals[1])} is the loss's own curvature "
+        f"(Gauss–Newton); of the sublayers {worst.site} adds most, "
+        f"{percent(worst.top / study.totals[1])}."
     )
 
 
@@ -61,16 +80,17 @@ def verdict(study: CurvatureStudy) -> str:
     )
 
 
-def cells(row: CurvatureRow) -> list[str]:
-    """Return one line of the table; values, because a total may be near zero."""
-    parts = [short(part) for part in (row.trace, row.top, row.update)]
+def cells(study: CurvatureStudy, row: CurvatureRow) -> list[str]:
+    """Return one line of the table: shares, so that each total is said once, above."""
+    parts = zip((row.trace, row.top, row.update), study.totals, strict=True)
     own = "" if row.sharpness is None else short(row.sharpness)
-    return [row.site or "(the model itself)", *parts, own]
+    shares = [percent(_share(part, whole)) for part, whole in parts]
+    return [row.site or "own operations of the model", *shares, own]
 
 
 def total(study: CurvatureStudy) -> list[str]:
     """Return the last line of the table."""
-    return ["total", *(short(value) for value in study.totals), ""]
+    return ["total", *(percent(_share(t, t)) for t in study.totals), ""]
 
 
 def remarks(study: CurvatureStudy) -> list[str]:
@@ -82,11 +102,11 @@ def remarks(study: CurvatureStudy) -> list[str]:
         f"share of negative eigenvalues: {below:.1%} ± {error:.1%}",
         "kinds of operation, of λ₁: "
         + ", ".join(
-            f"{kind} {value[1] / study.totals[1]:.0%}"
+            f"{kind} {percent(_share(value[1], study.totals[1]))}"
             for kind, value in study.kinds.items()
-            if study.totals[1]
         ),
-        f"parts miss their total by {short(study.residual)} (relative)",
+        f"shares are exact sums: they miss their totals by {short(study.residual)} "
+        "(relative)",
     ]
     unsettled = [e for e in (*study.top, study.bottom) if e.error > 0.05]
     if unsettled:
@@ -104,7 +124,7 @@ def print_study(
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "sublayer")
     for row in study.rows[:rows]:
-        table.add_row(*cells(row))
+        table.add_row(*cells(study, row))
     table.add_section()
     table.add_row(*total(study))
     console.print(table)
@@ -123,11 +143,12 @@ def write_study(
         headline=introduced(headline(study), source),
         remarks=remarks(study),
         columns=COLUMNS,
-        rows=[(cells(row), bars(study, row)) for row in study.rows],
+        rows=[(cells(study, row), bars(study, row)) for row in study.rows],
         total=total(study),
         notes=NOTES,
         spectrum=spectrum(study.density),
         size=(WIDTH, HEIGHT),
+        room=(LEFT, BELOW),
     )
 
 
@@ -159,44 +180,63 @@ def spectrum(density: Density) -> dict[str, object]:
     return {
         "points": " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True)),
         "zero": f"{zero:.1f}",
-        "ends": (short(low), short(high)),
-        "levels": (f"10^{floor:.1f}", f"10^{top:.1f}"),
+        "across": _ticks(at[0], at[-1], WIDTH),
+        "upwards": [
+            (f"{HEIGHT - (k - floor) / ((top - floor) or 1.0) * HEIGHT:.1f}", k)
+            for k in range(math.ceil(floor), math.floor(top) + 1)
+        ],
     }
+
+
+def _ticks(low: float, high: float, width: int) -> list[tuple[str, str]]:
+    """Return place and label of about six round numbers of an axis."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 6))
+    step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= 8)
+    first = math.ceil(low / step)
+    values = [step * k for k in range(first, math.floor(high / step) + 1)]
+    return [(f"{(v - low) / (high - low) * width:.1f}", short(v + 0.0)) for v in values]
 
 
 _PAGE = StudyPage(
     title="Curvature",
     heading="What makes the loss sharp",
-    style=""".track { position: relative; height: .5rem; border-left: 1px solid #8888;
-         border-right: 1px solid #8888; margin: 2px 0 }
+    style=""".track { position: relative; height: .7rem; margin: 2px 0;
+         background: linear-gradient(#8888, #8888) 50% / 1px 100% no-repeat #8881 }
 .track div { position: absolute; top: 0; height: 100%; background: #3b7dd8 }
-.track:nth-child(2) div { background: #d8573b }
-.track:nth-child(3) div { background: #3ba55c }
-svg { max-width: 100%; height: auto; border: 1px solid #8884 }
-.key span { padding: 0 .4rem; color: #fff; border-radius: 2px }""",
+td:nth-child(3) .track div { background: #d8573b }
+td:nth-child(4) .track div { background: #3ba55c }
+td:nth-child(n+2):nth-child(-n+4) { min-width: 9rem }
+svg { max-width: 100%; height: auto }
+svg text { font: 12px system-ui, sans-serif; fill: currentColor }""",
     body="""<h2>Spectrum</h2>
-<figure><svg viewBox="0 0 {{ size[0] }} {{ size[1] }}" width="{{ size[0] }}"
- height="{{ size[1] }}" role="img" aria-label="density of eigenvalues">
+<figure><svg viewBox="0 0 {{ size[0] + room[0] + 20 }} {{ size[1] + room[1] + 10 }}"
+ width="{{ size[0] + room[0] + 20 }}" height="{{ size[1] + room[1] + 10 }}" role="img"
+ aria-label="density of eigenvalues over λ">
+<g transform="translate({{ room[0] }} 10)">
+<rect width="{{ size[0] }}" height="{{ size[1] }}" fill="none" stroke="#8886"/>
+{% for x, label in spectrum.across %}<line x1="{{ x }}" x2="{{ x }}" y1="{{ size[1] }}"
+ y2="{{ size[1] + 5 }}" stroke="currentColor"/><text x="{{ x }}" y="{{ size[1] + 18 }}"
+ text-anchor="middle">{{ label }}</text>{% endfor %}
+<text x="{{ size[0] / 2 }}" y="{{ size[1] + 35 }}" text-anchor="middle">eigenvalue λ
+</text>
+{% for y, power in spectrum.upwards %}<line x1="-5" x2="0" y1="{{ y }}" y2="{{ y }}"
+ stroke="currentColor"/><text x="-8" y="{{ y }}" text-anchor="end"
+ dominant-baseline="middle">10<tspan dy="-5" font-size="9">{{ power }}</tspan></text>
+{% endfor %}
 <line x1="{{ spectrum.zero }}" x2="{{ spectrum.zero }}" y1="0" y2="{{ size[1] }}"
  stroke="#8888" stroke-dasharray="4"/>
 <polyline points="{{ spectrum.points }}" fill="none" stroke="#3b7dd8" stroke-width="2"/>
-</svg><figcaption>Eigenvalues per unit of λ, logarithmic from
-{{ spectrum.levels[0] }} to {{ spectrum.levels[1] }}; λ from {{ spectrum.ends[0] }} to
-{{ spectrum.ends[1] }}, zero dashed.</figcaption></figure>
+</g></svg><figcaption>Eigenvalues per unit of λ; zero is dashed.</figcaption></figure>
 <h2>Attribution</h2>
-<p class="key"><span style="background:#3b7dd8">trace</span>
-<span style="background:#d8573b">λ₁</span>
-<span style="background:#3ba55c">next step</span>; zero in the middle.</p>
 <div class="wide"><table><thead><tr>
-{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
-<th scope="col" style="width:30%">parts</th></tr></thead><tbody>
+{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for cells, bars in rows %}<tr>
-{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}
-<td>{% for left, width in bars %}<div class="track"><div style="left:
-{{ '%.2f' | format(left) }}%; width: {{ '%.2f' | format(width) }}%"></div></div>
-{% endfor %}</td></tr>
+{% for cell in cells %}<td>{{ cell }}{% if 1 <= loop.index0 <= 3 %}<div class="track">
+<div style="left: {{ '%.2f' | format(bars[loop.index0 - 1][0]) }}%; width:
+ {{ '%.2f' | format(bars[loop.index0 - 1][1]) }}%"></div></div>{% endif %}</td>
+{% endfor %}</tr>
 {% endfor %}</tbody><tfoot><tr>{% for cell in total %}<td>{{ cell }}</td>{% endfor %}
-<td></td></tr></tfoot></table></div>
-<p>{{ notes }}.</p>
+</tr></tfoot></table></div>
+<p>{{ notes }}. Bars: zero in the middle, each column on its own scale.</p>
 """,
 )

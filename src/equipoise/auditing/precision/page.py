@@ -20,17 +20,31 @@ OUT_OF_RANGE = 5
 """Modules named whose numbers leave the range."""
 
 
+WHY = (
+    "why they differ: a native kernel sums in float32 and rounds once, the emulation "
+    "rounds every number that is stored between operations, and the prediction adds "
+    "those roundings up as if they were independent"
+)
+
+
 def headline(study: PrecisionStudy) -> str:
-    """Return the verdict in two sentences."""
+    """Return the verdict in two sentences; the native run first, where there is one."""
     scaled = ", tensors scaled" if study.scaled else ""
     kept, missed = study.keep_list, "" if study.keep_list.reached else ", missed"
     target = "any finite error" if kept.target == FINITE else short(kept.target)
     return (
-        f"{study.model} in {study.format}{scaled}: output error "
-        f"{_error(study.measured)} measured, {_error(study.predicted)} predicted. "
+        f"{study.model} in {study.format}{scaled}: output error {_errors(study)}. "
         f"Keep {len(kept.sites)} of {len(study.rows)} modules in fp32 for "
-        f"{_error(kept.measured)} (target {target}{missed})."
+        f"{_error(kept.measured)} (emulated; target {target}{missed})."
     )
+
+
+def _errors(study: PrecisionStudy) -> str:
+    emulated, predicted = _error(study.measured), _error(study.predicted)
+    if study.native is None:
+        return f"{emulated} emulated, {predicted} predicted"
+    native = _error(study.native)
+    return f"{native} run natively ({emulated} emulated, {predicted} predicted)"
 
 
 def _error(size: float) -> str:
@@ -41,7 +55,7 @@ def remarks(study: PrecisionStudy) -> list[str]:
     """Return what a reader must not overlook: range, ε, the native run."""
     lines = []
     if study.native is not None:
-        lines.append(f"run natively in {study.format}: error {_error(study.native)}")
+        lines.append(WHY)
     if study.native_failure:
         lines.append(
             f"the model does not run natively in {study.format}: {study.native_failure}"
@@ -53,7 +67,9 @@ def remarks(study: PrecisionStudy) -> list[str]:
     }
     for site in sorted(beyond, key=beyond.__getitem__, reverse=True)[:OUT_OF_RANGE]:
         share = f"{beyond[site]:.2%}"
-        lines.append(f"{_name(site)}: {share} of a stored tensor is out of range")
+        lines.append(
+            f"{named(study, site)}: {share} of a stored tensor is out of range"
+        )
     if len(beyond) > OUT_OF_RANGE:
         more = len(beyond) - OUT_OF_RANGE
         lines.append(f"so are numbers of {more} other modules, by smaller shares")
@@ -64,7 +80,7 @@ def _lost(study: PrecisionStudy) -> list[str]:
     """Return one line for each number that an ε becomes, and the norms it is in."""
     norms: dict[float, list[str]] = {}
     for name, left in study.lost_epsilons.items():
-        norms.setdefault(left, []).append(_name(name))
+        norms.setdefault(left, []).append(name or "the model")
     return [
         f"ε becomes {short(left)} where the norm itself runs in {study.format} (stock "
         f"kernels add it in float32): {_listed(names)}"
@@ -78,15 +94,43 @@ def _listed(names: list[str]) -> str:
     return f"{names[0]}, {names[1]} and {len(names) - 2} others"
 
 
-def _name(site: str) -> str:
-    return site or "(the model itself)"
+def named(study: PrecisionStudy, site: str) -> str:
+    """Return what a row is about: a module, or what one with children does itself."""
+    inside = any(row.site.startswith(f"{site}.") for row in study.rows)
+    if not site or inside:
+        return f"own operations of {site or 'the model'}"
+    return site
 
 
-def cells(row: PrecisionRow) -> list[str]:
+def keep_code(study: PrecisionStudy) -> str:
+    """Return the code that applies the advice, under autocast."""
+    names = ", ".join(repr(site) for site in study.keep_list.sites)
+    return KEEP.format(names=names, format=study.format) if names else ""
+
+
+KEEP = """def in_float32(module):
+    narrow = module.forward
+
+    def wide(x):
+        return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
+
+    def forward(*args, **kwargs):
+        with torch.autocast(device.type, enabled=False):
+            return narrow(*map(wide, args), **{{k: wide(x) for k, x in kwargs.items()}})
+
+    module.forward = forward
+
+# call the model inside torch.autocast(device.type, ...) in {format}; a module with
+# children keeps those in float32 too
+for name in [{names}]:
+    in_float32(model.get_submodule(name))"""
+
+
+def cells(study: PrecisionStudy, row: PrecisionRow) -> list[str]:
     """Return one line of the table; nothing to say is an empty cell."""
     flushed = 0.0 if row.range is None else row.range.flushed
     return [
-        _name(row.site),
+        named(study, row.site),
         _error(row.predicted),
         "" if row.measured is None else _error(row.measured),
         f"{row.share:.1%}",
@@ -101,7 +145,7 @@ COLUMNS = ["module", "predicted", "measured", "share", "mostly", "to zero", "kee
 
 def table(study: PrecisionStudy) -> tuple[list[str], list[list[str]]]:
     """Return the columns in which some row has something, and the rows' cells."""
-    lines = [cells(row) for row in study.rows]
+    lines = [cells(study, row) for row in study.rows]
     used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
     return [COLUMNS[i] for i in used], [[line[i] for i in used] for line in lines]
 
@@ -121,10 +165,12 @@ def print_study(
     console.print(shown)
     if len(lines) > rows:
         console.print(f"… and {len(lines) - rows} smaller ones (--rows, --html)")
-    below = [_name(row.site) for row in study.rows[rows:] if row.keep]
+    below = [named(study, row.site) for row in study.rows[rows:] if row.keep]
     also = [f"also to keep in fp32: {', '.join(below)}"] if below else []
     for remark in also + remarks(study):
         console.print(f"- {remark}", soft_wrap=True, markup=False, highlight=False)
+    if code := keep_code(study):
+        console.print(f"\n{code}", soft_wrap=True, markup=False, highlight=False)
 
 
 def write_study(
@@ -144,6 +190,7 @@ def write_study(
         columns=columns,
         rows=rows,
         notes=NOTES,
+        code=keep_code(study),
     )
 
 
@@ -166,5 +213,6 @@ tr.keep { background: #f2a90022 }""",
 <p>{{ notes }}. Rows marked are those to keep in fp32. <b>mostly</b>: what of the module
 contributes most, a parameter or the result of a call. <b>to zero</b>: the largest share
 of a tensor stored there that the format makes zero.</p>
+{% if code %}<h2>Apply it</h2><pre>{{ code }}</pre>{% endif %}
 """,
 )
