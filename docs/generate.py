@@ -6,7 +6,7 @@ Results are rendered again from the raw numbers beside them; no experiment is re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import choosing, zoo
+from docs import choosing, command_line, zoo
 from equipoise.claims import catalogue
 from equipoise.claims.page import markdown
 from equipoise.lab.results.publishing import index, publish, published
@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {
     "zoo.md": zoo.page,
     "choosing-a-normaliser.md": choosing.page,
+    "cli.md": command_line.page,
     "claims.md": lambda: markdown(catalogue.run(catalogue.select())),
 }
 

@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import equipoise
+from docs import command_line
 from equipoise.anatomy.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
@@ -22,9 +23,16 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+"""Its blocks belong together, so they run as one."""
 BLOCKS = [
+    pytest.param(
+        "".join(FENCE.findall(TUTORIAL.read_text(encoding="utf-8"))), id="tour"
+    )
+] + [
     pytest.param(code, id=f"{named(page)}:{i}")
     for page in PAGES
+    if page != TUTORIAL
     for i, code in enumerate(FENCE.findall(page.read_text(encoding="utf-8")))
 ]
 
@@ -49,6 +57,11 @@ def test_a_block_runs_as_it_stands(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     with mock.patch.dict(FAMILIES):
         exec(compile(code, "block", "exec"), assumed())
+
+
+def test_the_page_of_the_command_line_is_current() -> None:
+    """``./dev docs`` writes it from the commands."""
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == command_line.page()
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
