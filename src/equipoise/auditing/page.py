@@ -128,7 +128,7 @@ _PAGE = StudyPage(
     title="Audit",
     heading="The model as it stands",
     body="""{% for columns, lines in tables %}
-<div class="wide"><table><thead><tr>
+<div class="wide" tabindex="0"><table><thead><tr>
 {% for name in columns %}<th scope="col"><a href="{{ pages[name] }}">{{ name }}</a></th>
 {% endfor %}</tr></thead><tbody>
 {% for line in lines %}<tr>{% for cell in line %}<td>{{ cell }}</td>{% endfor %}</tr>

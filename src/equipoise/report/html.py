@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from equipoise.records import Reading
 from equipoise.report.changes import changes
 from equipoise.report.comparison import comparison_json
 from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
 from equipoise.report.overview import Json, changes_json, run_json, verdict_json
-from equipoise.report.pages import write_page
+from equipoise.report.pages import asset, write_page
 from equipoise.report.quantities import shown
 from equipoise.report.views import Report, Runs, view
 from equipoise.store import Run
@@ -47,6 +47,8 @@ GRID_BYTES, HEAD_BYTES = 3_400_000, 1_100_000
 FEWEST = 40
 HEAD_STEPS = 60
 """Most steps at which single heads are kept."""
+SHORT = 4096
+"""Steps of a run whose series are read whole."""
 COMPARED = 6
 """Most runs of which each may be the baseline on the page."""
 
@@ -55,6 +57,7 @@ COMPARED = 6
 class _Contents:
     """What the page carries, as it is gathered."""
 
+    runs: int
     grids: dict[str, dict[str, Grid]] = field(default_factory=dict)
     heads: dict[str, dict[str, Json]] = field(default_factory=dict)
     merged: bool = False
@@ -138,26 +141,30 @@ def _run(run: Run, label: str, grids: Mapping[str, Grid]) -> Json:
 
 
 def _gathered(runs: Runs) -> _Contents:
-    contents = _Contents()
+    contents = _Contents(runs=max(1, len(runs)))
     for label, run in runs.items():
         names = sorted(run.quantities, key=lambda name: (shown(name).rank, name))
-        points = _points(run, names, GRID_BYTES // max(1, len(runs)))
+        last = {name: run.ends(name)[1] for name in names}
+        points = _points(last, GRID_BYTES // contents.runs)
         own = {name: grid(run, name, points=points, between=None) for name in names}
         contents.grids[label] = own
         contents.merged |= any(one.sampled for one in own.values())
-        _add_heads(contents, label, run, HEAD_BYTES // max(1, len(runs)))
+        _add_heads(contents, label, run, last=last)
     return contents
 
 
-def _points(run: Run, names: Sequence[str], room: int) -> int:
+def _points(last: Mapping[str, Reading], room: int) -> int:
     """Return how many columns fit: three planes of 4 bytes a value, as base64."""
-    sites = sum(len(run.ends(name)[1].sites) for name in names)
+    sites = sum(len(reading.sites) for reading in last.values())
     return int(np.clip(room // max(1, 16 * sites), FEWEST, POINTS))
 
 
-def _add_heads(contents: _Contents, label: str, run: Run, room: int) -> None:
+def _add_heads(
+    contents: _Contents, label: str, run: Run, *, last: Mapping[str, Reading]
+) -> None:
     """Keep head × layer values at as many steps as there is room for."""
-    widths = {name: _values(run, name) for name in contents.grids[label]}
+    room = HEAD_BYTES // contents.runs
+    widths = {name: _values(reading) for name, reading in last.items()}
     names = [name for name, width in widths.items() if width]
     total = sum(widths[name] for name in names)
     if not total:
@@ -167,14 +174,28 @@ def _add_heads(contents: _Contents, label: str, run: Run, room: int) -> None:
         steps = contents.grids[label][name].last
         picks = np.unique(np.linspace(0, len(steps) - 1, count).astype(np.int64))
         contents.skipped_heads |= len(picks) < len(steps)
-        readings = [run.near(name, int(steps[n])) for n in picks]
+        readings = _readings(run, name, [int(steps[n]) for n in picks])
         own = contents.heads.setdefault(label, {})
         own[name] = heads_json(readings, blocks_of(run))
 
 
-def _values(run: Run, name: str) -> int:
+def _readings(run: Run, name: str, steps: Sequence[int]) -> list[Reading]:
+    """Return the readings of some steps: a short series is read once, in one go."""
+    if run.steps.size > SHORT:
+        return [run.near(name, step) for step in steps]
+    series = {s: (at, np.atleast_2d(x.T).T) for s, (at, x) in run.series(name).items()}
+    found = []
+    for step in steps:
+        rows = {s: x[at == step] for s, (at, x) in series.items()}
+        own = {s: tuple(x[-1].tolist()) for s, x in rows.items() if len(x)}
+        sites, values = tuple(own), tuple(own.values())
+        found.append(Reading(step=step, quantity=name, sites=sites, values=values))
+    return found
+
+
+def _values(reading: Reading) -> int:
     """Return how many values a reading of heads has; 0 where a site has only one."""
-    widths = [len(row) for row in run.ends(name)[1].values]
+    widths = [len(row) for row in reading.values]
     return sum(widths) if max(widths, default=0) > 1 else 0
 
 
@@ -214,12 +235,6 @@ def embedded(data: Any) -> str:
     """Return data as JSON that cannot end its script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
-
-
-@cache
-def asset(name: str) -> str:
-    """Return a part of the page: markup, style or script."""
-    return (files("equipoise.report") / "page" / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -6,6 +6,8 @@ A path is checked before the work, and a page is written in one move.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -64,25 +66,28 @@ def _is_page(path: Path) -> bool:
     return not start or start.startswith(PAGE)
 
 
+@cache
+def asset(name: str) -> str:
+    """Return a part of our pages: markup, style or script."""
+    return (files("equipoise.report") / "page" / name).read_text(encoding="utf-8")
+
+
 _SHELL = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ page.title }}</title><style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
-       padding: 0 1rem; overflow-wrap: anywhere }
-.wide { overflow-x: auto; overflow-wrap: normal }
-figure { margin: 0 }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid #8884 }
-td:nth-child(n+2) { font-variant-numeric: tabular-nums }
+<title>{{ page.title }}</title><style>{{ css }}
+.wide { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
+        border-radius: 8px; padding: 6px 14px }
+figure.plain { background: var(--card) }
 {{ page.style }}
 </style></head><body>
-<h1>{{ page.heading }}</h1>
-<p>{{ headline }}</p>
-<ul>{% for line in remarks %}<li>{{ line }}</li>{% endfor %}</ul>
-{{ body }}
-</body></html>
+<header><p class="brand">Equipoise</p><h1>{{ page.heading }}</h1></header>
+<main>
+<section class="card verdict" aria-label="Summary"><p class="sentence">{{ headline }}
+</p>{% if remarks %}<ul>{% for line in remarks %}<li>{{ line }}</li>{% endfor %}</ul>
+{% endif %}</section>
+<section>{{ body }}</section>
+</main></body></html>
 """
 
 
@@ -93,7 +98,7 @@ class StudyPage:
     title: str
     heading: str
     body: str
-    """A template; a table stands in ``<div class="wide">``, to scroll on a phone."""
+    """A template; a table stands in ``<div class="wide" tabindex="0">``: it scrolls."""
     style: str = ""
 
     def write(
@@ -103,6 +108,10 @@ class StudyPage:
         made = Environment(autoescape=True, undefined=StrictUndefined).from_string
         body = Markup(made(self.body).render(**values))
         page = made(_SHELL).render(
-            page=self, headline=headline, remarks=remarks, body=body
+            page=self,
+            css=Markup(asset("style.css")),
+            headline=headline,
+            remarks=remarks,
+            body=body,
         )
         return write_page(path, page)

@@ -30,7 +30,7 @@ from equipoise.report.grids import (
     heads_json,
     tails,
 )
-from equipoise.report.html import asset, script
+from equipoise.report.html import script
 from equipoise.report.overview import (
     Json,
     changes_json,
@@ -39,6 +39,7 @@ from equipoise.report.overview import (
     run_json,
     verdict_json,
 )
+from equipoise.report.pages import asset
 from equipoise.report.views import table
 from equipoise.web.directory import Directory, signature
 from equipoise.web.live import LiveStreams, Stream

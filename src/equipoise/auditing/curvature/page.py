@@ -228,7 +228,7 @@ svg text { font: 12px system-ui, sans-serif; fill: currentColor }""",
 <polyline points="{{ spectrum.points }}" fill="none" stroke="#3b7dd8" stroke-width="2"/>
 </g></svg><figcaption>Eigenvalues per unit of λ; zero is dashed.</figcaption></figure>
 <h2>Attribution</h2>
-<div class="wide"><table><thead><tr>
+<div class="wide" tabindex="0"><table><thead><tr>
 {% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for cells, bars in rows %}<tr>
 {% for cell in cells %}<td>{{ cell }}{% if 1 <= loop.index0 <= 3 %}<div class="track">

@@ -202,7 +202,7 @@ _PAGE = StudyPage(
 td.bars { min-width: 8rem }
 th { white-space: nowrap }
 tr.keep { background: #f2a90022 }""",
-    body="""<div class="wide"><table><thead><tr>
+    body="""<div class="wide" tabindex="0"><table><thead><tr>
 {% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
 <th scope="col">share, of the largest</th></tr></thead><tbody>
 {% for cells, length, keep in rows %}<tr{% if keep %} class="keep"{% endif %}>

@@ -113,13 +113,13 @@ _PAGE = StudyPage(
 <p>{% for kind, count in counts.items() %}
 <span class="head {{ kind }}">{{ kind }}</span> {{ count }} {{ says[kind] }}
 {{ "" if loop.last else "·" }}{% endfor %}</p>
-<div class="wide"><table><tbody>{% for site, heads in layers %}
+<div class="wide" tabindex="0"><table><tbody>{% for site, heads in layers %}
 <tr><th scope="row">{{ site }}</th><td>{% for row in heads %}
 <span class="head {{ row.verdict }}"
  title="head {{ row.head }}: {{ row.verdict }}">{{ row.head }}</span>
 {% endfor %}</td></tr>{% endfor %}</tbody></table></div>
 <h2>Every head, the flattest first</h2>
-<div class="wide"><table><thead><tr>
+<div class="wide" tabindex="0"><table><thead><tr>
 {% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}
 </tr></thead><tbody>{% for cells in rows %}
 <tr>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}

@@ -1,0 +1,263 @@
+"""The board on a large run: paint, interaction, live update, memory, clients, soak.
+
+``python -m benchmarks.board FILE [SAMPLED]`` writes a run of 100,000 steps, SAMPLED of
+them (10,000 unless given) with 96 layers × 32 heads × 20 quantities, to FILE unless it
+is there, and measures a board of its directory in a real Chromium. Times are of the
+wall clock: the machine's load is printed beside them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks.table import publish
+from equipoise.records import Finding, Reading, RunInfo
+from equipoise.store import RunWriter, open_run
+
+STEPS, SAMPLED, LAYERS, HEADS, QUANTITIES = 100_000, 10_000, 96, 32, 20
+BLOCKS = [f"blocks.{layer}" for layer in range(LAYERS)]
+NAMES = (
+    *(f"attention.theta.{q}" for q in ("p0", "p5", "p50", "p100", "mean")),
+    "attention.entropy",
+    "attention.max_logit",
+    "attention.sink",
+    "precision.kappa_softmax",
+    *(f"made.q{k}" for k in range(QUANTITIES - 9)),
+)
+CLIENTS, CYCLES = 50, 400
+POOL = 16
+
+
+def write_run(path: Path, *, sampled: int = SAMPLED, steps: int = STEPS) -> None:
+    """Write a run whose layer 40 saturates at 60 % of the steps."""
+    rng = np.random.default_rng(0)
+    sites = tuple(f"{block}.attention" for block in BLOCKS)
+    details = {"model": "made", "blocks": BLOCKS, "attention": list(sites)}
+    info = RunInfo(name="large", created="2026-11-17", version="0", details=details)
+    shape = (POOL, LAYERS, HEADS)
+    pool = rng.random(shape).astype(np.float32).astype(float)
+    sick = pool.copy()
+    sick[:, 40] *= 1e-3
+    calm, ill = (
+        [tuple(map(tuple, x.tolist())) for x in values] for values in (pool, sick)
+    )
+    every = max(1, steps // sampled)
+    with RunWriter(path, info) as writer:
+        for start in range(0, steps, 20 * every):
+            readings = []
+            for step in range(start, min(steps, start + 20 * every)):
+                loss = 2 + 6 * np.exp(-step / 9000) + 0.05 * rng.standard_normal()
+                readings.append(Reading.scalar(step, "loss", loss))
+                if step % every == 0:
+                    values = ill if step > 0.6 * steps else calm
+                    readings += [
+                        Reading(
+                            step=step,
+                            quantity=name,
+                            sites=sites,
+                            values=values[(step // every + k) % POOL],
+                        )
+                        for k, name in enumerate(NAMES)
+                    ]
+            writer.append(readings)
+        writer.append([], findings=[_finding(int(0.6 * steps))])
+
+
+def _finding(step: int) -> Finding:
+    return Finding(
+        step=step,
+        severity="error",
+        rule="attention.saturated",
+        site="blocks.40.attention",
+        message="every head of blocks.40.attention is saturated",
+        evidence={"since": step},
+    )
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, int, float]]:
+    """Yield the address of a board, its process, and the seconds it took to answer."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "equipoise", "board", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--no-browser", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        wait_for(lambda: httpx.get(found[0]).status_code == 200)
+        yield found[0], process.pid, time.perf_counter() - start
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_for(ready: Callable[[], Any], *, seconds: float = 120.0) -> float:
+    """Return how long it took until it was true."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        try:
+            if ready():
+                return time.perf_counter() - start
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.01)
+    raise TimeoutError("never ready")
+
+
+def megabytes(process: int, field: str = "VmHWM") -> float:
+    """Return the largest (VmHWM) or the present (VmRSS) memory of a process."""
+    text = Path(f"/proc/{process}/status").read_text()
+    found = re.search(rf"{field}:\s+(\d+) kB", text)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def in_browser(address: str, path: Path) -> dict[str, float]:
+    """Return seconds to the first paint and chart, of a zoom, and of live news."""
+    from playwright.sync_api import sync_playwright
+
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=binary, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"{address}run/{path.stem}")
+        drawn = "document.querySelector('.surface canvas')?.width > 0"
+        chart = wait_for(lambda: page.evaluate(drawn))
+        paint = page.evaluate(
+            "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        )
+        wait_for(lambda: page.locator(".verdict .pill").count())
+        page.wait_for_timeout(1500)
+        found = {
+            "first paint, s": paint / 1000,
+            "first chart, s": chart,
+            "zoom, s": page.evaluate(ZOOM) / 1000,
+            "crosshair, s": page.evaluate(CROSSHAIR) / 1000,
+            "live update, s": _live(page, path),
+        }
+        browser.close()
+    return found
+
+
+ZOOM = """async () => {
+  const times = [];
+  for (let k = 0; k < 8; k++) {
+    const start = performance.now();
+    EQ.state.zoom([10000 + 4000 * k, 60000 + 2000 * k]);
+    await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - start);
+    await new Promise((done) => setTimeout(done, 400));
+  }
+  EQ.state.whole();
+  return times.sort((a, b) => a - b)[4];
+}"""
+"""Median milliseconds from a zoom to the frame that shows it, over all charts."""
+
+CROSSHAIR = """async () => {
+  const times = [];
+  for (let k = 0; k < 20; k++) {
+    const start = performance.now();
+    EQ.state.point(1000 * k);
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[10];
+}"""
+
+
+def _live(page: Any, path: Path) -> float:
+    """Return the median seconds from an append to the step being on the page."""
+    times = []
+    with RunWriter.resume(path) as writer:
+        last = int(open_run(path).steps[-1])
+        for k in range(1, 6):
+            writer.append([Reading.scalar(last + k, "loss", 2.0)])
+            shown = f"document.body.innerText.includes('step {last + k}')"
+            times.append(wait_for(lambda text=shown: page.evaluate(text)))
+    return sorted(times)[2]
+
+
+def many_clients(address: str, key: str) -> dict[str, float]:
+    """Return how long fifty clients wait for a grid while all follow the run."""
+    times: list[float] = []
+    done = threading.Event()
+
+    def follow() -> None:
+        with httpx.Client(timeout=120) as client:
+            with client.stream("GET", f"{address}api/events?run={key}") as stream:
+                next(stream.iter_lines())
+                start = time.perf_counter()
+                asked = {"quantity": "attention.theta.p5"}
+                client.get(f"{address}api/grid/{key}", params=asked).raise_for_status()
+                times.append(time.perf_counter() - start)
+                done.wait(60)
+
+    threads = [threading.Thread(target=follow) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(times) == CLIENTS)
+    done.set()
+    for thread in threads:
+        thread.join()
+    return {"clients": CLIENTS, "slowest grid of all clients, s": max(times)}
+
+
+def soak(address: str, path: Path, process: int) -> dict[str, float]:
+    """Return the memory before and after as many looks as a browser has in hours."""
+    memory = []
+    with RunWriter.resume(path) as writer, httpx.Client(timeout=60) as client:
+        last = int(open_run(path).steps[-1])
+        cursor = client.get(f"{address}api/run/{path.stem}").json()["cursor"]
+        for k in range(1, CYCLES + 1):
+            writer.append([Reading.scalar(last + k, "loss", 2.0)])
+            asked = {"cursor": cursor, "quantity": ["loss"]}
+            news = client.get(f"{address}api/since/{path.stem}", params=asked).json()
+            cursor = news["cursor"]
+            client.get(f"{address}api/grid/{path.stem}", params={"quantity": "loss"})
+            if k in {CYCLES // 4, CYCLES}:
+                memory.append(megabytes(process, "VmRSS"))
+    return {"soak, cycles": CYCLES, "soak, growth in MB": memory[1] - memory[0]}
+
+
+def main() -> None:
+    """Write the run unless it is there, serve it, and measure."""
+    path = Path(sys.argv[1])
+    sampled = int(sys.argv[2]) if len(sys.argv) > 2 else SAMPLED
+    start = time.process_time()
+    if not path.exists():
+        write_run(path, sampled=sampled)
+    row: dict[str, Any] = {
+        "sampled steps": sampled,
+        "values": sampled * LAYERS * HEADS * QUANTITIES,
+        "file, MB": path.stat().st_size / 2**20,
+        "writing, CPU s": time.process_time() - start,
+    }
+    with served(path.parent) as (address, process, ready):
+        row["start, s"] = ready
+        row |= in_browser(address, path)
+        row |= many_clients(address, path.stem)
+        row |= soak(address, path, process)
+        row["server memory, MB"] = megabytes(process)
+    row["load"] = os.getloadavg()[0]
+    rows = [{"what": name, "value": value} for name, value in row.items()]
+    publish("board", rows, steps=STEPS, layers=LAYERS, heads=HEADS, names=len(NAMES))
+
+
+if __name__ == "__main__":
+    main()
