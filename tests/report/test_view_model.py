@@ -210,6 +210,8 @@ def test_a_cause_comes_before_its_effect_on_the_loss(tmp_path: Path) -> None:
 
     loss, cause = finding("loss.risen"), finding("attention.theta", "h.0.a", since=40)
     assert leading([loss, cause]) == cause and leading([loss]) == loss
+    later = finding("gradient.exploding", "h.1", since=60)
+    assert leading([later, cause]) == cause, "what began first is shown"
     theta = Reading(
         step=0, quantity="attention.theta.p5", sites=("h.0.a",), values=((1.0,),)
     )

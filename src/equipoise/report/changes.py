@@ -28,6 +28,8 @@ SHARE = 0.1
 """Least size on a linear scale, as a share of the largest value."""
 WINDOW = 6
 """Columns before; half as many ahead."""
+SETTLING = 0.1
+"""Share of the steps at the start in which every healthy run changes too."""
 NEVER = -1
 
 
@@ -59,11 +61,14 @@ def changes(grids: Sequence[Grid], *, limit: int = 60) -> list[Change]:
 def _of_grid(grid: Grid) -> list[Change]:
     """Return the changes of all layers of a quantity, the first one first."""
     found = [*_breaks(grid)]
+    if not len(grid.first):
+        return found
+    settled = grid.first[0] + SETTLING * (grid.last[-1] - grid.first[0])
     logarithmic = is_logarithmic(grid)
     x_SN = _usable(grid, logarithmic)
     onset_S, strength_S = onsets(x_SN, least=_least(x_SN, grid.quantity, logarithmic))
     for s, n in enumerate(onset_S.tolist()):
-        if n != NEVER:
+        if n != NEVER and grid.first[n] >= settled:
             found.append(_change(grid, s, n, float(strength_S[s])))
     return sorted(found, key=lambda c: (c.step, -c.strength))
 
@@ -142,6 +147,9 @@ def onsets(x_SN: Array, *, least: float) -> tuple[NDArray[np.int64], Array]:
     strong = (np.abs(jump_SN) >= np.maximum(STRENGTH * scale_SN, least)) & _lasting(
         x_SN, jump_SN
     )
+    # A small turn on the way to a large one is not yet the change.
+    most_S = np.where(strong, np.abs(jump_SN), 0).max(axis=1, keepdims=True)
+    strong &= np.abs(jump_SN) >= most_S / 2
     place_S = np.where(strong.any(axis=1), strong.argmax(axis=1), NEVER)
     rows = np.arange(series)
     size_S = np.abs(jump_SN[rows, place_S]) / np.maximum(scale_SN[rows, place_S], 1e-12)

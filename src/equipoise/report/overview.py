@@ -100,9 +100,17 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
     view = "depth" if cause.rule.startswith(DEPTH) else "curve"
     chart = _chart(quantity, cause.site, _since(cause), view)
     layer = layer_of(cause.site, blocks_of(run)) if cause.site else None
-    limit = cause.evidence.get("threshold")
-    same = read[:1] == (quantity,) and len(read) == 1 and view == "curve"
-    return chart | {"layer": layer, "limit": limit if same else None}
+    return chart | {"layer": layer, "limit": _limit(run, quantity, cause)}
+
+
+def _limit(run: Run, quantity: str, cause: Finding) -> float | None:
+    """Return a rule's threshold where it is one of the quantity itself."""
+    value, limit = cause.evidence.get("value"), cause.evidence.get("threshold")
+    if not isinstance(value, float) or not isinstance(limit, float | int):
+        return None
+    read = (v for row in run.near(quantity, cause.step).values for v in row)
+    same = any(math.isclose(value, v, rel_tol=1e-3) for v in read)
+    return float(limit) if same else None
 
 
 def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
@@ -119,11 +127,12 @@ def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
 def leading(findings: Sequence[Finding]) -> Finding | None:
     """Return the finding to show: a cause in the model before its effect on the loss.
 
-    Of several the gravest; the first of equals.
+    Of several causes the one that began first; of those that began together the
+    gravest, which stands in front.
     """
     serious = [f for f in findings if f.severity != "info"]
     causes = [f for f in serious if not _is_about_loss(f.rule)]
-    return next(iter(causes or serious), None)
+    return min(causes or serious, key=_since, default=None)
 
 
 def _is_about_loss(rule: str) -> bool:

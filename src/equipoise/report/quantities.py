@@ -88,7 +88,7 @@ def shown(name: str) -> Shown:
     """Return how a quantity is shown; a name that is not known is shown as it is.
 
     >>> shown("attention.theta.p5").scale, shown("sensitivity.ln_G").title
-    ('linear', 'Sensitivity ln_G')
+    ('linear', 'Sensitivity ln G')
     >>> shown("my.own").title
     'my.own'
     """
@@ -100,7 +100,7 @@ def shown(name: str) -> Shown:
         return Shown(name=name, title=name, rank=rank)
     family, rest = CATALOGUE[prefix], name[len(prefix) + 1 :]
     scale: Scale = "linear" if rest.startswith("ln_") else family.scale
-    title = f"{family.title} {rest.replace('.', ' ')}"
+    title = f"{family.title} {re.sub('[._]', ' ', rest)}"
     return replace(family, name=name, title=title, scale=scale, rank=rank)
 
 

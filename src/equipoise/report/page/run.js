@@ -13,19 +13,15 @@ EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role
 
 // A sentence begins with a capital, a module's name does not.
 const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
-const leader = (verdict) => {
-  const serious = verdict.findings.filter((f) => f.severity !== "info");
-  return serious.find((f) => f.site) ?? serious[0] ?? null;
-};
+const since = (f) => (typeof f.evidence?.since === "number" ? f.evidence.since : f.step);
 
 EQ.verdictCard = (run) => {
   const verdict = run.verdict;
   if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
   const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
-  const cause = leader(verdict), facts = [];
+  const facts = [];
   if (verdict.since !== null) facts.push(["Since", `step ${verdict.since}`]);
   if (verdict.chart?.site) facts.push(["Where", EQ.siteName(verdict.chart.site, verdict.chart.layer)]);
-  if (cause) facts.push(["Rule", cause.rule]);
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
     EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state), EQ.h("span", { class: "hidden" }, " verdict")),
     EQ.h("p", { class: "sentence" }, upper(verdict.sentence)),
@@ -34,12 +30,13 @@ EQ.verdictCard = (run) => {
     others(verdict));
 };
 
+// What began first is the likeliest cause.
 function others(verdict) {
-  const more = verdict.findings.filter((f) => f.severity !== "info").slice(0, 6);
-  if (more.length < 2) return null;
-  return EQ.h("div", { class: "others" }, EQ.h("h3", {}, `Evidence: ${more.length} rules fire`),
-    EQ.h("ul", {}, more.map((f) => EQ.h("li", { class: f.severity },
-      EQ.h("span", {}, f.message), EQ.h("small", {}, ` since step ${f.evidence?.since ?? f.step}`)))));
+  const fired = verdict.findings.filter((f) => f.severity !== "info").sort((a, b) => since(a) - since(b)).slice(0, 6);
+  if (!fired.length) return null;
+  return EQ.h("div", { class: "others" }, EQ.h("h3", {}, fired.length > 1 ? "What fired, in order" : "What fired"),
+    EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity },
+      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}`) : null))));
 }
 
 // The chart that shows what is wrong; of a healthy run, the loss.
