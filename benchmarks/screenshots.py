@@ -44,7 +44,9 @@ def main() -> None:
             if made
             else labelled([open_run(path) for path in run_files(folder)])
         )
-        sick = {label: run for label, run in runs.items() if run.verdict.since}
+        sick = {
+            label: run for label, run in runs.items() if run.verdict.since is not None
+        }
         first = dict(list((sick or runs).items())[:1])
         one = write_report(first, Path(name) / "report.html")
         two = write_report(runs, Path(name) / "compare.html")

@@ -59,7 +59,7 @@ def prepared(options: BoardOptions) -> ReadyBoard:
     access = Access(host=options.host, token=token)
     config = uvicorn.Config(
         application(options.directory, access),
-        log_level="warning",
+        log_level="critical",
         timeout_graceful_shutdown=1,
         server_header=False,
         ws="none",

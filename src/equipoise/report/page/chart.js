@@ -119,19 +119,19 @@ EQ.chart = (host, options) => {
       const [a, b] = range(s, from, to);
       pen.globalAlpha = s.dim ? 0.15 : 1;
       if (s.band) {
-        pen.fillStyle = s.colour;
+        pen.fillStyle = EQ.ink(s.colour);
         pen.globalAlpha *= 0.16;
         pen.beginPath(); band(pen, s, a, b); pen.fill();
         pen.globalAlpha = s.dim ? 0.15 : 1;
       }
-      pen.strokeStyle = s.colour;
+      pen.strokeStyle = EQ.ink(s.colour);
       pen.globalAlpha *= s.faint ? 0.55 : 1;
       pen.lineWidth = s.bold ? 2.6 : s.faint ? 1 : 1.7;
       pen.lineJoin = "round";
       pen.setLineDash(s.dash ?? []);
       pen.beginPath(); path(pen, s.x, s.mean, a, b); pen.stroke();
       pen.setLineDash([]);
-      if (s.dots) for (let i = a; i <= b; i++) if (Number.isFinite(s.mean[i])) { pen.fillStyle = s.colour; pen.beginPath(); pen.arc(x(s.x[i]), y(s.mean[i]), s.bold ? 3.2 : 2.2, 0, 7); pen.fill(); }
+      if (s.dots) for (let i = a; i <= b; i++) if (Number.isFinite(s.mean[i])) { pen.fillStyle = EQ.ink(s.colour); pen.beginPath(); pen.arc(x(s.x[i]), y(s.mean[i]), s.bold ? 3.2 : 2.2, 0, 7); pen.fill(); }
     }
     pen.globalAlpha = 1;
     limit(pen);
@@ -215,7 +215,7 @@ EQ.chart = (host, options) => {
     pen.textAlign = "left"; pen.textBaseline = "middle";
     for (const { s, at } of placed) {
       last = Math.max(at, last + 14);
-      pen.fillStyle = s.colour;
+      pen.fillStyle = EQ.ink(s.colour);
       pen.font = `${s.bold ? "600 " : ""}12px system-ui, sans-serif`;
       pen.fillText(clipped(pen, s.tag, 86), surface.width - margin.right + 8, last);
     }
@@ -244,7 +244,7 @@ EQ.chart = (host, options) => {
       if (!s.x.length) continue;
       const i = EQ.nearest(s.x, step);
       if (!Number.isFinite(s.mean[i])) continue;
-      pen.fillStyle = s.colour;
+      pen.fillStyle = EQ.ink(s.colour);
       pen.beginPath(); pen.arc(x(s.x[i]), y(s.mean[i]), 3.4, 0, 7); pen.fill();
     }
   }
@@ -255,7 +255,7 @@ EQ.chart = (host, options) => {
     const focus = own.find((o) => o.s.bold) ?? own[0];
     const head = stepwise ? stretch(focus) : now.fullNames?.[focus.i] ?? now.names[focus.i];
     const rows = own.filter((o) => !o.s.faint || own.length <= 12).slice(0, 12).map(({ s, i }) => ({
-      colour: s.colour, strong: s.bold,
+      colour: EQ.ink(s.colour), strong: s.bold,
       text: `${s.label}: ${s.broken?.has(i) && !Number.isFinite(s.mean[i]) ? "NaN or Inf" : EQ.short(s.mean[i])}` +
         (s.band && s.low[i] !== s.high[i] && Number.isFinite(s.low[i]) ? `  (${EQ.short(s.low[i])} … ${EQ.short(s.high[i])})` : ""),
     }));

@@ -22,10 +22,10 @@ EQ.parting = (page) => {
 // Chips name the runs; pointing at one dims the others, the pin makes it the baseline.
 EQ.chips = (page) => EQ.h("ul", { class: "chips", "aria-label": "Runs" }, page.runs.map((run) => EQ.h("li", {
   onmouseenter: () => EQ.state.heat(run.key), onmouseleave: () => EQ.state.heat(null),
-}, EQ.h("i", { style: { background: EQ.runColour(page, run) } }), EQ.h("span", {}, run.label),
+}, EQ.h("i", { style: { background: `var(${EQ.runColour(page, run)})` } }), EQ.h("span", {}, run.label),
 run.verdict ? EQ.pill(run.verdict.state) : null,
 EQ.h("button", {
-  type: "button", class: "quiet", "aria-pressed": String(run.key === page.baseline), "aria-label": `Pin ${run.label} as baseline`,
+  type: "button", class: "quiet", "aria-pressed": String(run.key === page.baseline), "aria-label": run.key === page.baseline ? `baseline: ${run.label}` : `pin ${run.label} as baseline`,
   onclick: () => page.pin(run.key),
 }, run.key === page.baseline ? "baseline" : "pin"))));
 

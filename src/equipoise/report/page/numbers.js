@@ -123,6 +123,11 @@ EQ.depthColour = (share) => {
 };
 
 EQ.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour by name, resolved when it is drawn: themes and printers change in between.
+EQ.ink = (name) => {
+  if (name.startsWith("--")) return EQ.css(name);
+  return name.startsWith("depth:") ? EQ.depthColour(Number(name.slice(6))) : name;
+};
 EQ.isDark = () => EQ.css("--dark") === "1";
 
 // An element with attributes and children; text is always text, never markup.

@@ -1,6 +1,6 @@
 // Figures of a page: a quantity as lines, as a heatmap, head by head; each can be copied.
 EQ.runColours = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
-EQ.runColour = (page, run) => EQ.css(EQ.runColours[page.runs.indexOf(run) % 6]);
+EQ.runColour = (page, run) => EQ.runColours[page.runs.indexOf(run) % 6];
 
 // A board fetches what comes into view; a report has it all, and prints it all.
 EQ.whenSeen = (page, node, work) => {
@@ -26,7 +26,7 @@ EQ.figure = (title, { unit = "", note = "", id = null } = {}) => {
 };
 
 EQ.copyButton = (title, text) => {
-  const button = EQ.h("button", { type: "button", class: "quiet", "aria-label": `Copy ${title} as CSV` }, "Copy CSV");
+  const button = EQ.h("button", { type: "button", class: "quiet", "aria-label": `Copy CSV of ${title}` }, "Copy CSV");
   button.addEventListener("click", () => EQ.copy(text(), button));
   return button;
 };
@@ -43,7 +43,7 @@ EQ.siteSeries = (grid, { site = null, colour = null, run } = {}) => {
       run, x: grid.x, first: grid.first, last: grid.last,
       mean: grid.mean[s], low: grid.low[s], high: grid.high[s], broken: grid.broken[s],
       label: EQ.siteName(name, grid.layers[s]),
-      colour: named || !many ? colour ?? EQ.css(named ? "--error" : "--run-0") : site ? EQ.css("--soft") : EQ.depthColour(s / Math.max(1, grid.count - 1)),
+      colour: named || !many ? colour ?? (named ? "--error" : "--run-0") : site ? "--soft" : `depth:${s / Math.max(1, grid.count - 1)}`,
       faint: plain && (site !== null || grid.count > 8), bold: named,
       band: (named || !many) && (grid.banded || grid.sampled),
       tag: named ? shortSite(name, grid.layers[s]) : many && site === null && (s === 0 || s === grid.count - 1) ? shortSite(name, grid.layers[s]) : null,
@@ -147,7 +147,7 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
     const picks = [...new Set([0, chart.step === null ? 0 : EQ.nearest(grid.x, chart.step), grid.columns - 1])];
     const colours = ["--soft", "--warn", "--error"].slice(-picks.length);
     const series = picks.map((n, i) => profile(grid, n, `step ${grid.last[n]}`, {
-      colour: EQ.css(colours[i]), bold: i === picks.length - 1, dash: i ? null : [4, 4],
+      colour: colours[i], bold: i === picks.length - 1, dash: i ? null : [4, 4],
     }));
     const drawn = EQ.chart(figure.body, {
       axis: "layer", title: meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height, runs: 1,

@@ -9,7 +9,7 @@ EQ.pill = (state) => {
 };
 EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby": `${id}-title` },
   EQ.h("h2", { id: `${id}-title` }, title), ...children);
-EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
+EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}: table` }, table);
 
 // A sentence begins with a capital, a module's name does not.
 const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
