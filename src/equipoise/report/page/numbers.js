@@ -122,7 +122,13 @@ EQ.depthColour = (share) => {
   return `rgb(${r},${g},${b})`;
 };
 
-EQ.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Asked for at every line, so kept until the theme changes.
+const colours = new Map();
+EQ.css = (name) => {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+};
+EQ.forgetColours = () => colours.clear();
 // A colour by name, resolved when it is drawn: themes and printers change in between.
 EQ.ink = (name) => {
   if (name.startsWith("--")) return EQ.css(name);

@@ -50,7 +50,10 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
   return own;
 };
 
-EQ.redrawAll = (all) => EQ.surfaces.forEach((one) => { if (all) one.seen = true; one.now(); });
+EQ.redrawAll = (all) => {
+  EQ.forgetColours();
+  EQ.surfaces.forEach((one) => { if (all) one.seen = true; one.now(); });
+};
 
 // Zoom by dragging, pan with Shift, out by double click; keys do the same.
 EQ.zoomable = (surface, { span, toStep, toPixel, full, onPoint, onPick }) => {
