@@ -41,7 +41,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.rows.balance import balance, checked, mass_tolerance, outward
+from equipoise.numerics.rows.balance import (
+    MASS_TOLERANCE,
+    checked,
+    intervals,
+    outward,
+)
 
 
 class Rows(NamedTuple):
@@ -75,7 +80,7 @@ class Rows(NamedTuple):
 def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
     """Return the rows in at least the dtype ``least``; NaN if not probabilities.
 
-    Negative entries, NaN, or a sum off 1 by more than the dtype explains: an
+    Negative entries, NaN, or a sum off 1 by more than ``MASS_TOLERANCE``: an
     instrument must not turn a broken row into a plausible number.
     """
     given_xK = checked(p_xK)
@@ -83,8 +88,8 @@ def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
     top_x1, at_x1 = p_xK.max(-1, keepdim=True)
     rest_xK = p_xK.scatter(-1, at_x1, 0.0)
     total_x1 = top_x1 + rest_xK.sum(-1, keepdim=True)
-    off = mass_tolerance(given_xK.dtype, given_xK.shape[-1])
-    readable = ((total_x1 - 1).abs() <= off) & (p_xK >= 0).all(-1, keepdim=True)
+    off_x1 = (total_x1 - 1).abs()
+    readable = (off_x1 <= MASS_TOLERANCE) & (p_xK >= 0).all(-1, keepdim=True)
     total_x1 = torch.where(readable, total_x1, torch.nan)
     rest_xK = rest_xK / total_x1
     return Rows((top_x1 / total_x1)[..., 0], rest_xK.sum(-1), rest_xK, at_x1)
@@ -173,7 +178,7 @@ def inf_to_one(p_xK: Tensor) -> Interval:
     >>> inf_to_one(torch.tensor([0.5, 0.25, 0.25])).upper
     tensor(1.)
     """
-    found = balance(p_xK)
+    found = intervals(p_xK, witness=False, effort=1.0)
     return Interval(found.lower, found.upper, found.exact)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import hypothesis.strategies as st
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.spectra import Search, Status, spectral_norm, spectral_norms
+from equipoise.numerics.spectra.estimate import Estimate
 from equipoise.numerics.spectra.lanczos import (
     Krylov,
     Step,
@@ -256,3 +258,26 @@ def test_what_cannot_be_used_is_said() -> None:
     for wrong in ({"tolerance": 0.0}, {"failure": 1.0}, {"at_most": 0}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Search(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entry", [1e-42, 1e-30, 1e37])
+@pytest.mark.parametrize("N", [40, 300])
+def test_matrices_at_the_ends_of_float32(
+    N: int, entry: float, dtype: torch.dtype
+) -> None:
+    """σ of a constant matrix is entry · N: no product may overflow or vanish."""
+    a = torch.full((N, N), entry, dtype=dtype)
+    found = spectral_norm(a)
+    assert found.value == pytest.approx(float(a[0, 0]) * N, rel=1e-5, abs=0)
+    assert found.lower <= float(a[0, 0]) * N <= found.upper
+
+
+def test_bounds_are_rounded_outwards() -> None:
+    for value, error in [(0.1, 1e-17), (3.0, 2.0**-53), (1.0, 0.1), (7e-5, 1e-9)]:
+        found = Estimate(
+            value=value, status=Status.EXACT, steps=0, residual=0.0, error=error
+        )
+        exact = Fraction(value) * Fraction(error)
+        assert Fraction(found.lower) <= Fraction(value) - exact
+        assert Fraction(found.upper) >= Fraction(value) + exact

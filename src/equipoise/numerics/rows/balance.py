@@ -2,21 +2,17 @@
 
     θ(p) = 4 · max_S p(S) (1 - p(S)),      ‖∂ softmax‖_{∞→1} = θ(p) / τ.
 
-Axes, in this file:  x any leading axes · K key.
 Emadi (2026), Def. 4.1 and Thm 4.2. Finding the best S is number partitioning: hard in
-general, easy in almost every row that attention produces.
+general, easy in almost every row that attention produces. This file checks what was
+given, picks the kernel and rounds outwards; from queries and keys it forms rows one
+block of queries at a time.
 
-θ of whole tensors: checks what was given, picks the kernel, rounds outwards.
-
-Axes, in this file:  x any leading axes · N row · K key.
-
-θ/τ of attention from its queries and keys, one block of queries at a time.
-
-Axes, in this file:  x leading (batch) axes · H query head · G key head · Q query ·
-K key · D head width · q query of one block.
+Axes, in this file:  x leading (batch) axes · N row · K key · H query head · G key head
+· Q query · D head width · q query of one block.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.rows import ladder as balance_cpu
-from equipoise.numerics.rows import torch_rows as balance_torch
+from equipoise.numerics.rows import ladder, torch_rows
 from equipoise.numerics.rows.compiled import COMPILED
-from equipoise.numerics.rows.fill import Options
+from equipoise.numerics.rows.ladder import Options
 from equipoise.records import html_table
 
 _WIDE = (torch.float32, torch.float64)
@@ -37,8 +32,9 @@ _NARROW = (torch.float16, torch.bfloat16)
 _WITHOUT_FLOAT64 = {"mps"}
 # 16-bit rows are upcast this many entries at a time.
 _CHUNK = 1 << 22
-# How many keys a complete search may hold: 2²⁰ sums in each half, 2¹⁰ if interpreted.
-DEPTH = 40 if COMPILED else 20
+# How far Σp may be from 1: θ is a quotient by (Σp)², so that rows of any dtype and of
+# any earlier rounding are read; beyond it a row is not one of probabilities.
+MASS_TOLERANCE = 2.0**-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,6 @@ def enough(dtype: torch.dtype) -> float:
     return float((torch.finfo(dtype).eps / 8) ** 0.5)
 
 
-def mass_tolerance(dtype: torch.dtype, keys: int) -> float:
-    """Return how far Σp may be from 1: K·ε, at least 2⁻⁷ for 16-bit rows.
-
-    Capped at 2⁻⁴: with K·ε alone a long bfloat16 row could sum to anything.
-    """
-    least = 2.0**-7 if dtype in _NARROW else 0.0
-    return min(max(keys * torch.finfo(dtype).eps, least), 2.0**-4)
-
-
 def checked(p_xK: Tensor) -> Tensor:
     """Return the rows detached, or say what cannot be read."""
     if p_xK.dtype not in _WIDE + _NARROW:
@@ -119,7 +106,7 @@ def _on_cpu(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
     for i in range(0, len(p_NK), size):
         rows = p_NK[i : i + size].to(wide).contiguous().numpy()
         mask = None if mask_NK is None else mask_NK[i : i + size].numpy()
-        found.append(balance_cpu.intervals(rows, mask, options))
+        found.append(ladder.intervals(rows, mask, options))
     return torch.from_numpy(np.concatenate(found))
 
 
@@ -128,7 +115,7 @@ def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
     return (mask_NK != 0) & (p_NK > 0) & ~low_N.isnan()[:, None]
 
 
-def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
+def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     """Return the certified interval of every row; see ``balance`` for the contract."""
     p_xK, home = checked(p_xK), p_xK.device
     if home.type in _WITHOUT_FLOAT64:
@@ -136,11 +123,10 @@ def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
     mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
-    options = (enough(dtype), mass_tolerance(p_NK.dtype, p_NK.shape[-1]), DEPTH)
+    options = (enough(dtype), MASS_TOLERANCE, effort)
     compiled = p_NK.device.type == "cpu" and COMPILED
-    kernel = _on_cpu if compiled else balance_torch.intervals
-    bounds_N2 = kernel(p_NK, mask_NK, options)
-    low, high = outward(bounds_N2, dtype)
+    kernel = _on_cpu if compiled else torch_rows.intervals
+    low, high = outward(kernel(p_NK, mask_NK, options), dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
     return Balance(
@@ -153,12 +139,22 @@ def intervals(p_xK: Tensor, *, witness: bool) -> Balance:
     )
 
 
+def _warn_of_unread(low_x: Tensor) -> None:
+    """Say once per call how many rows read NaN, and why; never synchronises."""
+    if low_x.device.type == "cpu" and (unread := int(low_x.isnan().sum())):
+        warnings.warn(
+            f"{unread} of {low_x.numel()} rows read NaN: they hold a NaN or a negative "
+            f"entry, or their sum is off 1 by more than {MASS_TOLERANCE:g}; pass "
+            f"probabilities, for instance scores.softmax(-1)",
+            stacklevel=3,
+        )
+
+
 def warm_up() -> None:
-    """Compile, or load from the cache, every CPU kernel this file can call."""
+    """Compile, or load from the cache, the CPU kernels that most rows need."""
     if COMPILED:
         for dtype in (np.float32, np.float64):
-            row = np.ones((1, 1), dtype)
-            balance_cpu.intervals(row, None, (0.0, 0.0, DEPTH))
+            ladder.intervals(np.ones((1, 1), dtype), None, (0.0, 1.0, 0.0))
 
 
 # Scores of one block, in entries: 8 MiB in float32, and softmax needs as much again.
@@ -173,6 +169,7 @@ def sensitivity(
     temperature: float = 1.0,
     mask: Bool[Tensor, "*m K"] | Float[Tensor, "*m K"] | None = None,
     causal: bool = False,
+    effort: float = 1.0,
 ) -> Balance:
     """Return ‖∂ softmax(z/τ) / ∂z‖_{∞→1} = θ(p)/τ of every query, as an interval.
 
@@ -187,6 +184,7 @@ def sensitivity(
         mask: Boolean (True is visible) or added to the scores; broadcasts to
             (…, Q, K).
         causal: Query i sees keys 0 … i, as ``is_causal`` does.
+        effort: As for ``balance``.
 
     Returns:
         ``lower`` and ``upper`` shaped like q without its last axis. A query that sees
@@ -211,7 +209,7 @@ def sensitivity(
             z_xqK = _masked(z_xqK, _slice(mask, q, (start, stop)), temperature)
         if causal:
             z_xqK = z_xqK.masked_fill_(_future(z_xqK, start), -torch.inf)
-        found.append(intervals(z_xqK.softmax(-1), witness=False))
+        found.append(intervals(z_xqK.softmax(-1), witness=False, effort=effort))
     return _joined(found, temperature, q.new_empty(q.shape[:-1], dtype=dtype))
 
 
@@ -271,23 +269,30 @@ def _joined(found: list[Balance], temperature: float, like_xQ: Tensor) -> Balanc
     )
 
 
-def balance(p: Float[Tensor, "*x K"], *, witness: bool = False) -> Balance:
+def balance(
+    p: Float[Tensor, "*x K"], *, witness: bool = False, effort: float = 1.0
+) -> Balance:
     """Return θ of every row: a value some subset attains, and one none exceeds.
 
     θ = 4 p(S) p(Sᶜ) / (Σp)², the smaller side summed directly, in float64. Rows climb
     a ladder and stop at the first step that closes them: p_max ≥ ½ (then S = {top});
-    one filling pass; largest-first, differencing and swaps; meet-in-the-middle over the
-    largest keys with the mass of the others as slack, complete up to 40 keys.
+    a fill, and the subsets of twelve keys; sorted, largest first, swaps, counting of
+    nearly equal keys; differencing; all subsets of the largest keys, with the mass of
+    the others as slack.
 
     Args:
         p: Attention rows; masked keys are exact zeros. float16, bfloat16, float32 or
             float64, on any device.
-        witness: Also return a subset that attains ``lower``.
+        witness: Also return a subset that attains ``lower``. Every row is then sorted.
+        effort: Bound on the work per row. With 1 rows of up to 26 keys are complete and
+            no row takes more than about 20 times as long as an ordinary one; with 1000
+            rows of up to 40 keys are complete; 0 searches nothing. What is not closed
+            by then stays an interval.
 
     Returns:
         Bounds in float64 for float64 rows, else in float32, rounded outwards. A row
-        with a NaN, a negative entry, or a sum off 1 by more than K·ε of its dtype
-        (2⁻⁷ at least for 16-bit rows, 2⁻⁴ at most) reads NaN, and only that row.
+        with a NaN, a negative entry, or a sum off 1 by more than 2⁻⁴ reads NaN, and
+        only that row; one warning says how many.
 
     Example:
         >>> import torch
@@ -295,4 +300,8 @@ def balance(p: Float[Tensor, "*x K"], *, witness: bool = False) -> Balance:
         >>> found.lower, found.exact
         (tensor([1.0000, 0.3600]), tensor([True, True]))
     """
-    return intervals(p, witness=witness)
+    if not 0 <= effort < float("inf"):
+        raise InputError(f"effort must be a number from 0 on, not {effort}")
+    found = intervals(p, witness=witness, effort=effort)
+    _warn_of_unread(found.lower)
+    return found

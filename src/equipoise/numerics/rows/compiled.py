@@ -73,6 +73,7 @@ def compiled(*, reorder: bool = False) -> Callable[[Kernel], Kernel]:
             return kernel
         options = {
             "nogil": True,
+            "no_cfunc_wrapper": True,
             "error_model": "numpy",
             "fastmath": {"reassoc", "contract"} if reorder else False,
         }

@@ -1,119 +1,145 @@
 """The ladder on the CPU: every row climbs only as far as it must.
 
-Axes, in this file:  N row · K key · n visible key (p > 0), sorted from large to small.
+Axes, in this file:  N row · K key · n visible key, sorted from large to small ·
+C column of facts.
+Float32 rows are first closed unsorted (``window``); what is left open, and every
+float64 row, is sorted (``steps``); what is open then is searched (``search``).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.rows.compiled import compiled, over_rows
-from equipoise.numerics.rows.fill import OPEN, Bounds, Options, first_steps
-from equipoise.numerics.rows.search import partition
-from equipoise.numerics.rows.sorted_rows import Row, Side, theta
+from equipoise.numerics.rows.search import search_rows
+from equipoise.numerics.rows.steps import Row, Side, sort_steps
+from equipoise.numerics.rows.window import (
+    BELOW,
+    FACTS,
+    OPEN,
+    SOME,
+    STOP,
+    TOP,
+    TOPS,
+    Singles,
+    close,
+    scratch,
+)
 
 Rows = NDArray[np.floating]
-Rows64 = NDArray[np.float64]
-Sides = NDArray[np.uint8]
+Bounds = NDArray[np.float64]
+Options = tuple[float, float, float]
+"""Gap that is small enough (as a share of the mass), how far Σp may be from 1, and the
+effort of the search (0 for none)."""
+_BITS_OF_TWO = 0x40000000
+# Relative distance at which a mass may be that of one key twice, or of equal keys.
+_ALIKE = 1e-6
 # Entries of open rows gathered at a time.
 _GATHERED = 1 << 18
 
 
-@compiled()
-def exact_sum(v_n: Row, side_n: Side, which: int) -> float:
-    """Return the sum of the keys on one side, compensated (Neumaier)."""
-    total, lost = 0.0, 0.0
-    for k in range(v_n.size):
-        if side_n[k] == which:
-            x = v_n[k]
-            new = total + x
-            lost += (total - new) + x if total >= x else (x - new) + total
-            total = new
-    return total + lost
+@compiled(reorder=True)
+def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, np.uint32, int]:
+    """Return the mass, the largest bit pattern and how many keys are above 0.
 
-
-@compiled()
-def sorted_interval(v_n: Row, side_n: Side, options: Options) -> tuple[float, float]:
-    """Return θ's interval for one row sorted from large to small; S in ``side_n``.
-
-    NaN and negative entries are last in this order. With p_max ≥ ½ the answer is
-    S = {top}, whatever the rest looks like.
+    Read as unsigned integers, a negative entry, -0 or a NaN exceeds any probability.
     """
-    enough, off, depth = options
-    side_n[:] = 0
-    side_n[0] = 1
-    rest = exact_sum(v_n, side_n, 0)
-    total = rest + v_n[0]
-    if not (v_n[-1] >= 0.0 and abs(total - 1.0) <= off):
-        return np.nan, np.nan
-    if v_n[0] >= rest:
-        peaked = theta(v_n[0], rest)
-        return peaked, peaked
-    n = np.count_nonzero(v_n)
-    v_n, side_n = v_n[:n], side_n[:n]
-    gap, proven = partition(v_n, total / 2, side_n, enough * total, depth)
-    lower = theta(exact_sum(v_n, side_n, 1), exact_sum(v_n, side_n, 0))
-    if abs(gap) - proven <= 4 * n * 2.0**-53 * total:
-        return lower, lower
-    return lower, max(lower, 1.0 - 4.0 * (proven / total) ** 2)
+    total, top, some = 0.0, np.uint32(0), np.int32(0)
+    for k in range(p_K.size):
+        total += p_K[k]
+        top = bits_K[k] if bits_K[k] > top else top
+        some += np.int32(p_K[k] > 0)
+    return total, top, some
+
+
+@compiled(reorder=True)
+def _apart(p_K: Singles, top: np.float32) -> tuple[float, int]:
+    """Return the mass below the largest key, summed directly, and how many equal it."""
+    below, tops = 0.0, np.int32(0)
+    for k in range(p_K.size):
+        below += float(p_K[k]) if p_K[k] < top else 0.0
+        tops += np.int32(p_K[k] == top)
+    return below, tops
 
 
 @compiled()
-def _sorted_rows(
-    v_Nn: Rows64, side_Nn: Sides, bounds_N2: Bounds, options: Options
-) -> None:
-    n = v_Nn.shape[1]
-    for i in range(v_Nn.shape[0]):
-        low, high = sorted_interval(v_Nn[i], side_Nn[i, :n], options)
-        bounds_N2[i, 0] = low
-        bounds_N2[i, 1] = high
+def weigh(p_NK: Singles, bits_NK: NDArray[np.uint32], fact_NC: Row, off: float) -> None:
+    """Write what ``close`` needs; no largest key for rows that are not sound."""
+    for i in range(p_NK.shape[0]):
+        total, pattern, some = _summed(p_NK[i], bits_NK[i])
+        top, sound = np.uint32(pattern).view(np.float32), pattern < _BITS_OF_TWO
+        below, tops = total - top, int(sound and top > 0 and abs(total - 1.0) <= off)
+        if tops:
+            ratio = total / top
+            if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
+                below, tops = _apart(p_NK[i], top)
+        fact_NC[i, BELOW] = below
+        fact_NC[i, TOP] = top
+        fact_NC[i, TOPS] = tops
+        fact_NC[i, SOME] = some
+        fact_NC[i, STOP] = p_NK.shape[1]
 
 
-def _finish(
-    p_NK: Rows, side_NK: Sides | None, bounds_N2: Bounds, options: Options
-) -> None:
-    """Sort and search the rows whose lower bound is still ``OPEN``, a few at a time.
+def climbed(v_Nn: Row, side_Nn: Side, options: Options) -> Bounds:
+    """Return θ's bounds of sorted rows, and write one subset of each.
 
-    A kernel of its own, in float64 only: nested in the first one it would be compiled
-    again with it, at several times the cost.
+    Rows that the first steps leave open are searched, as far as the options allow. The
+    search is a kernel of its own: what no row needs is not compiled.
     """
-    left = np.flatnonzero(bounds_N2[:, 0] == OPEN)
+    enough, off, effort = options
+    bounds_N3 = np.empty((len(v_Nn), 3))
+    sort_steps(v_Nn, side_Nn, bounds_N3, enough, off)
+    low, high, gap = bounds_N3.T
+    which = np.flatnonzero((high > low) & (abs(gap) > enough * v_Nn.sum(-1)))
+    if which.size and effort > 0:
+        v, side, bounds = v_Nn[which], side_Nn[which], bounds_N3[which]
+        search_rows(v, side, bounds, enough, effort)
+        side_Nn[which], bounds_N3[which] = side, bounds
+    return bounds_N3[:, :2]
+
+
+def finish(
+    p_NK: Rows, side_NK: Side | None, bounds_N2: Bounds, options: Options
+) -> None:
+    """Sort and search the rows whose upper bound is still ``OPEN``, a few at a time."""
+    left = np.flatnonzero(bounds_N2[:, 1] == OPEN)
     few = max(1, _GATHERED // p_NK.shape[1])
     for start in range(0, left.size, few):
         which = left[start : start + few]
         falling = -p_NK[which].astype(np.float64)
-        sides, bounds = np.empty(falling.shape, np.uint8), np.empty((which.size, 2))
         if side_NK is None:  # sorting values alone is several times faster
             seen: NDArray[np.bool_] = np.any(falling, axis=0)
             seen[0] = True  # a row without mass still needs a key
             # Selecting columns may transpose the memory; rows must stay contiguous.
             falling = np.sort(np.ascontiguousarray(falling[:, seen]), -1)
-            _sorted_rows(-falling, sides, bounds, options)
+            sides = np.empty(falling.shape, np.uint8)
+            bounds_N2[which] = climbed(-falling, sides, options)
         else:
             order = np.argsort(falling, -1)
             falling = np.take_along_axis(falling, order, -1)
-            _sorted_rows(-falling, sides, bounds, options)
+            sides = np.zeros(falling.shape, np.uint8)
+            bounds_N2[which] = climbed(-falling, sides, options)
             side_NK[which] = np.take_along_axis(sides, np.argsort(order, -1), -1)
-        bounds_N2[which] = bounds
 
 
-def intervals(p_NK: Rows, mask_NK: Sides | None, options: Options) -> Bounds:
+def intervals(p_NK: Rows, mask_NK: Side | None, options: Options) -> Bounds:
     """Return (lower, upper) of every row; write the subsets into ``mask_NK`` if given.
 
     Args:
         p_NK: Contiguous rows, float32 or float64.
-        mask_NK: Shaped like ``p_NK``. A masked key may be marked; it adds nothing.
-        options: Gap that is small enough (as a share of the mass), how far Σp may
-            be from 1, and how many keys a complete search may hold.
+        mask_NK: Shaped like ``p_NK``. Rows are then sorted, since only sorted rows have
+            their subsets written down. A masked key may be marked; it adds nothing.
+        options: See ``Options``.
     """
     bounds_N2 = np.full((p_NK.shape[0], 2), OPEN)
 
     def work(start: int, stop: int) -> None:
-        p, bounds = p_NK[start:stop], bounds_N2[start:stop]
+        p, bounds_n2 = p_NK[start:stop], bounds_N2[start:stop]
         sides = None if mask_NK is None else mask_NK[start:stop]
-        if p.dtype == np.float32:
-            one = np.empty((1, p.shape[1]), np.uint8)
-            first_steps(p, one if sides is None else sides, bounds, options)
-        _finish(p, sides, bounds, options)
+        if p.dtype == np.float32 and sides is None:
+            fact_nC = np.empty((len(p), FACTS))
+            weigh(p, p.view(np.uint32), fact_nC, options[1])
+            close(p, fact_nC, options[0], bounds_n2, scratch(p.shape[1]))
+        finish(p, sides, bounds_n2, options)
 
     over_rows(work, *p_NK.shape)
     return bounds_N2

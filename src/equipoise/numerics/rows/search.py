@@ -1,30 +1,78 @@
-"""The deep end of the ladder: one row, sorted, until its gap is closed or proven.
+"""The deep end of the ladder: one sorted row, until its gap is closed or proven.
 
-Axes, in this file:  n visible key, sorted from large to small · m key in a search.
-Signs as in ``balance_sorted``: gap = ½ Σp - p(S), side 1 where a key is in S.
+Axes, in this file:  n visible key, sorted from large to small · m key in a search ·
+s subset sum of one half of these. Signs as in ``steps``: gap = ½ Σp - p(S), side 1
+where a key is in S.
 
-Branch and bound over the keys of a sorted row: complete when the row is steep.
-
-Axes, in this file:  n visible key, sorted from large to small.
-Signs as in ``balance_sorted``: gap = ½ Σp - p(S), side 1 where a key is in S.
-
-Karmarkar and Karp's differencing: the two largest keys to opposite sides, repeat.
-
-Axes, in this file:  n visible key, sorted from large to small.
-
-Meet in the middle: the subset sum nearest a target, out of 2ᵐ, for about 2^(m/2).
-
-Axes, in this file:  m key taken into the search · s subset sum of one half.
-Keys are dealt in turn to two halves. Each half lists its subset sums in order, built by
-merging one key at a time; equal sums are kept once, so repeated keys stay cheap.
+A common divisor, branch and bound, Karmarkar and Karp's differencing, and meet in the
+middle: the subset sum nearest a target, out of 2ᵐ, for about 2^(m/2). Work is counted
+in visits of a key or of a sum, about a nanosecond each; what is still open when a row
+has used up its share stays an interval.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.rows.compiled import compiled
-from equipoise.numerics.rows.proofs import cardinality_gap, lattice_gap
-from equipoise.numerics.rows.sorted_rows import Row, Side, largest_first, swapped
+from equipoise.numerics.rows.steps import (
+    Row,
+    Side,
+    bounds_of,
+    largest_first,
+    swapped,
+)
+
+Bits = NDArray[np.int64]
+Half = tuple[Row, Bits, int]
+# Visits at effort 1, and per key of the row: with them no row takes more than about
+# twenty times as long as an ordinary one. Rows of up to 26 keys are complete: with so
+# few of them, ordinary rows are searched to the end too.
+_LEAST_WORK, _WORK_PER_KEY, _COMPLETE = 60_000, 192, 26
+# Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
+DEPTHS = (20, 26, 33, 40)
+# Keys reassigned at a time; each further pair makes the reachable sums twice as dense.
+_NEIGHBOURS = (16, 20, 26)
+# Branches tried per key before a row that is not steep goes on to the next step.
+_BRANCHES = 8
+# Remainders below this share of the largest key are rounding.
+_ROUNDING = 1e-13
+
+
+@compiled()
+def _common_divisor(v_n: Row, least: float) -> float:
+    """Return the common divisor of all keys up to rounding, or 0 if below ``least``."""
+    unit = v_n[0]
+    tiny = _ROUNDING * v_n[0]
+    for k in range(1, v_n.size):
+        a, b = unit, v_n[k]
+        while b > tiny:
+            a, b = b, a - b * np.floor(a / b + 1e-9)
+        unit = a
+        if unit < least:
+            return 0.0
+    return unit
+
+
+@compiled()
+def lattice_gap(v_n: Row, half: float, least: float) -> float:
+    """Return a proven lower bound on |gap| from a common divisor of the keys.
+
+    If p_k = i_k g + ε_k with integers i_k, every p(S) is within Σ|ε| of a multiple of
+    g; so is ½, or no partition comes closer than what is missing. Rows in 16 bits, and
+    small integers over their sum, are of this kind. Bounds below ``least`` are not
+    looked for.
+    """
+    unit = _common_divisor(v_n, least)
+    if unit == 0.0:
+        return 0.0
+    multiples, off = 0.0, 0.0
+    for k in range(v_n.size):
+        multiples += np.rint(v_n[k] / unit)
+    unit = 2 * half / multiples
+    for k in range(v_n.size):
+        off += abs(v_n[k] - np.rint(v_n[k] / unit) * unit)
+    missing = abs(half - np.rint(half / unit) * unit)
+    return max(missing - off, 0.0)
 
 
 @compiled()
@@ -46,10 +94,10 @@ def branched(
     dominate the rest leave few branches, so a steep row is searched completely. The
     largest key is in S: its complement is the same partition.
     """
-    rest_n = _after(v_n)
-    inside_n = np.zeros(v_n.size + 1, np.uint8)
+    n, rest_n = v_n.size, _after(v_n)
+    inside_n = np.zeros(n + 1, np.uint8)
     # One gap per level, not one that is added to and subtracted from: that drifts.
-    gap_n = np.empty(v_n.size + 1)
+    gap_n = np.empty(n + 1)
     inside_n[0], gap_n[0], gap_n[1], k = 1, half, half - v_n[0], 1
     for _ in range(most):
         left = gap_n[k]
@@ -57,12 +105,11 @@ def branched(
             inside_n[k], gap_n[k + 1] = 1, left - v_n[k]
             k += 1
             continue
-        all_in = left > 0.0
-        end = left - rest_n[k] if all_in else left
+        end = left - rest_n[k] if left > 0.0 else left
         if abs(end) < abs(gap):
             gap = end
-            side_n[:k] = inside_n[:k]
-            side_n[k:] = all_in
+            for i in range(n):
+                side_n[i] = inside_n[i] if i < k else left > 0.0
             if abs(gap) <= enough:
                 return gap, False
         k -= 1
@@ -76,7 +123,7 @@ def branched(
 
 
 @compiled()
-def _sink(heap_n: Row, key_n: NDArray[np.int64], size: int) -> None:
+def _sink(heap_n: Row, key_n: Bits, size: int) -> None:
     """Restore the heap order after its first entry became smaller."""
     at = 0
     while 2 * at + 1 < size:
@@ -98,67 +145,66 @@ def differenced(v_n: Row, side_n: Side) -> float:
     end on opposite sides; reading the promises backwards gives the sides.
     """
     n = v_n.size
-    heap_n, key_n = (
-        v_n.copy(),
-        np.arange(n, dtype=np.int64),
-    )  # sorted from large to small is a heap
-    kept, hung = np.empty(n, np.int64), np.empty(n, np.int64)
+    heap_n, key_n = np.empty(n), np.empty(n, np.int64)
+    stays_n, leaves_n = np.empty(n, np.int64), np.empty(n, np.int64)
+    for k in range(n):  # sorted from large to small is a heap
+        heap_n[k], key_n[k] = v_n[k], k
     for step in range(n - 1):
         first, first_key, size = heap_n[0], key_n[0], n - step
         heap_n[0], key_n[0] = heap_n[size - 1], key_n[size - 1]
         _sink(heap_n, key_n, size - 1)
-        kept[step], hung[step] = first_key, key_n[0]
+        stays_n[step], leaves_n[step] = first_key, key_n[0]
         heap_n[0], key_n[0] = first - heap_n[0], first_key
         _sink(heap_n, key_n, size - 1)
     side_n[key_n[0]] = 0
     for step in range(n - 2, -1, -1):
-        side_n[hung[step]] = 1 - side_n[kept[step]]
-    gap: float = heap_n[0] / 2
-    return gap
-
-
-Bits = NDArray[np.int64]
+        side_n[leaves_n[step]] = 1 - side_n[stays_n[step]]
+    return heap_n[0] / 2
 
 
 @compiled()
-def _subset_sums(w_m: Row, first: int) -> tuple[Row, Bits]:
-    """Return all subset sums of w[first::2] in order, each with one subset as bits."""
-    sum_s, bits_s = np.zeros(1), np.zeros(1, np.int64)
+def _subset_sums(w_m: Row, first: int) -> Half:
+    """Return all subset sums of w[first::2] in order, each with one subset as bits.
+
+    Built by merging one key at a time; equal sums are kept once, so repeated keys stay
+    cheap.
+    """
+    room = 1 << ((w_m.size + 1) // 2)
+    sum_s, bits_s = np.zeros(room), np.zeros(room, np.int64)
+    merged_s, subset_s = np.zeros(room), np.zeros(room, np.int64)
+    n = 1
     for k in range(first, w_m.size, 2):
         w, bit = w_m[k], np.int64(1) << np.int64(k // 2)
-        n = sum_s.size
-        merged, subset = np.empty(2 * n), np.empty(2 * n, np.int64)
         i, j, size = 0, 0, 0
         while i < n or j < n:
             without = sum_s[i] if i < n else np.inf
             having = sum_s[j] + w if j < n else np.inf
             if without <= having:
-                merged[size], subset[size] = without, bits_s[i]
+                merged_s[size], subset_s[size] = without, bits_s[i]
                 i += 1
                 if without == having:
                     j += 1
             else:
-                merged[size], subset[size] = having, bits_s[j] | bit
+                merged_s[size], subset_s[size] = having, bits_s[j] | bit
                 j += 1
             size += 1
-        sum_s, bits_s = merged[:size], subset[:size]
-    return sum_s, bits_s
+        sum_s, merged_s, bits_s, subset_s, n = merged_s, sum_s, subset_s, bits_s, size
+    return sum_s, bits_s, n
 
 
 @compiled()
 def nearest_sums(
-    w_m: Row, target: float
+    a: Half, b: Half, target: float
 ) -> tuple[float, np.int64, np.int64, float, np.int64, np.int64]:
     """Return the largest subset sum ≤ target and the smallest > target, with subsets.
 
     A subset is two integers: bit i of the first is key 2i, of the second key 2i + 1.
     """
-    a_s, a_bits = _subset_sums(w_m, 0)
-    b_s, b_bits = _subset_sums(w_m, 1)
+    a_s, b_s = a[0], b[0]
     below, below_i, below_j = -np.inf, 0, 0
     above, above_i, above_j = np.inf, 0, 0
-    j = b_s.size - 1
-    for i in range(a_s.size):
+    j = b[2] - 1
+    for i in range(a[2]):
         while j >= 0 and a_s[i] + b_s[j] > target:
             if a_s[i] + b_s[j] < above:
                 above, above_i, above_j = a_s[i] + b_s[j], i, j
@@ -167,42 +213,21 @@ def nearest_sums(
             break
         if a_s[i] + b_s[j] > below:
             below, below_i, below_j = a_s[i] + b_s[j], i, j
-    return (
-        below,
-        a_bits[below_i],
-        b_bits[below_j],
-        above,
-        a_bits[above_i],
-        b_bits[above_j],
-    )
-
-
-# Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
-DEPTHS = (20, 26, 33, 40)
-# Keys reassigned at a time; each further pair makes the reachable sums twice as dense.
-_NEIGHBOURS = (16, 20, 26)
-# Branches tried per key before a row that is not steep goes on to the next step.
-_BRANCHES = 8
+    up, down = (a[1][above_i], b[1][above_j]), (a[1][below_i], b[1][below_j])
+    return below, down[0], down[1], above, up[0], up[1]
 
 
 @compiled()
-def _place(a: np.int64, b: np.int64, side_m: Side) -> None:
-    """Write the subset found by ``nearest_sums`` into the first sides."""
-    for k in range(side_m.size):
-        bits = b if k % 2 else a
-        side_m[k] = (bits >> np.int64(k // 2)) & 1
-
-
-@compiled()
-def _completed(v_n: Row, half: float, trial_n: Side, m: int, enough: float) -> float:
-    """Fill the keys after the first m around the sides already chosen."""
+def _completed(
+    v_n: Row, half: float, chosen: tuple[np.int64, np.int64, int], trial_n: Side
+) -> float:
+    """Place the m keys of a subset, and fill the others around them."""
+    even, odd, m = chosen
     gap = half
     for k in range(m):
-        gap -= v_n[k] * trial_n[k]
-    if m == v_n.size:
-        return gap
-    gap = largest_first(v_n[m:], gap, trial_n[m:])
-    return swapped(v_n, gap, trial_n, enough)
+        trial_n[k] = ((odd if k % 2 else even) >> np.int64(k // 2)) & 1
+        gap -= v_n[k] if trial_n[k] else 0.0
+    return largest_first(v_n, m, gap, trial_n) if m < v_n.size else gap
 
 
 @compiled()
@@ -213,99 +238,134 @@ def searched(
 
     A subset of the large keys with sum s becomes p(S) in [s, s + r] once the rest (mass
     r) is dealt out, so no |gap| is below the distance from ½ to the nearest such
-    interval. Returns the better gap and that proven distance.
+    interval. Returns the better gap and that proven distance. The third trial has the
+    rest as likely to be in S as not.
     """
-    rest = v_n[m:].sum()
-    below, a, b, above, c, d = nearest_sums(v_n[:m], half)
-    trial_n = np.zeros_like(side_n)
-    for which in range(3):
-        if which == 2 and m < v_n.size:  # the rest as likely to be in S as not
-            _, a, b, _, _, _ = nearest_sums(v_n[:m], half - rest / 2)
-        elif which == 2:
-            break
-        trial_n[:] = 0
-        if which == 1:
-            _place(c, d, trial_n[:m])
+    w_m, rest = np.empty(m), 0.0
+    for k in range(v_n.size):
+        if k < m:
+            w_m[k] = v_n[k]
         else:
-            _place(a, b, trial_n[:m])
-        trial = _completed(v_n, half, trial_n, m, enough)
+            rest += v_n[k]
+    first, second = _subset_sums(w_m, 0), _subset_sums(w_m, 1)
+    below, a, b, above, c, d = nearest_sums(first, second, half)
+    trial_n = np.zeros(v_n.size, np.uint8)
+    for which in range(3 if m < v_n.size else 2):
+        if which == 1:
+            a, b = c, d
+        elif which == 2:
+            _, a, b, _, _, _ = nearest_sums(first, second, half - rest / 2)
+        trial = _completed(v_n, half, (a, b, m), trial_n)
+        trial = swapped(v_n, trial, trial_n, enough)
         if abs(trial) < abs(gap):
             gap = trial
-            side_n[:] = trial_n
+            for k in range(v_n.size):
+                side_n[k] = trial_n[k]
     return gap, max(min(half - rest - below, above - half), 0.0)
 
 
 @compiled()
-def reshuffled(v_n: Row, gap: float, side_n: Side) -> float:
-    """Reassign the given keys at once, all others held; return the gap.
+def reshuffled(v_n: Row, gap: float, side_n: Side, chosen_m: Bits) -> float:
+    """Reassign the chosen keys at once, all others held; return the gap.
 
     Moving key k in or out of S changes the gap by ∓p_k: the best of all combined moves
     is the subset of these signed numbers nearest the gap.
     """
-    move_m = np.empty(v_n.size)
-    for k in range(v_n.size):
-        move_m[k] = -v_n[k] if side_n[k] else v_n[k]
-    below, a, b, above, c, d = nearest_sums(move_m, gap)
+    move_m = np.empty(chosen_m.size)
+    for i in range(chosen_m.size):
+        k = chosen_m[i]
+        move_m[i] = -v_n[k] if side_n[k] else v_n[k]
+    first, second = _subset_sums(move_m, 0), _subset_sums(move_m, 1)
+    below, a, b, above, c, d = nearest_sums(first, second, gap)
     nearest = below
     if above - gap < gap - below:
         nearest, a, b = above, c, d
     if abs(gap - nearest) >= abs(gap):
         return gap
-    flip_m = np.empty(v_n.size, np.uint8)
-    _place(a, b, flip_m)
-    for k in range(v_n.size):
-        side_n[k] ^= flip_m[k]
+    for i in range(chosen_m.size):
+        side_n[chosen_m[i]] ^= ((b if i % 2 else a) >> np.int64(i // 2)) & 1
     return gap - nearest
 
 
 @compiled()
-def _improved(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
-    """Differencing, then reshuffling of small keys and of keys of every size."""
-    trial_n = np.empty_like(side_n)
+def _visits(m: int) -> int:
+    """Return about how much work all subsets of m keys are."""
+    return 20 << (m // 2)
+
+
+@compiled()
+def _improved(
+    v_n: Row, gap: float, side_n: Side, enough: float, work: int
+) -> tuple[float, int]:
+    """Differencing, then reshuffling of keys of every size and of small keys."""
+    trial_n = np.empty(v_n.size, np.uint8)
     trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
     if abs(trial) < abs(gap):
         gap = trial
-        side_n[:] = trial_n
+        for k in range(v_n.size):
+            side_n[k] = trial_n[k]
     for m in _NEIGHBOURS:
-        for attempt in range(min(v_n.size // m, 3)):
-            if abs(gap) <= enough:
-                return gap
-            # Every step-th key, so of all sizes; copied, since a view with steps would
-            # compile everything once more.
-            chosen = np.arange(m) * (v_n.size // m) + attempt
-            side_m = side_n[chosen]
-            gap = reshuffled(v_n[chosen], gap, side_m)
-            side_n[chosen] = side_m
-            last = v_n.size - m * attempt
-            gap = reshuffled(v_n[last - m : last], gap, side_n[last - m : last])
-    return gap
+        chosen_m, step = np.empty(m, np.int64), v_n.size // m
+        for attempt in range(2 * min(step, 3)):
+            if abs(gap) <= enough or _visits(m) > work:
+                return gap, work
+            # Every step-th key, so of all sizes; and the smallest that were not yet.
+            for i in range(m):
+                last = v_n.size - m * (attempt // 2 + 1)
+                chosen_m[i] = last + i if attempt % 2 else i * step + attempt // 2
+            gap = reshuffled(v_n, gap, side_n, chosen_m)
+            work -= _visits(m)
+    return gap, work
 
 
 @compiled()
 def partition(
-    v_n: Row, half: float, side_n: Side, enough: float, depth: int
+    v_n: Row, half: float, gap: float, side_n: Side, options: tuple[float, float, int]
 ) -> tuple[float, float]:
     """Return (gap, proven): a partition with that gap, and no |gap| below ``proven``.
 
-    Stops as soon as |gap| ≤ enough, or the two agree, or ``depth`` keys were searched.
+    Stops as soon as |gap| ≤ enough, or the two agree, or the work is used up.
     """
+    enough, proven, work = options
     rounding = 4 * v_n.size * 2.0**-53 * half
-    gap = swapped(v_n, largest_first(v_n, half, side_n), side_n, enough)
-    if abs(gap) <= enough:
-        return gap, 0.0
-    proven = max(cardinality_gap(v_n, half), lattice_gap(v_n, half, enough))
+    proven = max(proven, lattice_gap(v_n, half, enough))
     if abs(gap) - proven <= rounding:
         return gap, proven
     gap, complete = branched(v_n, half, gap, side_n, enough, _BRANCHES * v_n.size)
     if complete or abs(gap) <= enough:
         return gap, abs(gap) if complete else 0.0
-    if v_n.size > DEPTHS[0]:
-        gap = _improved(v_n, gap, side_n, enough)
-    for m in DEPTHS:
-        if abs(gap) <= max(enough, proven + rounding) or m > depth:
+    first = v_n.size if v_n.size <= _COMPLETE else DEPTHS[0]
+    if v_n.size > _COMPLETE:
+        gap, work = _improved(v_n, gap, side_n, enough, work - _visits(first))
+        work += _visits(first)
+    for depth in DEPTHS:
+        m = min(max(depth, first), v_n.size)
+        if abs(gap) <= max(enough, proven + rounding) or _visits(m) > work:
             break
-        gap, bound = searched(v_n, half, gap, side_n, enough, min(m, v_n.size))
-        proven = max(proven, bound)
-        if m >= v_n.size:
+        gap, bound = searched(v_n, half, gap, side_n, enough, m)
+        proven, work = max(proven, bound), work - _visits(m)
+        if m == v_n.size:
             break
     return gap, proven
+
+
+@compiled()
+def search_rows(
+    v_Nn: Row, side_Nn: Side, bounds_N3: Row, enough: float, effort: float
+) -> None:
+    """Search rows further: improve their bounds, gaps and subsets where it helps."""
+    for i in range(v_Nn.shape[0]):
+        n, total = v_Nn.shape[1], 0.0
+        while v_Nn[i, n - 1] == 0.0:
+            n -= 1
+        v_n, side_n = v_Nn[i, :n], side_Nn[i, :n]
+        for k in range(n):
+            total += v_n[k]
+        work = _visits(n) if n <= _COMPLETE else _LEAST_WORK + _WORK_PER_KEY * n
+        proven = np.sqrt(max(1.0 - bounds_N3[i, 1], 0.0)) * total / 2
+        options = (enough * total, proven, int(effort * work))
+        gap, proven = partition(v_n, total / 2, bounds_N3[i, 2], side_n, options)
+        low, high = bounds_of(v_n, side_n, gap, proven)
+        bounds_N3[i, 0] = max(bounds_N3[i, 0], low)
+        bounds_N3[i, 1] = min(bounds_N3[i, 1], high)
+        bounds_N3[i, 2] = gap

@@ -21,24 +21,31 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.host_view import host_view
-from equipoise.numerics.rows import balance as balance_ladder
-from equipoise.numerics.rows import ladder as balance_cpu
-from equipoise.numerics.rows import torch_rows as balance_torch
-from equipoise.numerics.rows.balance import DEPTH
+from equipoise.numerics.rows import ladder, torch_rows
 from equipoise.numerics.rows.compiled import COMPILED, compiled, over_rows
-from equipoise.numerics.rows.few import WINDOW, lists
-from equipoise.numerics.rows.fill import OPEN
-from equipoise.numerics.rows.window import Scratch, interval
+from equipoise.numerics.rows.window import (
+    BELOW,
+    FACTS,
+    OPEN,
+    SOME,
+    STOP,
+    TOP,
+    TOPS,
+    close,
+    scratch,
+)
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
+Facts = NDArray[np.float64]
+Limits = NDArray[np.int64]
 # Columns of the result.
-LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP, SCORES, MASSES, VISIBLE = range(9)
+LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP_MASS, SCORES, MASSES, VISIBLE = range(9)
 COLUMNS = 9
 
 _NOTHING, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 # -inf and +inf as ordered integers; what lies beyond is NaN.
-_LEAST, _INFINITY = -0x7F800001, 0x7F800000
+_LEAST, _INFINITY, _MAGNITUDE = -0x7F800001, 0x7F800000, np.int32(0x7FFFFFFF)
 # exp(r) = Σ rⁱ/i! for |r| ≤ ½ ln 2: the first term left out is below 6e-9.
 _TERMS = tuple(np.float32(1 / math.factorial(i)) for i in range(8))
 _PER_LN2 = np.float32(1 / math.log(2))
@@ -52,14 +59,15 @@ _FLOOR = np.float32(-87.0)
 
 
 @compiled()
-def exponentials(z_K: Scores, top: np.float32, e_K: Scores) -> None:
+def exponentials(z_K: Scores, stop: int, top: np.float32, e_K: Scores) -> None:
     """Write exp(z - top), accurate to two units in the last place of z - top's image.
 
     z - top = n ln 2 + r; the sum for exp(r) is scaled by 2ⁿ through its exponent bits.
     Branch-free, so that it vectorises: numba has no vector exponential of its own.
     """
-    for k in range(z_K.size):
-        d = max(z_K[k] - top, _FLOOR)
+    for k in range(stop):
+        d = z_K[k] - top
+        d = d if d > _FLOOR else _FLOOR
         shifted = d * _PER_LN2 + _TO_INTEGER
         n = shifted - _TO_INTEGER
         r = (d - n * _LN2_HIGH) - n * _LN2_LOW
@@ -72,40 +80,42 @@ def exponentials(z_K: Scores, top: np.float32, e_K: Scores) -> None:
 
 
 @compiled(reorder=True)
-def _extremes(z_K: Scores) -> tuple[np.int32, np.int32, np.int32]:
+def _extremes(z_K: Scores, stop: int) -> tuple[np.int32, np.int32, np.int32]:
     """Return the smallest and largest score as ordered integers, and the visible count.
 
     Flipping the magnitude bits of negative floats makes their patterns sort as
     integers, NaN beyond either infinity: integer extremes vectorise and see it.
     """
     low, high, seen = np.int32(2**31 - 1), np.int32(-(2**31)), np.int32(0)
-    for k in range(z_K.size):
+    for k in range(stop):
         pattern = np.float32(z_K[k]).view(np.int32)
-        pattern ^= (pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)
-        low, high = min(low, pattern), max(high, pattern)
+        pattern ^= (pattern >> np.int32(31)) & _MAGNITUDE
+        low = pattern if pattern < low else low
+        high = pattern if pattern > high else high
         seen += np.int32(z_K[k] > _NOTHING)
     return low, high, seen
 
 
 @compiled(reorder=True)
 def _moments(
-    z_K: Scores, top: np.float32, e_K: Scores
+    z_K: Scores, stop: int, e_K: Scores, top: np.float32
 ) -> tuple[float, float, float, float]:
     """Return Σe below 1, Σ e·(z - top), Σz² over visible keys and Σe²."""
     below, first, scores, masses = 0.0, 0.0, 0.0, 0.0
-    for k in range(z_K.size):
-        below += float(e_K[k]) if e_K[k] < _ONE else 0.0
-        first += e_K[k] * max(z_K[k] - top, _FLOOR)
-        scores += z_K[k] * z_K[k] if z_K[k] > _NOTHING else 0.0
-        masses += e_K[k] * e_K[k]
+    for k in range(stop):
+        e, z = e_K[k], z_K[k]
+        below += float(e) if e < _ONE else 0.0
+        first += e * (z - top if e > _ZERO else _ZERO)
+        scores += z * z if z > _NOTHING else _ZERO
+        masses += e * e
     return below, first, scores, masses
 
 
 @compiled(reorder=True)
-def _counts(e_K: Scores) -> tuple[np.int32, np.int32]:
+def _counts(e_K: Scores, stop: int) -> tuple[np.int32, np.int32]:
     """Return how many keys have the largest mass, which is 1, and how many have any."""
     tops, some = np.int32(0), np.int32(0)
-    for k in range(e_K.size):
+    for k in range(stop):
         tops += np.int32(e_K[k] == _ONE)
         some += np.int32(e_K[k] > _ZERO)
     return tops, some
@@ -113,60 +123,58 @@ def _counts(e_K: Scores) -> tuple[np.int32, np.int32]:
 
 @compiled()
 def _row(
-    z_K: Scores, scratch: tuple[Scores, Scratch], enough: float, out: Statistics
+    z_K: Scores, limit: int, e_K: Scores, fact_C: Facts, out_CN: Statistics, i: int
 ) -> None:
-    low, high, seen = _extremes(z_K)
-    out[VISIBLE] = seen
-    if low < _LEAST or high >= _INFINITY:
-        out[:VISIBLE] = np.nan
-        out[MAX_LOGIT] = np.inf if low >= _LEAST and high == _INFINITY else np.nan
+    low, high, seen = _extremes(z_K, limit)
+    out_CN[VISIBLE, i] = seen
+    fact_C[BELOW], fact_C[TOP], fact_C[TOPS], fact_C[STOP] = 0.0, 1.0, 1.0, 0.0
+    broken = low < _LEAST or high > _INFINITY
+    if broken or high == _INFINITY or seen == 0:
+        nothing = seen == 0 and not broken
+        for c in range(VISIBLE):
+            out_CN[c, i] = 0.0 if nothing else np.nan
+        fact_C[BELOW] = out_CN[ENTROPY, i]
+        if not broken:
+            out_CN[MAX_LOGIT, i] = -np.inf if nothing else np.inf
         return
-    if seen == 0:
-        out[:VISIBLE] = 0.0
-        out[MAX_LOGIT] = -np.inf
-        return
-    stop = z_K.size
+    stop = limit
     while z_K[stop - 1] == _NOTHING:
         stop -= 1
-    e_K, z_K = scratch[0][:stop], z_K[:stop]
-    flipped = np.int32(high ^ ((high >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    top = flipped.view(np.float32)
-    exponentials(z_K, top, e_K)
-    below, first, scores, masses = _moments(z_K, top, e_K)
-    tops, some = _counts(e_K)
+    fact_C[STOP] = stop
+    top = np.int32(high ^ ((high >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
+    exponentials(z_K, stop, top, e_K)
+    below, first, scores, masses = _moments(z_K, stop, e_K, top)
+    tops, some = _counts(e_K, stop)
+    fact_C[BELOW], fact_C[TOPS], fact_C[SOME] = below, tops, some
     mass = below + tops
-    sums = (below, int(tops), int(some))
-    out[LOWER], out[UPPER] = interval(e_K, sums, enough, scratch[1])
-    out[MAX_LOGIT] = top
-    out[ENTROPY] = max(math.log(mass) - first / mass, 0.0)
-    out[SINK] = e_K[0] / mass
-    out[TOP] = 1.0 / mass
-    out[SCORES] = scores
-    out[MASSES] = masses / (mass * mass)
+    entropy = math.log(mass) - first / mass
+    out_CN[MAX_LOGIT, i] = top
+    out_CN[ENTROPY, i] = entropy if entropy > 0.0 else 0.0
+    out_CN[SINK, i] = e_K[0] / mass
+    out_CN[TOP_MASS, i] = 1.0 / mass
+    out_CN[SCORES, i] = scores
+    out_CN[MASSES, i] = masses / (mass * mass)
 
 
 @compiled()
-def statistics(
-    z_NK: NDArray[np.float32],
-    limit_N: NDArray[np.int64],
-    out_CN: Statistics,
-    enough: float,
+def exponentiated(
+    z_NK: Scores, limit_N: Limits, e_NK: Scores, fact_NC: Facts, out_CN: Statistics
 ) -> None:
-    """Write the statistics of every row of scores; masked keys are -inf.
+    """Write all but θ of every row of scores, the exponentials, and what θ needs.
 
-    Row i sees no key from ``limit_N[i]`` on, whatever its score.
+    Masked keys are -inf; row i sees no key from ``limit_N[i]`` on, whatever its score.
     """
     K = z_NK.shape[1]
-    scratch = (np.empty(K, np.float32), (np.empty(max(K, WINDOW)), lists()))
     for i in range(z_NK.shape[0]):
-        _row(z_NK[i, : min(K, limit_N[i])], scratch, enough, out_CN[:, i])
+        limit = limit_N[i] if limit_N[i] < K else K
+        _row(z_NK[i], limit, e_NK[i], fact_NC[i], out_CN, i)
 
 
 # |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
 _ENOUGH = 2.0**-11
-_OPTIONS = (_ENOUGH, float("inf"), DEPTH)
-Rows = NDArray[np.floating]
-Limits = NDArray[np.int64]
+_OPTIONS = (_ENOUGH, float("inf"), 1.0)
+# Exponentials at a time: 512 KiB, so that they are near when θ is read, and calls few.
+_CACHED = 1 << 17
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -237,13 +245,21 @@ def row_statistics(
         >>> read.theta_lower, read.visible
         (tensor([1.0000, 0.8889]), tensor([2, 3], dtype=torch.int32))
     """
-    return RowStatistics.of(row_columns(scores, causal_from=causal_from))
+    columns_Cx = row_columns(scores, causal_from=causal_from, sort_open=True)
+    return RowStatistics.of(columns_Cx)
 
 
 def row_columns(
-    scores: Float[Tensor, "*x K"], *, causal_from: int | None = None
+    scores: Float[Tensor, "*x K"],
+    *,
+    causal_from: int | None = None,
+    sort_open: bool = False,
 ) -> Float[Tensor, "C *x"]:
-    """Return the same in one tensor, for who puts the rows of many blocks together.
+    """Return the same in one tensor, for callers that join the rows of many blocks.
+
+    The few rows that the unsorted pass leaves open keep 1 as their upper bound unless
+    ``sort_open``: to sort them is another kernel to compile, for a θ that moves by less
+    than any reading shows.
 
     >>> row_columns(torch.zeros(5, 2)).shape == (COLUMNS, 5)
     True
@@ -258,7 +274,7 @@ def row_columns(
         z_xK = z_xK.float()
     if COMPILED and z_xK.device.type == "cpu" and z_xK.dtype == torch.float32:
         sees = _limits(z_xK, causal_from)
-        out_CN = _on_cpu(z_xK.reshape(-1, z_xK.shape[-1]), sees)
+        out_CN = _on_cpu(z_xK.reshape(-1, z_xK.shape[-1]), sees, sort_open)
     else:
         z_xK = z_xK if causal_from is None else _hidden(z_xK, causal_from)
         out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1])).T
@@ -283,29 +299,28 @@ def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
     return z_xK.masked_fill(future, -torch.inf)
 
 
-def _on_cpu(z_NK: Tensor, sees: tuple[int, int]) -> Tensor:
-    z_NK = z_NK.contiguous()
-    z = host_view(z_NK)
+def _on_cpu(z_NK: Tensor, sees: tuple[int, int], sort_open: bool) -> Tensor:
+    z = host_view(z_NK.contiguous())
     out_CN = np.empty((COLUMNS, len(z)), np.float32)
+    few = max(1, _CACHED // z.shape[1])
 
     def work(start: int, stop: int) -> None:
-        limit_N = sees[0] + np.arange(start, stop) % sees[1]
-        rows, out = z[start:stop], out_CN[:, start:stop]
-        statistics(rows, limit_N, out, _ENOUGH)
-        left = np.flatnonzero(out[0] == OPEN)
-        if left.size:
-            out[:2, left] = _searched(rows[left], limit_N[left])
+        e_nK, room = np.empty((few, z.shape[1]), np.float32), scratch(z.shape[1])
+        for i in range(start, stop, few):
+            j = min(i + few, stop)
+            limit_n = sees[0] + np.arange(i, j) % sees[1]
+            e, out = e_nK[: j - i], out_CN[:, i:j]
+            fact_nC, bounds_n2 = np.empty((j - i, FACTS)), np.empty((j - i, 2))
+            exponentiated(z[i:j], limit_n, e, fact_nC, out)
+            close(e, fact_nC, _ENOUGH, bounds_n2, room)
+            if sort_open:
+                e[np.arange(e.shape[1]) >= fact_nC[:, STOP, None]] = 0
+                ladder.finish(e, None, bounds_n2, _OPTIONS)
+            bounds_n2[:, 1][bounds_n2[:, 1] == OPEN] = 1.0
+            out[:2] = bounds_n2.T
 
     over_rows(work, *z.shape)
     return torch.from_numpy(out_CN)
-
-
-def _searched(z_NK: Rows, limit_N: Limits) -> Rows:
-    """Return θ's bounds, two rows of them, where the first pass left θ open."""
-    future = np.arange(z_NK.shape[1]) >= limit_N[:, None]
-    z = np.where(future, -np.inf, z_NK.astype(np.float64))
-    p = np.exp(z - z.max(-1, keepdims=True))
-    return balance_cpu.intervals(p, None, _OPTIONS).T
 
 
 def _in_torch(z_NK: Tensor) -> Tensor:
@@ -329,13 +344,12 @@ def _in_torch(z_NK: Tensor) -> Tensor:
 def _theta(p_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Return θ's bounds; rows left open are searched only where that needs no sync."""
     if COMPILED and p_NK.device.type == "cpu":
-        bounds_N2 = balance_torch.intervals(p_NK, None, _OPTIONS).to(p_NK.dtype)
+        bounds_N2 = torch_rows.intervals(p_NK, None, _OPTIONS).to(p_NK.dtype)
         return bounds_N2[:, 0], bounds_N2[:, 1]
-    lower, upper, _ = balance_torch.vectorised(p_NK)
+    lower, upper, _ = torch_rows.vectorised(p_NK)
     return lower, upper
 
 
 def warm_up() -> None:
     """Compile, or load from the cache, the kernels of ``row_statistics``."""
-    balance_ladder.warm_up()  # rows left open are finished by the ladder
-    row_statistics(torch.zeros(1, 3))
+    row_columns(torch.zeros(1, 3))

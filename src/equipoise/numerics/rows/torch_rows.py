@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.numerics.rows import ladder as balance_cpu
-from equipoise.numerics.rows.fill import Options
+from equipoise.numerics.rows.ladder import Options
+from equipoise.numerics.rows.ladder import intervals as intervals_on_cpu
 
 # Runs of keys taken by the fill: each round lands below half the remaining gap.
 _ROUNDS = 24
@@ -129,7 +129,7 @@ def vectorised(p_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def intervals(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
     """Return (lower, upper) of every row; write the subsets into ``mask_NK`` if given.
 
-    Arguments as in ``balance_cpu.intervals``.
+    Arguments as in ``ladder.intervals``.
     """
     enough, off, _ = options
     p_NK = p_NK.to(torch.float64)
@@ -155,7 +155,7 @@ def _finish(
     if not len(which):
         return
     mask = np.zeros((len(which), p_NK.shape[-1]), np.uint8)
-    found = balance_cpu.intervals(p_NK[which].cpu().numpy(), mask, options)
+    found = intervals_on_cpu(p_NK[which].cpu().numpy(), mask, options)
     bounds_N2[which] = torch.from_numpy(found).to(bounds_N2.device)
     if mask_NK is not None:
         mask_NK[which] = torch.from_numpy(mask).to(mask_NK.device)

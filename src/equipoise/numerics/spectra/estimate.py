@@ -42,7 +42,7 @@ class Estimate:
     """One number, how it was found, and what is known about its error.
 
     >>> found = {"value": 2.0, "steps": 0, "residual": 0.5, "error": 0.25}
-    >>> Estimate(status=Status.EXACT, **found).upper
+    >>> round(Estimate(status=Status.EXACT, **found).upper, 12)
     2.5
     """
 
@@ -83,14 +83,23 @@ class Estimate:
         """Return value + error·|value|, or infinity when nothing bounds the truth."""
         if not self.certified:
             return math.nan if math.isnan(self.value) else math.inf
-        return self.value + self.error * abs(self.value)
+        return _outwards(self.value, self.error * abs(self.value))
 
     @property
     def lower(self) -> float:
         """Return value − error·|value|, or −infinity when nothing bounds the truth."""
         if not self.certified:
             return math.nan if math.isnan(self.value) else -math.inf
-        return self.value - self.error * abs(self.value)
+        return _outwards(self.value, -self.error * abs(self.value))
+
+
+def _outwards(value: float, change: float) -> float:
+    """Return value + change, not nearer to the value than the exact sum is.
+
+    A product and a sum round by less than two units in the last place of the result.
+    """
+    total, away = value + change, math.copysign(math.inf, change)
+    return math.nextafter(math.nextafter(total, away), away) if change else total
 
 
 def broken() -> Estimate:

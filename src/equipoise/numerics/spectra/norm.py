@@ -12,7 +12,7 @@ Axes, in this file:  M rows · N columns · R inner width.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -39,6 +39,8 @@ from equipoise.numerics.spectra.lanczos import (
 
 # Up to this width a dense decomposition is cheaper than iterating.
 DENSE = 128
+# Powers of two up to which σ² and sums over a row stay inside float32.
+_MODERATE = 40
 
 
 class Product:
@@ -52,13 +54,31 @@ class Product:
         )
         self.measured = self.thinnest <= DENSE
         """Whether every entry has been looked at, or only some rows."""
-        look = _exponent if self.measured else _glance
-        self.exponents = [look(factor) for factor in self.factors]
+        self.shift = 0
+        """Powers of two that were taken out of the factors themselves."""
+        self._look(_exponent if self.measured else _glance)
 
     def measure(self) -> None:
         """Look at every entry, when a glance has misled."""
-        self.exponents = [_exponent(factor) for factor in self.factors]
+        self._look(_exponent)
         self.measured = True
+
+    def _look(self, look: Callable[[Tensor], float]) -> None:
+        """Note each factor's size; bring one near the ends of its format to size 1.
+
+        There a product with a unit vector may overflow or lose its digits before it is
+        divided by the unit.
+        """
+        self.exponents, factors = [], []
+        for factor in self.factors:
+            exponent = look(factor)
+            if _MODERATE < abs(exponent) < math.inf:
+                factor = _times_power_of_two(factor, -int(exponent))
+                self.shift += int(exponent)
+                exponent = 0.0
+            self.exponents.append(exponent)
+            factors.append(factor)
+        self.factors = tuple(factors)
 
     @property
     def finite(self) -> bool:
@@ -79,7 +99,7 @@ class Product:
 
     @property
     def scale(self) -> float:
-        return math.ldexp(1.0, int(sum(self.exponents)))
+        return _power_of_two(int(sum(self.exponents)) + self.shift)
 
     def step(self) -> Step:
         """Return a Lanczos step of PᵀP, for the product divided by ``scale``.
@@ -158,15 +178,23 @@ def _glance(factor: Tensor) -> float:
 
 
 def _exponent(factor: Tensor) -> float:
-    """Return the power of two above every entry: −∞ for zero, NaN if not finite.
-
-    Not below −126: the inverse of a smaller one is not a float32.
-    """
+    """Return the power of two above every entry: −∞ for zero, NaN if not finite."""
     low, high = factor.aminmax()
     largest = float(torch.maximum(-low, high))
     if not math.isfinite(largest):
         return math.nan
-    return max(math.frexp(largest)[1], -126) if largest > 0 else -math.inf
+    return math.frexp(largest)[1] if largest > 0 else -math.inf
+
+
+def _power_of_two(exponent: int) -> float:
+    return math.ldexp(1.0, exponent) if exponent < 1024 else math.inf
+
+
+def _times_power_of_two(factor: Tensor, exponent: int) -> Tensor:
+    """Return factor · 2^exponent, exactly: in two halves, each of which is a float64."""
+    half = exponent // 2
+    scaled = factor.double() * math.ldexp(1.0, half) * math.ldexp(1.0, exponent - half)
+    return scaled.to(factor.dtype)
 
 
 def spectral_norm(
@@ -233,13 +261,18 @@ def spectral_norms(
 
 def _dense(product: Product) -> Estimate:
     small = product.compressed()
+    unit = _power_of_two(product.shift)
     value = float(torch.linalg.svdvals(small)[0])
     sizes = [float(factor.double().norm()) for factor in product.factors]
     lost = math.sqrt(max(small.shape)) * torch.finfo(torch.float64).eps
     residual = lost * math.prod(sizes)
     error = residual / value if value > 0 else math.inf
     return Estimate(
-        value=value, status=Status.EXACT, steps=0, residual=residual, error=error
+        value=value * unit,
+        status=Status.EXACT,
+        steps=0,
+        residual=residual * unit,
+        error=error,
     )
 
 

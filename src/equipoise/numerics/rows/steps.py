@@ -1,0 +1,251 @@
+"""θ of sorted float64 rows: largest first, swaps, and proofs by counting keys.
+
+Axes, in this file:  N row · K key · n visible key (p > 0), sorted from large to small.
+``side_n`` holds 1 where a key is in S. ``gap`` is ½ Σp - p(S), so that S is balanced
+when gap = 0; a move of key k into S lowers the gap by p_k.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.numerics.rows.compiled import compiled
+from equipoise.numerics.rows.window import theta
+
+Row = NDArray[np.float64]
+Side = NDArray[np.uint8]
+_SWAPS = 8
+_PLATEAUS = 4
+# Peaks above a plateau whose places are all tried: 2² of them.
+_PEAKS = 3
+
+
+@compiled()
+def largest_first(v_n: Row, first: int, half: float, side_n: Side) -> float:
+    """Fill S with every key that still fits under ½, largest first; return the gap.
+
+    The answer is the better of the final set and the smallest overshoot on the way
+    (S so far, plus a key that did not fit). Rounding loses a key on even uniform rows
+    without the second. Keys before ``first`` stay where they are.
+    """
+    gap, over, last = half, np.inf, -1
+    for k in range(first, v_n.size):
+        side_n[k] = 0
+        if v_n[k] <= gap:
+            side_n[k] = 1
+            gap -= v_n[k]
+        elif v_n[k] - gap < over:
+            over, last = v_n[k] - gap, k
+    if over >= gap:
+        return gap
+    side_n[last] = 1
+    for k in range(last + 1, v_n.size):
+        side_n[k] = 0
+    return -over
+
+
+@compiled()
+def best_swap(v_n: Row, gap: float, side_n: Side) -> float:
+    """Apply the one move or swap that brings the gap closest to 0; return the gap.
+
+    For a key j outside S the best partner i inside has p_i ≈ p_j - gap. Both are walked
+    from large to small, so the partner only moves forward: O(n) for all pairs. Position
+    n stands for no key.
+    """
+    n = v_n.size
+    best, leave, enter, before, i = abs(gap), n, n, n, 0
+    for j in range(n + 1):
+        if j < n and side_n[j] == 1:
+            continue
+        wanted = (v_n[j] if j < n else 0.0) - gap
+        while i < n and (side_n[i] == 0 or v_n[i] > wanted):
+            before = i if side_n[i] == 1 else before
+            i += 1
+        if before < n and v_n[before] - wanted < best:
+            best, leave, enter = v_n[before] - wanted, before, j
+        off = abs(wanted - (v_n[i] if i < n else 0.0))
+        if off < best:
+            best, leave, enter = off, i, j
+    if leave < n:
+        side_n[leave] = 0
+        gap += v_n[leave]
+    if enter < n:
+        side_n[enter] = 1
+        gap -= v_n[enter]
+    return gap
+
+
+@compiled()
+def swapped(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
+    """Repeat the best swap until the gap is small enough or stops shrinking."""
+    for _ in range(_SWAPS):
+        if abs(gap) <= enough:
+            break
+        before = abs(gap)
+        gap = best_swap(v_n, gap, side_n)
+        if abs(gap) >= before:
+            break
+    return gap
+
+
+@compiled()
+def _counted_gap(
+    v_n: Row, ends: tuple[int, int], target: float, rest: float
+) -> tuple[float, int]:
+    """Return how far every sum of some keys is from the target, and the likely count.
+
+    A subset with c of the keys from ``ends[0]`` to ``ends[1]`` sums to between the c
+    smallest and the c largest, plus ``rest``, the mass of the smaller keys. The count
+    is the one whose interval has its middle nearest the target.
+    """
+    first, stop = ends
+    nearest, top, bottom = np.inf, 0.0, 0.0
+    likely, off = 0, np.inf
+    for c in range(stop - first + 1):
+        away = max(target - (top + rest), bottom - target, 0.0)
+        nearest = away if away < nearest else nearest
+        middle = abs(target - (top + bottom + rest) / 2)
+        if middle < off:
+            likely, off = c, middle
+        if first + c < stop:
+            top += v_n[first + c]
+            bottom += v_n[stop - 1 - c]
+    return nearest, likely
+
+
+@compiled()
+def _plateau_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
+    """Return a proven lower bound on |p(S) - target| over all subsets, by counting.
+
+    If the target lies in the interval of no count, its distance to the nearest one
+    bounds all subsets. Only the ends of plateaus are tried as the last large key (the
+    next key is less than half as large), and few of them: elsewhere intervals overlap,
+    and steep rows are better searched. Also returns the likely count of all keys.
+    """
+    proven, rest, tried, likely = 0.0, 0.0, 0, 0
+    for m in range(v_n.size, first, -1):
+        if rest >= v_n[first] or tried == _PLATEAUS:
+            break
+        if m == v_n.size or 2 * v_n[m] < v_n[m - 1]:
+            bound, count = _counted_gap(v_n, (first, m), target, rest)
+            proven = max(proven, bound)
+            likely = count if tried == 0 else likely
+            tried += 1
+        rest += v_n[m - 1]
+    return proven, likely
+
+
+@compiled()
+def _slid(v_n: Row, first: int, count: int, target: float, side_n: Side) -> float:
+    """Choose ``count`` neighbours in the sorted order that sum to the target, nearly.
+
+    From the largest ones on, one key leaves and the next enters until the sum is not
+    above the target: any sum that so many keys can have is approached. Returns the gap.
+    """
+    gap = target
+    for k in range(first, v_n.size):
+        side_n[k] = k < first + count
+        gap -= v_n[k] if side_n[k] else 0.0
+    at = first
+    while gap < 0.0 and 0 < count < v_n.size - at:
+        side_n[at], side_n[at + count] = 0, 1
+        gap += v_n[at] - v_n[at + count]
+        at += 1
+    return gap
+
+
+@compiled()
+def counted(
+    v_n: Row, half: float, gap: float, side_n: Side, enough: float
+) -> tuple[float, float]:
+    """Return (gap, proven): the better of S and sets by counting; no |gap| is below.
+
+    Uniform rows of odd length are exact here, and so are rows close to them. Where a
+    few peaks (a sink) stand above a plateau, each way to place the peaks leaves a
+    target for the plateau; the largest peak may be taken as in S, since S and its
+    complement have the same gap.
+    """
+    proven, trial_n = 0.0, np.zeros(v_n.size, np.uint8)
+    for t in range(min(_PEAKS, v_n.size - 1) + 1):
+        if t > 0 and 2 * v_n[t] >= v_n[t - 1]:
+            continue
+        nearest = np.inf
+        for places in range(1 << (t - 1) if t > 0 else 1):
+            target = half
+            for k in range(t):
+                trial_n[k] = k == 0 or (places >> (k - 1)) & 1
+                target -= v_n[k] if trial_n[k] else 0.0
+            bound, count = _plateau_gap(v_n, t, target)
+            nearest = bound if bound < nearest else nearest
+            trial = _slid(v_n, t, count, target, trial_n)
+            trial = swapped(v_n, trial, trial_n, enough)
+            if abs(trial) < abs(gap):
+                gap = trial
+                for k in range(v_n.size):
+                    side_n[k] = trial_n[k]
+        proven = nearest if nearest > proven else proven
+    return gap, proven
+
+
+@compiled()
+def exact_sum(v_n: Row, side_n: Side, which: int) -> float:
+    """Return the sum of the keys on one side, compensated (Neumaier)."""
+    total, lost = 0.0, 0.0
+    for k in range(v_n.size):
+        if side_n[k] == which:
+            x = v_n[k]
+            new = total + x
+            lost += (total - new) + x if total >= x else (x - new) + total
+            total = new
+    return total + lost
+
+
+@compiled()
+def bounds_of(v_n: Row, side_n: Side, gap: float, proven: float) -> tuple[float, float]:
+    """Return θ's interval from a set, its gap, and what no gap is below."""
+    inside, outside = exact_sum(v_n, side_n, 1), exact_sum(v_n, side_n, 0)
+    lower, total = theta(inside, outside), inside + outside
+    if abs(gap) - proven <= 4 * v_n.size * 2.0**-53 * total:
+        return lower, lower
+    return lower, max(lower, 1.0 - 4.0 * (proven / total) ** 2)
+
+
+@compiled()
+def sorted_interval(
+    v_n: Row, side_n: Side, enough: float, off: float
+) -> tuple[float, float, float]:
+    """Return θ's interval and the gap for one row sorted from large to small.
+
+    NaN and negative entries are last in this order. With p_max ≥ ½ the answer is
+    S = {top}, whatever the rest looks like.
+    """
+    for k in range(v_n.size):
+        side_n[k] = k == 0
+    rest = exact_sum(v_n, side_n, 0)
+    total = rest + v_n[0]
+    if not (v_n[-1] >= 0.0 and abs(total - 1.0) <= off):
+        return np.nan, np.nan, 0.0
+    if v_n[0] >= rest:
+        peaked = theta(v_n[0], rest)
+        return peaked, peaked, 0.0
+    n = v_n.size
+    while v_n[n - 1] == 0.0:
+        n -= 1
+    v_n, side_n, half = v_n[:n], side_n[:n], total / 2
+    gap, proven = largest_first(v_n, 0, half, side_n), 0.0
+    gap = swapped(v_n, gap, side_n, enough * total)
+    if abs(gap) > enough * total:
+        gap, proven = counted(v_n, half, gap, side_n, enough * total)
+    low, high = bounds_of(v_n, side_n, gap, proven)
+    return low, high, gap
+
+
+@compiled()
+def sort_steps(
+    v_Nn: Row, side_Nn: Side, bounds_N3: Row, enough: float, off: float
+) -> None:
+    """Write θ's bounds and the gap of every row, and a subset with that gap."""
+    for i in range(v_Nn.shape[0]):
+        low, high, gap = sorted_interval(v_Nn[i], side_Nn[i], enough, off)
+        bounds_N3[i, 0] = low
+        bounds_N3[i, 1] = high
+        bounds_N3[i, 2] = gap
