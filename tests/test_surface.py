@@ -52,6 +52,7 @@ def test_commands() -> None:
         "runs",
         "selection",
         "storms",
+        "warmup",
     ]
     assert sorted(COMMANDS) == expected
 

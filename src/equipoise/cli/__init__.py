@@ -48,6 +48,7 @@ COMMANDS = {
     "runs": "List the runs of a directory.",
     "selection": "Say of every head whether it selects, or has gone flat.",
     "storms": "Score a forecaster on recorded runs that failed, and on stable ones.",
+    "warmup": "Compile the CPU kernels ahead of the first watched run.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
 

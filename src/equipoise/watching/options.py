@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from equipoise.errors import InputError
 from equipoise.probes.attention import AttentionRows
@@ -73,6 +73,20 @@ class WatchOptions:
             object.__setattr__(self, "sinks", (self.sinks,))
         for sink in self.sinks:
             check(sink)
+
+
+class WatchArguments(TypedDict, total=False):
+    """The same as keyword arguments, so that type checkers refuse an unknown one."""
+
+    every: int
+    at: Collection[int]
+    budget: float | None
+    preset: Preset
+    strict: bool
+    hold_batch: bool
+    quiet: bool
+    on_finding: Callable[[Finding], Any] | None
+    sinks: Sequence[Given]
 
 
 def _steps(value: object, *, least: int = 0) -> bool:

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 from torch import nn
@@ -19,9 +19,15 @@ from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
 from equipoise.store import RunWriter, open_run, run_path
 from equipoise.watching.handle import Watch, log
-from equipoise.watching.options import WatchOptions, preset_probes, read_options
+from equipoise.watching.options import (
+    WatchArguments,
+    WatchOptions,
+    preset_probes,
+    read_options,
+)
 from equipoise.watching.ranks import connect_ranks
 from equipoise.watching.recorder import StepWriter, describe_sites
+from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
@@ -36,7 +42,7 @@ def watch(
     name: str | None = None,
     info: dict[str, Any] | None = None,
     probes: Sequence[Probe] | None = None,
-    **options: Any,
+    **options: Unpack[WatchArguments],
 ) -> Watch:
     """Attach to a model; every ``optimizer.step()`` from now on is recorded.
 
@@ -93,6 +99,8 @@ def watch(
     )
     _watched[id(unwrapped(model))] = handle
     _written[handle.path.resolve()] = handle
+    if any(parameter.is_cpu for parameter in model.parameters()):
+        compile_kernels(handle.reporter.print_line)
     handle.reporter.print_line(
         f"watching {describe_sites(anatomy)}; run {handle.path}; "
         f"equipoise report {handle.path}"

@@ -191,7 +191,7 @@ def _power_of_two(exponent: int) -> float:
 
 
 def _times_power_of_two(factor: Tensor, exponent: int) -> Tensor:
-    """Return factor · 2^exponent, exactly: in two halves, each of which is a float64."""
+    """Return factor · 2^exponent, exactly, in two halves that are float64."""
     half = exponent // 2
     scaled = factor.double() * math.ldexp(1.0, half) * math.ldexp(1.0, exponent - half)
     return scaled.to(factor.dtype)
