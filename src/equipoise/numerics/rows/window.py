@@ -221,7 +221,7 @@ def _filled(
     while k < stop:
         if p_K[k] <= least:
             if gap - p_K[k] >= left:
-                gap -= p_K[k]
+                gap -= float(p_K[k])
             elif gap <= 2 * left:  # within reach of the window
                 return gap, k if together else stop
             else:
