@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from equipoise.lab.training.options import (
 )
 from equipoise.remedies.temperature import temperature_settings
 from equipoise.watching import Watch, watch
+from equipoise.watching.options import Preset
 
 Listener = Callable[[Progress], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,7 +150,7 @@ class Trainer:
             run=run,
             every=self.options.every,
             at=self.options.at,
-            preset=self.options.preset,
+            preset=cast(Preset, self.options.preset),  # checked by WatchOptions
             info=self.info,
         ) as watched:
             # Killed before its first checkpoint, a run file is ahead of the weights.

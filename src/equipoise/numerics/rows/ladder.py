@@ -6,6 +6,8 @@ Float32 rows are first closed unsorted (``window``); what is left open, and ever
 float64 row, is sorted (``steps``); what is open then is searched (``search``).
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,7 +40,7 @@ _GATHERED = 1 << 18
 
 
 @compiled(reorder=True)
-def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, np.uint32, int]:
+def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, Any, Any]:
     """Return the mass, the largest bit pattern and how many keys are above 0.
 
     Read as unsigned integers, a negative entry, -0 or a NaN exceeds any probability.
@@ -52,7 +54,7 @@ def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, np.uint32,
 
 
 @compiled(reorder=True)
-def _apart(p_K: Singles, top: np.float32) -> tuple[float, int]:
+def _apart(p_K: Singles, top: np.float32) -> tuple[float, Any]:
     """Return the mass below the largest key, summed directly, and how many equal it."""
     below, tops = 0.0, np.int32(0)
     for k in range(p_K.size):
@@ -67,7 +69,10 @@ def weigh(p_NK: Singles, bits_NK: NDArray[np.uint32], fact_NC: Row, off: float) 
     for i in range(p_NK.shape[0]):
         total, pattern, some = _summed(p_NK[i], bits_NK[i])
         top, sound = np.uint32(pattern).view(np.float32), pattern < _BITS_OF_TWO
-        below, tops = total - top, int(sound and top > 0 and abs(total - 1.0) <= off)
+        below, tops = (
+            total - float(top),
+            int(sound and top > 0 and abs(total - 1.0) <= off),
+        )
         if tops:
             ratio = total / top
             if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:

@@ -50,7 +50,7 @@ def _common_divisor(v_n: Row, least: float) -> float:
         unit = a
         if unit < least:
             return 0.0
-    return unit
+    return float(unit)
 
 
 @compiled()
@@ -72,7 +72,7 @@ def lattice_gap(v_n: Row, half: float, least: float) -> float:
     for k in range(v_n.size):
         off += abs(v_n[k] - np.rint(v_n[k] / unit) * unit)
     missing = abs(half - np.rint(half / unit) * unit)
-    return max(missing - off, 0.0)
+    return float(max(missing - off, 0.0))
 
 
 @compiled()
@@ -159,7 +159,7 @@ def differenced(v_n: Row, side_n: Side) -> float:
     side_n[key_n[0]] = 0
     for step in range(n - 2, -1, -1):
         side_n[leaves_n[step]] = 1 - side_n[stays_n[step]]
-    return heap_n[0] / 2
+    return float(heap_n[0] / 2)
 
 
 @compiled()

@@ -105,8 +105,8 @@ def _moments(
     for k in range(stop):
         e, z = e_K[k], z_K[k]
         below += float(e) if e < _ONE else 0.0
-        first += e * (z - top if e > _ZERO else _ZERO)
-        scores += z * z if z > _NOTHING else _ZERO
+        first += float(e * (z - top if e > _ZERO else _ZERO))
+        scores += float(z * z if z > _NOTHING else _ZERO)
         masses += e * e
     return below, first, scores, masses
 
