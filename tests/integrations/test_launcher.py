@@ -73,8 +73,10 @@ def test_the_script_trains_as_it_would_alone(script: Path, tmp_path: Path) -> No
     command += [str(script), "0.01", str(watched), "--flag"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert not done.stdout
-    lines = [line for line in done.stderr.splitlines() if "equipoise" in line]
-    assert [line.split()[1] for line in lines] == ["watching", "7"], lines
+    ours = [line for line in done.stderr.splitlines() if "equipoise" in line]
+    # Rules may report on so small a model; those lines name a step.
+    lines = [line for line in ours if ": step " not in line]
+    assert [line.split()[1] for line in lines] == ["watching", "7"], ours
     assert all(str(run) in line for line in lines)
     before, after = torch.load(alone), torch.load(watched)
     assert all(torch.equal(before[name], after[name]) for name in before)
