@@ -232,3 +232,14 @@ def test_the_surface() -> None:
     warm_up()
     assert equipoise.balance is balance
     assert equipoise.Balance is type(balance(torch.ones(1)))
+
+
+def test_effort_bounds_the_search_and_leaves_an_interval() -> None:
+    """33 comparable float64 keys: 2³³ subsets, and only a search finds the best."""
+    p = drawn("scores × 0.5", 0, (4, 33))
+    none, some, most = (balance(p, effort=effort) for effort in (0, 1, 50))
+    for less, more in ((none, some), (some, most)):
+        assert (less.lower <= more.lower).all() and (more.upper <= less.upper).all()
+    assert not none.exact.any() and most.exact.all()
+    with pytest.raises(InputError, match="effort must be a number from 0 on"):
+        balance(p, effort=-1)
