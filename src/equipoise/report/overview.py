@@ -186,7 +186,7 @@ LONGEST = 2000
 """Characters of a detail on a page."""
 
 
-JUDGED_BYTES = 256 * 2**20
+JUDGED_BYTES = 64 * 2**20
 """A larger file is not read through for a verdict: what was found live is shown."""
 
 

@@ -50,7 +50,7 @@ READERS = 3
 """Threads that read run files: more would only wait for the disk, and hold memory."""
 CACHED_BYTES = 48 * 2**20
 CHANGE_COLUMNS = 200
-MOST_POINTS, MOST_COMPARED, MOST_NEWS = 1200, 8, 4000
+MOST_POINTS, MOST_COMPARED, MOST_NEWS = 1200, 8, 500
 
 
 @dataclass(slots=True)
