@@ -76,6 +76,15 @@ def _duplicates(value: float) -> Iterator[Reading]:
             yield per_site(n, f"attention.{name}", [row], SITES[:1])
 
 
+def _starved(value: float) -> Iterator[Reading]:
+    """All gradients shrink tenfold, those of Q and K by the value more."""
+    for n in range(SAMPLES):
+        scale = 1.0 if n < 8 else 0.1
+        qk = [[0.5 * scale * (1.0 if n < 8 else value)]] * 4
+        yield per_site(n, "gradient.norm", [[scale]] * 4, BLOCKS)
+        yield per_site(n, "gradient.qk", qk, SITES)
+
+
 def _updates(value: float) -> Iterator[Reading]:
     for n in range(SAMPLES):
         rate = 1e-3 if n < 12 else 1e-4
@@ -86,8 +95,7 @@ def _updates(value: float) -> Iterator[Reading]:
 
 def _still(value: float) -> Iterator[Reading]:
     for n in range(SAMPLES):
-        rows = [[1.0 if i < value else 1.0 + n] for i in range(4)]
-        yield per_site(n, "weight.norm", rows, BLOCKS)
+        yield per_site(n, "update.unchanged", [[value]] * 4, BLOCKS)
         yield per_site(n, "update.ratio", [[1e-3]] * 4, BLOCKS)
 
 
@@ -135,9 +143,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
         blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 59.0, 61.0,
     ),
     "gradient.spike": (scalar("gradient.norm.total", lambda v: v, 1.0), 3.9, 4.1),
-    "gradient.qk_starved": (
-        blocks("gradient.qk", 1.0, lambda v, i: v), 0.021, 0.019,
-    ),
+    "gradient.qk_starved": (_starved, 0.051, 0.049),
     "residual.tokens_collapsed": (
         blocks("residual.token_cosine", 0.3, lambda v, i: v), 0.94, 0.96,
     ),
@@ -149,7 +155,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
     ),
     "update.too_large": (blocks("update.ratio", 1e-3, lambda v, i: v), 0.019, 0.021),
     "update.too_small": (_updates, 0.11, 0.09),
-    "update.lost": (_still, 2, 3),
+    "update.lost": (_still, 0.29, 0.31),
     "norm.gain_high": (
         blocks("norm.gain", 5.0, lambda v, i: 5.0 * (v if i == 1 else 1.0)), 9.9, 10.1,
     ),
@@ -222,7 +228,9 @@ def test_frozen_blocks_and_adapters_are_no_vanished_gradients() -> None:
 def test_a_model_that_came_saturated_and_works_is_left_alone() -> None:
     """Fine-tuning: the first loss is far below ln V, and θ was low from the start."""
     loss = [Reading.scalar(0, "loss", 2.0)]
-    low = [per_site(n, "attention.theta.p5", [[0.05] * 4], SITES[:1]) for n in range(9)]
+    low = [
+        per_site(n, "attention.theta.p5", [[0.05] * 4], SITES[:1]) for n in range(12)
+    ]
     assert "attention.saturated" not in names(judged([*loss, *low])[1])
     fresh = [Reading.scalar(0, "loss", 5.5)]
     assert "attention.saturated" in names(judged([*fresh, *low])[1])

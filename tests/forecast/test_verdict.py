@@ -29,6 +29,14 @@ def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
     assert verdict.findings[0].rule == "gradient.vanished" and verdict.advice
 
 
+def test_what_the_first_samples_show_is_reported_once_there_are_ten() -> None:
+    course = {"gradient": lambda step, layer: 10.0 ** (layer - 3)}
+    judge, found = judged(healthy(90, **course))
+    assert not found and judge.verdict.state == "not judged"
+    found = judged(healthy(100, **course))[1]
+    assert [(f.rule, f.step) for f in found] == [("gradient.vanished", 20)]
+
+
 def test_a_rule_about_the_loss_makes_it_failing() -> None:
     def loss(step: int) -> float:
         return 2.9 if step >= 110 else 2.0 + 3.5 * math.exp(-step / 30)

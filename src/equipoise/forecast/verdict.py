@@ -75,6 +75,8 @@ class Judge:
     nonfinite: list[Finding] = field(default_factory=list)
     gaps: list[Finding] = field(default_factory=list)
     """What the watcher found: numbers that are not finite, and what was not read."""
+    _held: list[Condition] = field(default_factory=list)
+    """Conditions that fired before there were enough samples to judge."""
     _by_quantity: dict[str, list[Condition]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,8 +100,33 @@ class Judge:
             elif self.history.add(reading):
                 for condition in asking:
                     if self._is_complete(condition.rule, reading.step):
-                        found += self._update(condition)
+                        found += self._asked(condition)
         return found
+
+    @property
+    def is_early(self) -> bool:
+        """Whether sampling has begun and too little is known to judge the model."""
+        return 0 < self.history.sampled < LEAST_SAMPLES
+
+    def _asked(self, condition: Condition) -> list[Finding]:
+        """Return what a condition finds; the early finds of the model are held back.
+
+        The first steps of a healthy run look like trouble: Adam's first updates are as
+        large as the rate allows. The loss has a waiting time of its own.
+        """
+        before = self._release()
+        new = self._update(condition)
+        if new and self.is_early and condition.rule.about != "loss":
+            self._held.append(condition)
+            return before
+        return before + new
+
+    def _release(self) -> list[Finding]:
+        """Return what was held back while it was early, where it still holds."""
+        if not self._held or self.is_early:
+            return []
+        held, self._held = self._held, []
+        return [c.finding for c in dict.fromkeys(held) if c.finding is not None]
 
     def _update(self, condition: Condition) -> list[Finding]:
         if condition.phase == "broken":
@@ -132,7 +159,12 @@ class Judge:
     @property
     def firing(self) -> list[Finding]:
         """What fires now, the gravest first, then the earliest."""
-        found = [c.finding for c in self.conditions if c.finding is not None]
+        early = self.is_early
+        found = [
+            c.finding
+            for c in self.conditions
+            if c.finding is not None and not (early and c.rule.about != "loss")
+        ]
         return sorted(found, key=lambda f: (ORDER[f.severity], f.step))
 
     @property

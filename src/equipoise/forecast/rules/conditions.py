@@ -17,7 +17,7 @@ from equipoise.records import Finding, Severity
 Phase = Literal["quiet", "pending", "firing", "broken"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Condition:
     """A rule at work on one run."""
 
@@ -88,6 +88,7 @@ class Condition:
                 "value": found.value,
                 "threshold": self.rule.threshold,
                 "since": self.since,
+                "quantity": self.rule.reads[0],
                 **found.evidence,
             },
         )

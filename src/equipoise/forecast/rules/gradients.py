@@ -1,11 +1,14 @@
 """Gradients: vanished or exploding over depth, of queries and keys, spikes in time."""
 
+import math
 from statistics import median
 
 from equipoise.forecast.history import History, by_site
 from equipoise.forecast.rules.registry import Measured, measured, rule
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
+STARTS = 6
+"""Samples that say with what share of the gradient Q and K began."""
 CALIBRATED = "our calibration: python -m benchmarks.rules"
 
 
@@ -105,32 +108,42 @@ def spike(history: History) -> Measured | None:
 
 @rule(
     "gradient.qk_starved",
-    reads=QK,
-    below=0.02,
-    release=0.05,
+    reads=(QK, NORM),
+    below=0.05,
+    release=0.1,
     persist=3,
     scope="layer",
     source="theory: the gradient of W_Q and W_K carries the factor θ (Emadi 2026); "
     + CALIBRATED,
-    message="queries and keys receive {value:.2g} of the gradient they began with, the "
-    "least in {site}",
+    message="queries and keys receive {value:.2g} of the share of the gradient that "
+    "they began with, the least in {site}",
     remedies=("qk_norm", "learning_rate", "temperature", "deepnorm_init"),
 )
 def qk_starved(history: History) -> Measured | None:
-    """Median over layers of ‖∂W_Q, ∂W_K‖ over its median in the first samples."""
-    track = history.track(QK)
-    if track.count < 8:
+    """Median over layers of Q's and K's share of the gradient, over its start.
+
+    A share, because all gradients shrink as a loss goes to zero.
+    """
+    now = history.last(QK)
+    total = _total(history)
+    if now is None or not total > 0:
         return None
-    began = {
-        s: median(r.values[i][0] for r in track.first[:5] if s in r.sites)
-        for i, s in enumerate(track.first[0].sites)
-    }
-    ratios = {
-        site: row[0] / began[site]
-        for site, row in by_site(track.recent[-1])
-        if began.get(site, 0.0) > 0
-    }
+    seen = history.memory("gradient.qk_starved", dict)
+    shares = {site: row[0] / total for site, row in by_site(now)}
+    for site, share in shares.items():
+        kept = seen.setdefault(site, [])
+        if len(kept) < STARTS:
+            kept.append(share)
+    began = {s: median(seen[s]) for s in shares if len(seen[s]) == STARTS}
+    ratios = {s: shares[s] / began[s] for s in began if began[s] > 0}
     if not ratios:
         return None
     lowest = min(ratios, key=lambda site: ratios[site])
     return measured(median(ratios.values()), lowest, lowest=ratios[lowest])
+
+
+def _total(history: History) -> float:
+    """Return the norm over all that was read of the gradient at the last sample."""
+    reading = history.last(NORM)
+    rows = reading.values if reading is not None else ()
+    return math.sqrt(sum(row[0] ** 2 for row in rows))

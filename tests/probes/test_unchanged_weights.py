@@ -1,0 +1,36 @@
+"""Weights in too few bits stay where they are; float32 weights move."""
+
+import pytest
+import torch
+
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.lab.storms.families import to_bits
+from equipoise.probes.unchanged_weights import UnchangedWeights
+from tests.probes.reading import gpt, tokens
+
+
+def unchanged(bits: int | None, *, micro_batches: int = 1) -> dict[str, float]:
+    """Train three steps with weights rounded after each; return the last reading."""
+    model, probe, found = gpt(), UnchangedWeights(), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        for _ in range(micro_batches):
+            model(tokens()).square().mean().backward()
+            probe.on_gradients(
+                anatomy_of(model),
+                lambda s, q, v, **k: found.__setitem__(s, v.item()),
+                scale=None,
+            )
+        optimizer.step()
+        probe.on_update(optimizer, lambda *a, **k: None)
+        for parameter in model.parameters() if bits else ():
+            parameter.data = to_bits(parameter.data, bits)
+    return found
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_weights_in_few_bits_do_not_change(micro_batches: int) -> None:
+    wide = unchanged(None, micro_batches=micro_batches)
+    narrow = unchanged(4, micro_batches=micro_batches)
+    assert {"blocks.0", "blocks.1"} <= set(wide) and max(wide.values()) < 0.01
+    assert min(narrow.values()) > 0.5
