@@ -76,6 +76,18 @@ def _duplicates(value: float) -> Iterator[Reading]:
             yield per_site(n, f"attention.{name}", [row], SITES[:1])
 
 
+def _stream(start: float, normed: float, block: int) -> Course:
+    """One block's stream changes from sample 8; norms bring all to one size."""
+
+    def course(value: float) -> Iterator[Reading]:
+        for n in range(SAMPLES):
+            late = [start * (value if i == block and n >= 8 else 1.0) for i in range(4)]
+            yield per_site(n, "residual.B", [[size] for size in late], BLOCKS)
+            yield per_site(n, "attention.B", [[normed]] * 4, SITES)
+
+    return course
+
+
 def _starved(value: float) -> Iterator[Reading]:
     """All gradients shrink tenfold, those of Q and K by the value more."""
     for n in range(SAMPLES):
@@ -147,9 +159,8 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "residual.tokens_collapsed": (
         blocks("residual.token_cosine", 0.3, lambda v, i: v), 0.94, 0.96,
     ),
-    "residual.growing": (
-        blocks("residual.B", 2.0, lambda v, i: 2 * (v if i == 3 else 1.0)), 14.9, 15.1,
-    ),
+    "residual.growing": (_stream(2.0, 1.0, block=3), 14.9, 15.1),
+    "residual.embedding_large": (_stream(2.0, 2.0, block=0), 3.9, 4.1),
     "residual.outliers": (
         blocks("residual.kurtosis", 3.0, lambda v, i: v if i == 3 else 3.0), 29.0, 31.0,
     ),
@@ -213,6 +224,11 @@ def test_healthy_long_trained_heads_do_not_count() -> None:
         per_site(n, "attention.theta.p5", [row] * 4, SITES) for n in range(SAMPLES)
     ]
     assert not judged(readings)[1]
+
+
+def test_a_stream_that_begins_small_may_grow_up() -> None:
+    """Initialised with 0.02, as GPT-2 is: the stream grows thirtyfold in health."""
+    assert not judged(_stream(0.2, 8.0, block=3)(30.0))[1]
 
 
 def test_frozen_blocks_and_adapters_are_no_vanished_gradients() -> None:

@@ -10,7 +10,13 @@ from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.probes.attention import HISTOGRAM, QUANTILES, theta_histogram, width_at
 from equipoise.probes.capture import Cell, Collector, Table
 from equipoise.probes.sharding import Part, parts_by_rank
-from equipoise.watching.merge import Message, add_shared, join_tables, merge_messages
+from equipoise.watching.merge import (
+    Message,
+    add_shared,
+    disagreement,
+    join_tables,
+    merge_messages,
+)
 
 SITE = "blocks.0.attention"
 
@@ -142,3 +148,14 @@ def test_the_slowest_rank_sets_the_interval() -> None:
     ]
     merged = merge_messages(messages)
     assert (merged.cost, merged.plain) == (3.0, 4.0)
+
+
+def test_ranks_that_hold_different_weights_disagree() -> None:
+    def table(norm: float, first: int = 0) -> Table:
+        return {"projection.norm.Q": {"a": Cell((norm,), "last", first)}}
+
+    found = disagreement([table(2.0), table(1.9), table(2.0)])
+    assert found["ranks.disagreement"][""].values == pytest.approx((0.05,))
+    equal = disagreement([table(2.0), table(2.0)])
+    assert equal["ranks.disagreement"][""].values == (0.0,)
+    assert disagreement([table(2.0, first=0), table(1.0, first=4)]) == {}

@@ -28,9 +28,9 @@ def command(
     # Here, not above: --help must not load torch.
     from equipoise.lab.results.evidence import gather
     from equipoise.lab.results.finding import Finding, measured, rows
-    from equipoise.lab.results.publishing import bars, tables, write_page
+    from equipoise.lab.results.publishing import bars, first_runs, tables, write_page
     from equipoise.lab.running.runner import run_experiment
-    from equipoise.lab.studies.catalogue import finding
+    from equipoise.report.views import default_verdict
 
     console = Console()
     experiment = demo(steps)
@@ -45,7 +45,9 @@ def command(
     if failures:
         raise EquipoiseError(f"the demo stopped: {failures[0].reason}")
     evidence = gather(experiment, root)
-    results, verdict = rows(evidence), finding(evidence).verdict
+    runs = first_runs(experiment, root)
+    verdict = default_verdict({name: run.verdict for name, run in runs.items()})
+    results = rows(evidence)
     summary = Finding(verdict=verdict, grids=[measured(evidence, results)])
     for table in tables(experiment.question, summary):
         console.print(table)

@@ -255,14 +255,39 @@ REDUCTIONS: dict[str, Callable[[Row], float]] = {
 
 def merge_messages(messages: Sequence[Message]) -> Message:
     """Return the step as all ranks together saw it."""
+    tables = [message.table for message in messages]
     return Message(
-        table=join_tables([message.table for message in messages]),
+        table={**join_tables(tables), **disagreement(tables)},
         scalars=_scalars([message.scalars for message in messages]),
         findings=_findings([message.findings for message in messages]),
         # The others wait for the slowest rank.
         cost=max(message.cost for message in messages),
         plain=min(message.plain for message in messages),
     )
+
+
+REPLICATED = "projection.norm."
+"""Norms of weights: ranks that hold the same heads hold the same numbers."""
+
+
+def disagreement(tables: Sequence[Table]) -> Table:
+    """Return by how much ranks differ in the norm of a weight they all hold.
+
+    The largest relative difference over all weights; nothing where no two ranks hold
+    the same one.
+    """
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for table in tables:
+        for quantity, sites in table.items():
+            if quantity.startswith(REPLICATED):
+                for site, cell in sites.items():
+                    key = quantity, site, cell.first
+                    found.setdefault(key, []).append(math.fsum(cell.values))
+    held = [norms for norms in found.values() if len(norms) > 1 and max(norms) > 0]
+    if not held:
+        return {}
+    largest = max(1 - min(norms) / max(norms) for norms in held)
+    return {"ranks.disagreement": {"": Cell((largest,), "max")}}
 
 
 def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:

@@ -7,6 +7,7 @@ from equipoise.forecast.rules.registry import Measured, measured, rule
 
 CALIBRATED = "our calibration: python -m benchmarks.rules"
 COSINE, SIZE, KURTOSIS = "residual.token_cosine", "residual.B", "residual.kurtosis"
+NORMED = "attention.B"
 
 
 @rule(
@@ -33,7 +34,7 @@ def tokens_collapsed(history: History) -> Measured | None:
 
 @rule(
     "residual.growing",
-    reads=SIZE,
+    reads=(SIZE, NORMED),
     above=15.0,
     release=10.0,
     persist=3,
@@ -44,21 +45,47 @@ def tokens_collapsed(history: History) -> Measured | None:
     remedies=("learning_rate", "residual_scale", "deepnorm_init"),
 )
 def growing(history: History) -> Measured | None:
-    """Largest growth of a block's stream since the first sample."""
-    track = history.track(SIZE)
+    """Largest growth of a block's stream since the first sample.
+
+    A stream that begins below the size to which norms bring it may grow up to that.
+    """
+    track, normed = history.track(SIZE), history.track(NORMED)
     if track.count < 2:
         return None
-    began = {site: row[0] for site, row in by_site(track.first[0])}
-    grown = {
-        site: row[0] / began[site]
-        for site, row in by_site(track.recent[-1])
-        if began.get(site, 0.0) > 0
-    }
+    floor = max(finite([row[0] for row in normed.first[0].values]), default=0.0)
+    began = {site: max(row[0], floor) for site, row in by_site(track.first[0])}
+    sizes = {site: row[0] for site, row in by_site(track.recent[-1])}
+    grown = {s: sizes[s] / began[s] for s in sizes if began.get(s, 0.0) > 0}
     if not grown:
         return None
     site = max(grown, key=lambda name: grown[name])
-    size = dict(by_site(track.recent[-1]))[site][0]
-    return measured(grown[site], site, size=size, began=began[site])
+    return measured(grown[site], site, size=sizes[site], began=began[site])
+
+
+@rule(
+    "residual.embedding_large",
+    reads=(SIZE, NORMED),
+    above=4.0,
+    release=2.0,
+    persist=3,
+    scope="layer",
+    source="theory: a norm divides the gradient by the size of its input, and a branch "
+    "adds about the size to which norms bring it; " + CALIBRATED,
+    message="embeddings are too large: what enters {site} is {value:.3g} times what "
+    "its norm makes of it, so what the layers add hardly counts",
+    remedies=("residual_scale", "learning_rate"),
+)
+def embedding_large(history: History) -> Measured | None:
+    """Size of the stream that enters the first block over its size after the norm."""
+    sizes, normed = history.last(SIZE), history.last(NORMED)
+    if sizes is None or normed is None or not history.blocks:
+        return None
+    first, after = dict(by_site(sizes)).get(history.blocks[0]), dict(by_site(normed))
+    inside = f"{history.blocks[0]}."
+    below = [row[0] for site, row in after.items() if f"{site}.".startswith(inside)]
+    if first is None or not below or not below[0] > 0:
+        return None
+    return measured(first[0] / below[0], history.blocks[0], size=first[0])
 
 
 @rule(

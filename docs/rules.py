@@ -1,0 +1,162 @@
+"""The page of every rule: thresholds from the registry, the rest written here."""
+
+from pathlib import Path
+
+from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.forecast.rules import RULES, Rule
+
+HERE = Path(__file__).parent / "rules"
+
+# Rule: what it means | how it fails. Two sentences each.
+TEXTS = """
+loss.above_chance | The model is worse than one that guesses. Nothing it has learnt survives. | Where the number of classes is not known, the first loss is the reference, and a model that comes trained must lose a fifth before it is said.
+loss.not_falling | Training goes on and nothing is learnt: most failures of small models are such silent plateaus near the entropy of single classes. When the plateau is half of the run the verdict is *dead*. | It needs the number of classes. A plateau below 0.55 ln V counts as convergence, so a model stuck just below is not named by it.
+loss.risen | The loss left its best level by many times its own noise, and stays away. | New data raise the loss too; it is forgiven as soon as a quarter of the rise has come back. A loss that only stops falling is not risen.
+loss.spike_recovered | A batch or a few pushed the loss up, and it returned within 48 steps. It is information and never changes the verdict. | Reported at the first, second, fourth, … spike only. A slow rise is no spike.
+attention.saturated | In half of all heads one row in twenty passes no gradient to its queries and keys. Single heads like that are normal in trained models, half of them early in training are not. | A model that starts trained and saturated (first loss far below ln V) is left alone. A few bad heads among many good ones are not named.
+attention.logits_large | One logit is so far above the others that softmax is a maximum. In low precision the difference of such logits is rounding. | A mask of finite size added before scaling reads as a logit. Models with large logits by design (a learnt temperature) need a higher threshold.
+attention.logits_growing | Logits multiply within sixteen samples: this is how runs at too high a learning rate begin to die. | Growth below a logit of 20 does not count. Sampling at long intervals sees ordinary growth as fast.
+attention.entropy_collapsed | The median head looks at few keys where it looked at many, early in training. | Long training sharpens attention too; the threshold lies far below what that does. A run that starts sharp has little left to lose.
+attention.uniform | Heads had begun to select and went back to the mean of everything. | A change to longer or shorter sequences moves entropy; it must stay for five samples.
+attention.sinks | Most heads spend their mass on the first key. Trained language models do that in many heads, so it is information. | With left padding the first key is hidden and the reading is 0.
+attention.dead_heads | Even the best row of the head passes nothing back: its queries and keys are frozen as they are. | Heads that copy the previous token perfectly look the same on short inputs.
+attention.duplicate_heads | Two heads of a layer attend alike, so one of them is spare. It is information. | Equal statistics to four digits are no proof of equal attention.
+gradient.vanished | Early layers receive a small part of what late layers receive, and hardly learn. Deep post-LN models do this within tens of steps. | Frozen blocks have no reading and adapters are all alike, so neither is named. Blocks that are not found (an unknown layout) cannot be compared.
+gradient.exploding | Early layers receive many times what late layers receive: the backward pass multiplies. | A model whose first block is tiny or special (a stem) can look like it.
+gradient.spike | Three steps in a row have several times the usual gradient: bad batches or wrong labels, or the step before a divergence. | One bad batch is not named. Where the norm is read at sampled steps only, three samples are needed.
+gradient.qk_starved | Of the whole gradient, queries and keys get a twentieth of the share they began with. With θ near zero or tokens alike there is nothing left for them. | It needs sites whose projections were found. Shares are of what was read.
+residual.tokens_collapsed | All tokens of a sequence point the same way: attention has nothing to choose from. | A strong common mean raises the cosine without collapse.
+residual.growing | The stream is many times what it was at the first sample; norms after it shrink what each branch adds. | Trained models grow single massive tokens over long training; then raise the threshold. The start is the first sample, so a resumed run compares with its resumption.
+residual.embedding_large | The stream is so large from the start that what layers add to it hardly counts, and their gradients are divided by its size. | It compares with the norm before the first attention; a model without one reads 1.
+residual.outliers | A few channels hold most of the stream's energy; formats with a shared scale lose the rest. | One entry of a small batch can dominate kurtosis, so three samples are asked for.
+update.too_large | One step moves a large part of the weights. Learning rates at which runs die show here first. | A model that starts at zero (adapters) moves by large ratios at first, and by all means should.
+update.too_small | The optimiser moves far less than it did at the same learning rate: ε, or a second moment that a spike has filled, holds it. | Changing the optimiser's options on purpose does the same. It compares with samples five to twelve.
+update.lost | Weights are stored in so few bits that most updates round to nothing. | At a learning rate near zero nothing moves in any format; then the update ratio is below 1e-6 and it is not said. Weights at 256 places of one parameter stand for the block.
+norm.gain_high | Some token reaches the norm with so little variance that the norm magnifies every change to it. | Padding tokens count as tokens.
+norm.epsilon_rules | For many tokens ε is larger than their variance, so their scale is not normalised. | Read by the preset `deep` only.
+curvature.beyond_edge | Along at least one direction a step overshoots further than it came. Healthy runs sit at 1. | Read by the preset `deep` only. Right after the start Adam's preconditioner is not settled, so the first ten samples do not count.
+precision.error | Computed in bf16, this head's output would mostly be rounding. | Read by the preset `deep` only. It is a prediction for opened attention; flash kernels err less.
+router.collapsed | Most experts get no tokens: the model is smaller than it looks. | With few tokens in a batch and many experts some get none by chance. Biases added after the router are not seen.
+router.certain | The router has no doubt left, and so no gradient. | Top-1 routers end there in healthy training; it is information.
+coverage.stopped | A reading that came regularly has not come for ten of its intervals: from there on the run is not judged by it. | A longer `every` after a resume looks like it for a moment.
+ranks.disagree | Replicas of the same weights differ: the ranks train different models. | It needs the reading `ranks.disagreement`, which several ranks give.
+"""  # noqa: E501
+
+
+def texts() -> dict[str, tuple[str, str]]:
+    """Return per rule what it means and how it fails."""
+    lines = (line.split(" | ") for line in TEXTS.strip().splitlines())
+    return {name: (means, fails) for name, means, fails in lines}
+
+
+def page(rule: Rule) -> str:
+    """Return the page of one rule."""
+    means, fails = texts()[rule.name]
+    sign = "above" if rule.side == "above" else "below"
+    severe = f" Beyond {rule.severe:g} it is an error." if rule.severe else ""
+    over = f"It is over after {rule.recover} in a row past {rule.release:g}."
+    reads = ", ".join(f"`{name}`" for name in rule.reads)
+    preset = f" (preset `{rule.preset}`)" if rule.preset else ""
+    return "\n".join(
+        [
+            f"# {rule.name}",
+            "",
+            f"**What it means.** {means}",
+            "",
+            f"**What to do.** {_remedies(rule)}",
+            "",
+            f"**How it fires.** {_measures(rule)}; {sign} {rule.threshold:g} for "
+            f"{rule.persist} readings in a row.{severe if rule.lasts else ''} "
+            f"{over if rule.lasts else 'It is an event and is reported once.'} "
+            "Missing readings change nothing.",
+            "",
+            f"**Reads.** {reads}{preset}. Scope: {rule.scope}. Severity: "
+            f"{rule.severity}.",
+            "",
+            f"**Threshold from.** {rule.source}.",
+            "",
+            f"**How it fails.** {fails}",
+            "",
+            f'Switch it off: `"{rule.name}" = false` under `[rules]` in '
+            "`equipoise.toml`; another threshold: a number in place of `false`.",
+            "",
+        ]
+    )
+
+
+def _measures(rule: Rule) -> str:
+    return (rule.measure.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def _remedies(rule: Rule) -> str:
+    if not rule.remedies:
+        return "Read the finding: it names what is not read."
+    first, *others = (CATALOGUE[name].does for name in rule.remedies)
+    rest = f" If that does not help: {'; '.join(others)}." if others else ""
+    return f"First {first}.{rest}"
+
+
+def index() -> str:
+    """Return the list of all rules."""
+    rows = [
+        f"| [{rule.name}]({Path(rule.page).name}) | {_measures(rule)} | "
+        f"{'>' if rule.side == 'above' else '<'} {rule.threshold:g} | {rule.severity} |"
+        for rule in RULES.values()
+    ]
+    return INDEX + "\n".join(rows) + "\n"
+
+
+INDEX = """# Rules
+
+A rule is a named condition over readings. It is judged while training goes on and again whenever the run file is opened, with the same result. `equipoise rules` lists all with thresholds and sources.
+
+A rule is *pending* while its value is beyond the threshold, *fires* after some readings in a row, and is *over* after some in a row past its release value. A step at which it cannot know changes nothing. What rules find about the model is reported from the tenth sampled step on.
+
+The verdict follows: *dead* if numbers are not finite or there was no progress for half of the run; *failing* if a rule about the loss fires; *at risk* if a rule about the model fires; *not judged* if fewer than ten steps were sampled or the loss, the gradients or the attention were not read; *healthy* otherwise.
+
+Your own rule:
+
+```py
+from equipoise.forecast.rules import rule
+
+
+@rule(
+    "mine.loss",
+    reads="loss",
+    above=8.0,
+    source="our last three runs",
+    message="the loss is {value:.3g}, above {threshold:g}",
+)
+def high_loss(history):
+    return history.scalar("loss")
+```
+
+A package offers its rules through the entry point `equipoise.rules`. In `equipoise.toml`:
+
+```toml
+[rules]
+"loss.risen" = false
+"attention.saturated" = 0.05
+"update.too_large" = {threshold = 0.04, persist = 9}
+```
+
+| rule | measures | fires | severity |
+|---|---|---|---|
+"""  # noqa: E501
+
+
+def pages() -> dict[str, str]:
+    """Return every page by file name."""
+    found = {Path(rule.page).name: page(rule) for rule in RULES.values()}
+    return {"README.md": index(), **found}
+
+
+def main() -> None:
+    """Write the pages."""
+    HERE.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

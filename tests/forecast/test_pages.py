@@ -1,0 +1,37 @@
+"""Every rule has its page, made from the registry; old runs are judged too."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from docs.rules import HERE, pages, texts
+from equipoise.cli import main
+from equipoise.forecast.rules import RULES
+from equipoise.store import open_run
+
+
+def test_pages_are_what_the_registry_says() -> None:
+    assert texts().keys() == RULES.keys()
+    for name, text in pages().items():
+        assert (HERE / name).read_text(encoding="utf-8") == text, "python -m docs.rules"
+    assert {path.name for path in HERE.glob("*.md")} == pages().keys()
+
+
+def test_the_command_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rules", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in listed] == list(RULES)
+    assert all(one["source"] and one["measures"] and one["page"] for one in listed)
+    with pytest.raises(SystemExit):
+        main(["rules"])
+    assert "attention.entropy_collapsed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_of_an_older_version_is_judged(version: int, tmp_path: Path) -> None:
+    old = Path(__file__).parents[1] / "store" / "data" / f"version{version}.eqp"
+    verdict = open_run(shutil.copy(old, tmp_path)).verdict
+    assert verdict.state == "not judged" and verdict.sentence == "no gradient was read"
