@@ -100,7 +100,9 @@ def print_audit(audit: Audit, *, rows: int = ROWS) -> None:
     """Print the verdict, the findings, and the numbers of each layer."""
     print_verdict(audit.verdict, facts=audit.facts)
     for columns, lines in _tables(audit):
-        table = Table(*columns)
+        table = Table()
+        for name in columns:
+            table.add_column(name, overflow="fold")
         for line in lines[:rows]:
             table.add_row(*map(Text, line))
         Console().print(table)
