@@ -14,7 +14,8 @@ from equipoise.records import Finding, Reading, Scalar
 STEPS = 20
 LARGEST_UPDATE = 0.06
 """‖Δw‖/‖w‖ of a block in one step at the peak. Storms, small tier, all but the held-out
-families: at most 0.043 in runs that survive, at least 0.09 where the rate is fatal."""
+families: below 0.06 in all but one run that survives, 0.09 and more where the rate
+is fatal."""
 LOGITS = 50.0
 """Largest attention logit; 20 at most in storms' survivors, 1e3 hurts (2309.14322)."""
 SATURATED = 0.5

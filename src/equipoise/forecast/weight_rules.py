@@ -19,8 +19,8 @@ Tables = Mapping[str, Table]
 MOST = 40
 """Findings of one rule that are listed; the rest are counted."""
 OUTLIER = 4.0
-"""Factor between a map's size and that of its like in other layers. In MiniLM, GPT-2
-kinds of the lab and 20 families at initialisation the largest is below 2.5."""
+"""Factor between a map's size and that of its like in other layers; the largest in
+MiniLM is 1.45, and none of 89 zoo models at initialisation is named."""
 SCATTERS = 6.0
 """… and so many times the usual scatter between layers, as a median deviation."""
 LIKE = 3
@@ -35,7 +35,7 @@ RANDOM = (1.08, 1.35)
 """σ₁ over its value for random entries, and scatter of row and column norms over
 theirs: below both, entries are as if drawn independently."""
 TRAINED = 1.6
-"""Scatter of a map that training has shaped; MiniLM's least is 2.0."""
+"""Scatter of a map that training has shaped; MiniLM's least is 2.43."""
 UNDERFLOW = 0.5
 """Share of a tensor's entries that are subnormal."""
 
