@@ -169,13 +169,10 @@ def test_a_fault_without_its_matched_run_has_no_label(
 
 
 def test_onset_is_where_the_loss_leaves_the_band_for_good() -> None:
-    healthy = [
-        [3.0 - 0.01 * t for t in range(100)],
-        [3.1 - 0.01 * t for t in range(100)],
-    ]
-    spike = healthy[1][:40] + [9.0] + healthy[1][41:]
+    healthy = [3.1 - 0.01 * t for t in range(100)]
+    spike = healthy[:40] + [9.0] + healthy[41:]
     assert onset(spike, healthy) is None  # it came back
-    stuck = healthy[1][:60] + [healthy[1][60]] * 40
+    stuck = healthy[:60] + [healthy[60]] * 40
     found = onset(stuck, healthy)
     assert found is not None and 60 < found < 80
     assert onset([*stuck[:90], math.nan], healthy) is not None

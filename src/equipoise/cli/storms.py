@@ -84,6 +84,28 @@ def _numbers(score: "Score") -> dict[str, object]:
     }
 
 
+@app.command(epilog=epilog("equipoise storms fit coefficients.json --last-seed 4"))
+def fit(
+    out: Annotated[Path, typer.Argument(help="Where the coefficients go, as JSON.")],
+    *,
+    runs: Runs = None,
+    last_seed: Annotated[
+        int, typer.Option(help="Fit on seeds 1 to this; the rest stays unseen.")
+    ] = 4,
+) -> None:
+    """Fit the forecast's coefficients on recorded runs of the small tier."""
+    from equipoise.lab.storms.evaluation import shipped_model
+    from equipoise.lab.storms.labels import labels
+
+    model = shipped_model(labels(_place(runs)), last_seed=last_seed)
+    out.write_text(model.to_json() + "\n", encoding="utf-8")
+    made = model.made_by
+    Console().print(
+        f"{out}: {made['failures']} failures and {made['stable']} stable runs of seeds "
+        f"{made['seeds']}; run length {model.run_length:g} readings"
+    )
+
+
 def _place(runs: Path | None) -> Path:
     from equipoise.lab.running.runner import lab_directory
 

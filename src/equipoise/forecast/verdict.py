@@ -6,13 +6,14 @@ so the verdict live, at the end, and from the file are one and the same.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from equipoise.forecast.history import History, News
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
+from equipoise.forecast.rules.failure import FORECAST
 from equipoise.records import Finding, Reading, Record, html_table
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
@@ -82,6 +83,8 @@ class Judge:
     def __post_init__(self) -> None:
         self.history = History(self.details)
         rules = configured() if self.rules is None else self.rules
+        if self.details.get("forecast") is False:  # as the run was watched
+            rules = [rule for rule in rules if rule.name != FORECAST]
         self.conditions = [Condition(rule) for rule in rules]
         for quantity in IMPORTANT:
             self._by_quantity[quantity] = []
@@ -166,6 +169,11 @@ class Judge:
             if c.finding is not None and not (early and c.rule.about != "loss")
         ]
         return sorted(found, key=lambda f: (ORDER[f.severity], f.step))
+
+    def shows(self, names: Collection[str]) -> bool:
+        """Return whether one of these rules fires, or the state is one of these."""
+        fires = any(finding.rule in names for finding in self.firing)
+        return bool(names) and (fires or self.verdict.state in names)
 
     @property
     def verdict(self) -> Verdict:

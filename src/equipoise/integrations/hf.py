@@ -47,6 +47,10 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
                 return wrapped
         return model
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if self.handle is not None and self.handle.should_stop:
+            control.should_training_stop = True
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         metrics = given.get("metrics") or {}
         numbers = {

@@ -30,6 +30,12 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
         if step:
             self.handle.continue_at(step, self._restored)
 
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, *batch: Any, **given: Any
+    ) -> None:
+        if self.handle is not None and self.handle.should_stop:
+            trainer.should_stop = True
+
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
         if self.handle is not None and metrics and not trainer.sanity_checking:

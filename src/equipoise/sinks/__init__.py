@@ -24,6 +24,7 @@ SINKS = {
     "mlflow": "equipoise.sinks.mlflow",
     "tensorboard": "equipoise.sinks.tensorboard",
     "wandb": "equipoise.sinks.wandb",
+    "webhook": "equipoise.sinks.webhook",
 }
 """Name → module with ``opened(target) -> Sink``."""
 ATTEMPTS = 2
@@ -34,7 +35,10 @@ LONGEST_PAUSE = 1024
 
 @runtime_checkable
 class Sink(Protocol):
-    """Somewhere to send numbers to; a ``close()`` is called if there is one."""
+    """Somewhere to send numbers to.
+
+    A ``close()`` is called if there is one, and a ``report(findings)`` too.
+    """
 
     def log(self, values: Values, step: int) -> None:
         """Take the numbers of one step."""
@@ -84,6 +88,8 @@ def sink(given: Given, *, run: Path) -> Sink:
     check(given)
     if isinstance(given, str):
         name, _, where = given.partition(":")
+        if name == "webhook":  # a URL, not a path
+            return _opened(name, where)
         return _opened(name, Path(where) if where else run.with_suffix(""))
     if _is_wandb(given):
         return _opened("wandb", run.with_suffix(""))
@@ -95,7 +101,7 @@ def _is_wandb(given: object) -> bool:
     return str(module).split(".")[0] == "wandb"
 
 
-def _opened(name: str, target: Path) -> Sink:
+def _opened(name: str, target: Path | str) -> Sink:
     try:
         opened: Sink = import_module(SINKS[name]).opened(target)
     except ModuleNotFoundError as missing:
@@ -129,6 +135,15 @@ class IsolatedSink:
                 return self._report(step, error)
         self._pause = 0
         return []
+
+    def report(self, findings: Sequence[Finding], step: int) -> list[Finding]:
+        """Send findings, if the sink takes them; return one the first time it fails."""
+        report: Callable[[Sequence[Finding]], object] | None
+        report = getattr(self._sink, "report", None)
+        if report is None or not findings:
+            return []
+        error = self._attempt(lambda: report(findings))
+        return [] if error is None else self._report(step, error)
 
     def close(self, step: int) -> list[Finding]:
         """Let the sink send what it still has."""

@@ -1,7 +1,6 @@
 """The handle of a watched model: counts steps, samples some, records all."""
 
 import atexit
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +16,8 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
+from equipoise.forecast.rules.failure import forecast_of
+from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, PassCoverage
 from equipoise.probes.protocols import Probe
@@ -39,8 +40,6 @@ from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Sampler
 from equipoise.watching.schedule import Meter, Schedule
 from equipoise.watching.step_readings import NORM, NORM_PART
-
-log = logging.getLogger("equipoise")
 
 UNSEEN_MOVES = 2
 """Moves of the weights outside any step seen, before that is reported."""
@@ -91,7 +90,7 @@ class Watch:
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
-        self._scaled = self._step_seen = self._updating = False
+        self._scaled = self._step_seen = self._updating = self._stop = False
         self._unseen_moves, self._other = 0, 0
         self._relations = Relations(anatomy.model)
         self._optimizer_hooks = ExitStack()
@@ -123,6 +122,17 @@ class Watch:
     def verdict(self) -> Verdict:
         """What is the matter with the run so far; the same on every rank."""
         return self._recorder.judge.verdict
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What is expected of the run; None before the first sample."""
+        return forecast_of(self._recorder.judge.history)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a rule or state of ``stop_on`` has come true; it stays true."""
+        self._stop = self._stop or self._recorder.judge.shows(self.options.stop_on)
+        return self._stop
 
     def on_step_end(self, callback: Callable[[int, bool], Any]) -> None:
         """Have ``callback(step, sampled)`` called whenever a step has ended."""
@@ -299,7 +309,9 @@ class Watch:
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
         # A dropped handle is collected with its model and optimiser.
-        dropped = weakref.finalize(self, _write_rest, self._recorder, os.getpid())
+        dropped = weakref.finalize(
+            self, recorder.write_rest, self._recorder, os.getpid()
+        )
         self._stack.callback(dropped.detach)
 
     def _arm(self) -> None:
@@ -380,16 +392,6 @@ class Watch:
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         return self._boundary.guarded("watch", call)
-
-
-def _write_rest(rest: recorder.Recorder, process: int) -> None:
-    """Write what a handle that was dropped had gathered, and close its file."""
-    if os.getpid() != process:
-        return
-    try:
-        rest.close(orderly=False)
-    except Exception:
-        log.exception("equipoise: the rest of a dropped run could not be written")
 
 
 def _close(reference: "weakref.ref[Watch]") -> None:

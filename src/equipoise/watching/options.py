@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from equipoise.errors import InputError
+from equipoise.forecast.rules import load_rules
+from equipoise.forecast.verdict import STATES
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.gain import HeadProducts, ProjectionGain
@@ -48,6 +50,11 @@ class WatchOptions:
     hold_batch: bool = False
     """Hold every step's batch by reference, so that a step whose loss turns non-finite
     is replayed at once and saved for ``equipoise replay``. Costs one hook per step."""
+    forecast: bool = True
+    """Follow the readings with the forecast of a failure (``docs/forecast.md``)."""
+    stop_on: Collection[str] = ()
+    """Rules or states at which ``handle.should_stop`` becomes true and callbacks stop
+    the training: ``"forecast.failure"``, ``"failing"``."""
     quiet: bool = False
     """Print nothing on attaching and closing."""
     on_finding: Callable[[Finding], Any] | None = field(default=None, compare=False)
@@ -70,6 +77,7 @@ class WatchOptions:
             raise InputError(
                 f"on_finding={self.on_finding!r}: a function that takes a finding"
             )
+        _check_stops(self)
         if not is_sequence(self.sinks):
             object.__setattr__(self, "sinks", (self.sinks,))
         for sink in self.sinks:
@@ -85,9 +93,25 @@ class WatchArguments(TypedDict, total=False):
     preset: Preset
     strict: bool
     hold_batch: bool
+    forecast: bool
+    stop_on: Collection[str]
     quiet: bool
     on_finding: Callable[[Finding], Any] | None
     sinks: Sequence[Given]
+
+
+def _check_stops(options: WatchOptions) -> None:
+    given = options.stop_on
+    names = (given,) if isinstance(given, str) else tuple(given)
+    known = {*STATES, *load_rules()}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            raise InputError(
+                f"stop_on={name!r}: no rule and no state; the nearest is {near[0]} "
+                "(equipoise rules lists them)"
+            )
+    object.__setattr__(options, "stop_on", names)
 
 
 def _steps(value: object, *, least: int = 0) -> bool:
@@ -164,6 +188,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "budget": float,
     "preset": str,
     "strict": _boolean,
+    "forecast": _boolean,
+    "stop_on": lambda text: tuple(text.split(",")),
     "hold_batch": _boolean,
     "quiet": _boolean,
 }

@@ -6,6 +6,7 @@ watching begins and one when it ends.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class StepWriter:
         if judge is not None and self._sinks:
             steps[self._step][VERDICT] = float(STATES.index(judge.verdict.state))
         failed = [f for sink in self._sinks for f in sink.log(steps)]
+        failed += [f for sink in self._sinks for f in sink.report(findings, self._step)]
         if failed:
             found += [*failed, *self._run.append((), failed)]
         return found
@@ -358,3 +360,13 @@ def describe_sites(anatomy: Anatomy) -> str:
         more = f" and {len(unread) - 2} more" if len(unread) > 2 else ""
         text += f" (projections unread: {', '.join(unread[:2])}{more})"
     return text
+
+
+def write_rest(recorder: Recorder, process: int) -> None:
+    """Write what a handle that was dropped had gathered, and close its file."""
+    if os.getpid() != process:
+        return
+    try:
+        recorder.close(orderly=False)
+    except Exception:
+        log.exception("equipoise: the rest of a dropped run could not be written")

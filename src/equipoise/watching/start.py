@@ -18,7 +18,7 @@ from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
 from equipoise.store import RunWriter, open_run, run_path
-from equipoise.watching.handle import Watch, log
+from equipoise.watching.handle import Watch
 from equipoise.watching.options import (
     WatchArguments,
     WatchOptions,
@@ -26,7 +26,7 @@ from equipoise.watching.options import (
     read_options,
 )
 from equipoise.watching.ranks import connect_ranks
-from equipoise.watching.recorder import StepWriter, describe_sites
+from equipoise.watching.recorder import StepWriter, describe_sites, log
 from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
@@ -80,6 +80,8 @@ def watch(
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
+    if not chosen.forecast:
+        about.details["forecast"] = False
     run_writer, sinks = None, list[IsolatedSink]()
     if ranks.rank == 0:
         place = run_path(run, title)

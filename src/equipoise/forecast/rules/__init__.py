@@ -4,6 +4,7 @@ from equipoise.forecast.rules import (
     attention,
     coverage,
     curvature,
+    failure,
     gradients,
     loss,
     norms,
@@ -32,6 +33,7 @@ FAMILIES = (
     curvature,
     precision,
     router,
+    failure,
     coverage,
 )
 

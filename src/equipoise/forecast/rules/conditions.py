@@ -83,7 +83,7 @@ class Condition:
             rule=self.rule.name,
             site=found.site,
             message=self.rule.sentence(found),
-            advice=advise(self.rule.remedies),
+            advice=found.advice or advise(self.rule.remedies),
             evidence={
                 "value": found.value,
                 "threshold": self.rule.threshold,

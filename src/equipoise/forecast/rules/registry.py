@@ -37,6 +37,8 @@ class Measured:
     value: float
     site: str = ""
     evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    advice: str = ""
+    """What to do in this case; that of the rule's remedies unless given."""
 
 
 def measured(value: float, site: str = "", **evidence: Scalar) -> Measured:

@@ -254,6 +254,13 @@ RULES: dict[str, Baseline] = {
 }
 
 
+READ = (
+    *(LOSS, GRADIENT, "output.logit_norm", "attention.max_logit", "update.norm"),
+    *("residual.kurtosis", "precision.kappa_softmax"),
+)
+"""Everything they look at."""
+
+
 def at_threshold(baseline: Baseline, threshold: float | None = None) -> Maker:
     """Return a baseline as a forecaster, at its own threshold unless one is given."""
     limit = baseline.threshold if threshold is None else threshold

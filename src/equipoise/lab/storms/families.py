@@ -5,7 +5,6 @@ model before training and one of the trainer before every step. Effects are orga
 fault is a setting people really choose, or an accident that really happens.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,7 +89,7 @@ def _no_warm_up(storm: Storm) -> Change:
 
 
 def _post_ln(storm: Storm) -> Change:
-    rate = between(2e-3, 4e-2, storm.severity)
+    rate = between(1e-3, 2e-2, storm.severity)
     return Change(model={"residual": "post"}, train={"lr": rate, "warmup": 0})
 
 
@@ -114,7 +113,7 @@ def _logit_growth(storm: Storm) -> Change:
 
 def _precision(storm: Storm) -> Change:
     """From a third on, weights have few bits and no copy: small updates are lost."""
-    bits, start = round(14 - 10 * storm.severity), storm.steps // 3
+    bits, start = round(11 - 8 * storm.severity), storm.steps // 3
 
     @torch.no_grad()
     def store(trainer: Trainer) -> None:
@@ -173,7 +172,6 @@ def _corrupted(storm: Storm) -> Change:
 
     return Change(
         batches=lambda batches: Altered(batches, alter),
-        train={"clip": math.inf},
         injected=start,
     )
 
@@ -193,7 +191,7 @@ def _adam(storm: Storm) -> Change:
 
 def _router(storm: Storm) -> Change:
     """A load-balance loss with the wrong sign: tokens crowd into few experts."""
-    weight = 0.01 - between(1e-3, 30.0, storm.severity)
+    weight = 0.01 - between(3e-3, 300.0, storm.severity)
 
     def sharpen(model: nn.Module) -> None:
         for module in model.modules():

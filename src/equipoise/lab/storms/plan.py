@@ -112,17 +112,26 @@ def severity(family: str, seed: int, span: tuple[float, float]) -> float:
 
 
 def plan(size: Size = NORMAL) -> list[Storm]:
-    """Return every run, seed by seed, of both halves in turn, then the deep tier.
+    """Return every run, seed by seed, of both halves in turn; deep ones among them.
 
     Cut short, all families have as many, to tune on and to score on.
     """
     seeds = max(size.pairs, size.controls)
     half = (seeds + 1) // 2
     turns = [s for k in range(1, half + 1) for s in (k, k + half) if s <= seeds]
-    tasks = [storm for seed in turns for storm in _of_seed(seed, size)]
-    for seed in range(1, size.deep_pairs + 1):
-        tasks += _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
+    tasks: list[Storm] = []
+    for turn, seed in enumerate(turns, 1):
+        tasks += _of_seed(seed, size)
+        if turn >= half:
+            tasks += _deep(turn - half + 1, size)
+    for seed in range(1, size.deep_pairs + 1):  # those that had no turn yet
+        tasks += _deep(seed, size)
     return list(dict.fromkeys(tasks))
+
+
+def _deep(seed: int, size: Size) -> Iterable[Storm]:
+    if seed <= size.deep_pairs:
+        yield from _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
 
 
 def _of_seed(seed: int, size: Size) -> Iterable[Storm]:

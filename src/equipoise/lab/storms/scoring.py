@@ -17,7 +17,7 @@ labelled runs it may be tuned on: those of other seeds, or of other families.
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,11 +59,15 @@ class StepReadings(dict[str, Values]):
         self.records, self.details = records, details
 
 
-def steps_of(path: Path) -> Iterator[tuple[int, StepReadings]]:
-    """Yield a run file step by step: what was read in each."""
+def steps_of(
+    path: Path, only: Collection[str] | None = None
+) -> Iterator[tuple[int, StepReadings]]:
+    """Yield a run file step by step: what was read in each, or ``only`` part of it."""
     run = open_run(path)
     by_step: dict[int, dict[str, dict[str, tuple[float, ...]]]] = {}
     for quantity in run.quantities:
+        if only is not None and quantity not in only:
+            continue
         for site, (steps, values) in run.series(quantity).items():
             rows = values.reshape(len(steps), -1).tolist()
             for step, row in zip(steps.tolist(), rows, strict=True):
@@ -176,6 +180,17 @@ class Score:
         rng = np.random.default_rng(0)
         means = rng.choice(hits, (draws, len(hits))).mean(1)
         low, high = np.quantile(means, [0.025, 0.975])
+        return float(low), float(high)
+
+    def rate_interval(self, *, draws: int = 1000) -> tuple[float, float]:
+        """Return the 95 % interval of the rate, by a bootstrap over stable runs."""
+        runs = [t for t in self.trials if t.label.is_stable]
+        if not runs:
+            return math.nan, math.nan
+        pairs = np.array([(t.false_alarms, t.stable_steps) for t in runs], float)
+        picks = np.random.default_rng(0).integers(0, len(runs), (draws, len(runs)))
+        sums = pairs[picks].sum(1)
+        low, high = np.quantile(PER * sums[:, 0] / sums[:, 1], [0.025, 0.975])
         return float(low), float(high)
 
 

@@ -1,0 +1,187 @@
+"""``docs/forecast.md``: what the forecast says and how well, from measured numbers."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "forecast.json"
+TEXT = Path(__file__).parent / "forecast.template"
+"""What is written by hand; ``{{name}}`` stands where a table goes."""
+Rows = Iterable[Sequence[object]]
+
+
+def page() -> str:
+    """Return the page, its tables filled from the benchmark's numbers."""
+    found = json.loads(RESULT.read_text(encoding="utf-8"))
+    text = TEXT.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        text = text.replace("{{" + name + "}}", table(found))
+    return text
+
+
+def _table(head: Sequence[str], rows: Rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def _number(value: Any, shown: str = ".2f") -> str:
+    return "–" if value is None else format(value, shown)
+
+
+def _share(value: Any) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _interval(pair: Sequence[Any], shown: str = ".2f") -> str:
+    return f"{_number(pair[0], shown)} to {_number(pair[1], shown)}"
+
+
+def _row(name: str, score: dict[str, Any]) -> list[str]:
+    low, high = score["recall_interval"]
+    return [
+        name,
+        f"{score['hits']} of {score['failures']} ({_share(score['recall'])})",
+        f"{_share(low)} to {_share(high)}",
+        str(score["false_alarms"]),
+        _number(score["rate"]),
+        _number(score["rate_bound"]),
+        _number(score["median_lead"], ".0f"),
+    ]
+
+
+HEAD = (
+    *("forecaster", "foreseen", "95 % interval", "false alarms"),
+    *("per 10,000 stable steps", "at most (95 %)", "median lead, steps"),
+)
+
+
+def _headline(found: dict[str, Any]) -> str:
+    rows = [_row("**the forecast**", found["detection"])]
+    parts = found["held_out"]
+    rows.append(_row("… on families no fit has met", parts["families"]))
+    rows.append(_row("… on seeds from 5 on", parts["seeds from 5"]))
+    best = found["best_single"]
+    rows.append(_row(f"best single reading ({best['reading']})", best))
+    for name, rule in found["baselines"].items():
+        rows.append(_row(f"{name}, matched", rule["matched"]))
+    return _table(HEAD, rows)
+
+
+def _published(found: dict[str, Any]) -> str:
+    rows = [
+        [*_row(name, rule["published"]), f"{rule['threshold']:g}", rule["source"]]
+        for name, rule in found["baselines"].items()
+    ]
+    return _table((*HEAD, "threshold", "source"), rows)
+
+
+def _families(found: dict[str, Any]) -> str:
+    left = found["leave_one_family_out"]
+    rows = []
+    for name, row in found["families"].items():
+        kind = "held out" if row["held_out"] else ""
+        kind = "exogenous, counted apart" if row["exogenous"] else kind
+        alone = left.get(name)
+        rows.append(
+            [
+                name,
+                f"{row['hits']} of {row['failures']}",
+                _number(row["median_lead"], ".0f"),
+                f"{alone['hits']} of {alone['failures']}" if alone else "–",
+                kind,
+            ]
+        )
+    head = ("family", "foreseen", "median lead", "foreseen, family left out", "")
+    return _table(head, rows)
+
+
+def _counts(found: dict[str, Any]) -> str:
+    table = found["runs"]["counts"]
+    columns = ("failed", "survived", "between", "too early")
+    rows = [[name, *(row[c] for c in columns)] for name, row in table.items()]
+    return _table(("runs", *columns), rows)
+
+
+def _calibration(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{b['from']:.1f} to {b['to']:.1f}",
+            b["readings"],
+            _number(b["predicted"]),
+            _number(b["observed"]),
+            _interval(b["interval"]),
+        ]
+        for b in found["probabilities"]["reliability"]
+    ]
+    head = ("probability", "readings", "mean forecast", "share that failed", "95 %")
+    return _table(head, rows)
+
+
+def _quality(found: dict[str, Any]) -> str:
+    p, length = found["probabilities"], found["run_length"]
+    shown = "none" if length["measured"] is None else f"{length['measured']:.0f}"
+    said = ", ".join(f"{a:g}" for a in length["guaranteed"])
+    rows = [
+        ("AUROC", _number(p["auroc"]["value"]), _interval(p["auroc"]["interval"])),
+        (
+            "Brier score",
+            _number(p["brier"]["value"], ".3f"),
+            _interval(p["brier"]["interval"], ".3f"),
+        ),
+        ("Brier score of the base rate", _number(p["base_rate"], ".3f"), ""),
+        ("run length A of the alarm, readings", said, "guaranteed, conditionally"),
+        (
+            "readings per alarm on unused controls",
+            shown,
+            f"{length['alarms']} alarms in {length['readings']} readings",
+        ),
+    ]
+    return _table(("number", "value", "95 % interval, or what it is"), rows)
+
+
+def _deep(found: dict[str, Any]) -> str:
+    return _table(HEAD, [_row("small forecast on the deep tier", found["deep"])])
+
+
+def _diagnosis(found: dict[str, Any]) -> str:
+    d = found["diagnosis"]
+    rows = [
+        ("cause first", _share(d["top1"]), f"{d['runs']} failures"),
+        ("cause among the first three", _share(d["top3"]), ""),
+        ("layer within ±1", _share(d["layer_within_1"]), f"{d['layers']} failures"),
+    ]
+    return _table(("diagnosis at the alarm", "share", "of"), rows)
+
+
+def _misses(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            m["kind"],
+            f"{m['family']}, seed {m['seed']}, severity {m['severity']}",
+            _number(m["onset"], "d"),
+            m["injected"],
+            ", ".join(map(str, m["alarms"])) or "none",
+            _number(m["highest_stake"]),
+            f"{100 * m['excess']:.1f} %" if m["excess"] is not None else "∞",
+        ]
+        for m in [*found["misses"], *found["deep_misses"]]
+    ]
+    head = (
+        *("what", "run", "onset", "injected", "alarms"),
+        *("highest stake before onset (alarm: 1)", "final loss above healthy"),
+    )
+    return _table(head, rows)
+
+
+TABLES = {
+    "headline": _headline,
+    "published": _published,
+    "families": _families,
+    "counts": _counts,
+    "calibration": _calibration,
+    "quality": _quality,
+    "deep": _deep,
+    "diagnosis": _diagnosis,
+    "misses": _misses,
+}

@@ -1,0 +1,62 @@
+"""The forecast as a rule: its alarm makes a run at risk before the loss shows it."""
+
+from equipoise.forecast.causes import REMEDIES
+from equipoise.forecast.features import AFTER_UPDATE, QUANTITIES, Sample, described
+from equipoise.forecast.history import History
+from equipoise.forecast.remedy_catalogue import advise
+from equipoise.forecast.rules.registry import Measured, rule
+from equipoise.forecast.score import Forecast, Forecaster
+
+FORECAST = "forecast.failure"
+
+
+def sample_from(history: History) -> Sample:
+    """Return what was read in this step.
+
+    The gradient is read before the optimiser's step, and the forecast with it: what is
+    read after that step is the sample's before.
+    """
+    found = {q: history.last(q) for q in QUANTITIES}
+    table = {
+        q: dict(zip(r.sites, r.values, strict=True))
+        for q, r in found.items()
+        if r is not None and (r.step == history.step or q in AFTER_UPDATE)
+    }
+    return Sample(history.step, table, history.blocks)
+
+
+def forecast_of(history: History) -> Forecast | None:
+    """Return the latest forecast of a run."""
+    forecaster: Forecaster = history.memory(FORECAST, Forecaster)
+    return forecaster.last
+
+
+@rule(
+    FORECAST,
+    reads="gradient.norm",
+    above=1.0,
+    release=0.5,
+    persist=1,
+    recover=6,
+    source="e-detector on stable storms: mean run length at least A readings "
+    "(docs/forecast.md; equipoise storms fit)",
+    message="failure is likely within {horizon} steps (probability {probability:.0%}, "
+    "usually after {expected:.0f}): it looks like {cause}; {reasons}",
+)
+def failure(history: History) -> Measured:
+    """The e-detector's stake, ln M / ln A."""
+    forecaster: Forecaster = history.memory(FORECAST, Forecaster)
+    found = forecaster.add(sample_from(history))
+    reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
+    return Measured(
+        value=found.stake,
+        site=found.site,
+        advice=advise(REMEDIES.get(found.cause, ())),
+        evidence={
+            "probability": found.probability,
+            "horizon": found.horizon,
+            "expected": found.expected,
+            "cause": found.cause,
+            "reasons": reasons or "many small changes",
+        },
+    )

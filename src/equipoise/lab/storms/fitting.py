@@ -1,0 +1,373 @@
+"""Fit the forecast on labelled runs: the score, the odds of its bets, the causes.
+
+Failures teach by their readings between injection and onset, stable runs by all of
+theirs. Every run weighs as much as any other. The odds, the probability and the run
+length are made from scores of runs that the score was not fitted on.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.forecast.causes import CUT, Causes, StableCourse
+from equipoise.forecast.features import (
+    AFTER_UPDATE,
+    NAMES,
+    QUANTITIES,
+    Course,
+    Sample,
+    Vector,
+)
+from equipoise.forecast.score import ARMED, MOST, Model
+from equipoise.lab.storms.labels import Label
+from equipoise.lab.storms.plan import EXOGENOUS
+from equipoise.lab.storms.scoring import WINDOW, steps_of
+
+Matrix = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Settings of the fit."""
+
+    ages: tuple[int, ...] = (6, 9, 13, 20, 35)
+    """Readings at which stable runs are described anew."""
+    shrink: float = 3.0
+    """Added to the variances of the stable runs' features."""
+    edges: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)
+    """Between the bins of z that bets are made on."""
+    boldest: float = 4.0
+    """The largest |ln e| of one bet."""
+    run_lengths: tuple[float, ...] = (2e3, 5e3, 2e4, 1e5, 1e6, 1e8, 1e10)
+    """Values of A to choose from, by the false alarms in cross-validation."""
+    per: float = 30_000.0
+    """Stable steps per false alarm that is accepted in cross-validation."""
+    folds: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A labelled run as features."""
+
+    label: Label
+    steps: NDArray[np.int64]
+    x: Matrix
+    """One row per sampled step."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is one to learn from."""
+        inner = self.label.storm.family not in EXOGENOUS
+        return self.label.is_forecastable and inner
+
+    @property
+    def ahead(self) -> Flags:
+        """The rows from which the failure should be foreseen."""
+        if not self.is_failure or self.label.onset is None:
+            return np.zeros(len(self.steps), bool)
+        first = max(self.label.injected, self.label.onset - WINDOW)
+        return (self.steps >= first) & (self.steps < self.label.onset)
+
+    @property
+    def rows(self) -> Flags:
+        """The rows that teach: those ahead of a failure, all of a stable run."""
+        chosen = np.ones(len(self.steps), bool) if self.label.is_stable else self.ahead
+        chosen = chosen.copy()
+        chosen[:ARMED] = False
+        return chosen
+
+
+def samples_of(label: Label) -> Iterator[Sample]:
+    """Yield the sampled steps of a run as the forecast meets them live.
+
+    What is read after the optimiser's step comes with the sample after it.
+    """
+    before: dict[str, Any] = {}
+    for step, readings in steps_of(label.folder / "run.eqp", QUANTITIES):
+        table = {
+            r.quantity: dict(zip(r.sites, r.values, strict=True))
+            for r in readings.records
+        }
+        if "gradient.norm" not in table:
+            continue
+        now = {q: rows for q, rows in table.items() if q not in AFTER_UPDATE}
+        yield Sample(step, {**now, **before}, readings.details.get("blocks") or ())
+        before = {q: table[q] for q in AFTER_UPDATE if q in table}
+
+
+def recorded(label: Label) -> Recorded:
+    """Read a run and return its features."""
+    course = Course()
+    found = [(sample.step, course.add(sample)) for sample in samples_of(label)]
+    steps = np.array([step for step, _ in found], np.int64)
+    x = np.array([row for _, row in found]).reshape(len(found), len(NAMES))
+    return Recorded(label=label, steps=steps, x=x)
+
+
+def fit(runs: Sequence[Recorded], options: FitOptions | None = None) -> Model:
+    """Fit everything on these runs.
+
+    Raises:
+        ValueError: If there is no failure, or no stable run, to learn from.
+    """
+    options = options or FitOptions()
+    usable = [run for run in runs if run.rows.any()]
+    model = _scored(usable, options)
+    unseen = _cross_fitted(usable, options)
+    model = _with_odds(model, usable, unseen, options)
+    model = _with_probability(model, usable, unseen)
+    causes = fit_causes(runs, model.course, options)
+    return replace(model, causes=causes, made_by=_made_by(usable, options))
+
+
+def _made_by(runs: Sequence[Recorded], options: FitOptions) -> dict[str, Any]:
+    return {
+        "command": "equipoise storms fit",
+        "failures": sum(run.is_failure for run in runs),
+        "stable": sum(run.label.is_stable for run in runs),
+        "seeds": sorted({run.label.storm.seed for run in runs}),
+        "families": sorted({run.label.storm.family for run in runs if run.is_failure}),
+        "options": asdict(options),
+    }
+
+
+def _scored(runs: Sequence[Recorded], options: FitOptions) -> Model:
+    course = stable_course(runs, options)
+    failures = [run for run in runs if run.is_failure]
+    if not failures or not any(run.label.is_stable for run in runs):
+        raise ValueError("a fit needs failures and stable runs")
+    chosen = [(run, run.rows) for run in failures]
+    return Model(
+        course=course,
+        trouble=_discriminants(runs, chosen, course, options),
+        edges=(),
+        log_odds=((0.0,), (0.0,)),
+        run_length=2000.0,
+        horizon=WINDOW,
+    )
+
+
+def _short(values: Vector) -> list[float]:
+    return [float(f"{v:.5g}") for v in values]
+
+
+def stable_course(runs: Sequence[Recorded], options: FitOptions) -> StableCourse:
+    """Return centre and spread of every feature in stable runs, by age."""
+    stable = [run for run in runs if run.label.is_stable]
+    x = np.concatenate([run.x for run in stable])
+    age = np.concatenate([np.arange(len(run.x)) for run in stable])
+    rows = np.searchsorted(options.ages, age, side="right")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a feature no run has yet
+        overall = np.maximum(np.nan_to_num(np.nanstd(x, 0), nan=1.0), 1e-3)
+        centre, scale = [], []
+        for row in range(len(options.ages) + 1):
+            here = x[rows == row] if (rows == row).any() else x
+            centre.append(_short(np.nan_to_num(np.nanmedian(here, 0))))
+            spread = np.nan_to_num(np.nanstd(here, 0))
+            scale.append(_short(np.maximum(spread, 0.25 * overall)))
+    return StableCourse(ages=options.ages, centre=centre, scale=scale)
+
+
+def standardised(course: StableCourse, x: Matrix) -> Matrix:
+    """Return every row of a run in standard deviations of stable runs."""
+    row = np.searchsorted(course.ages, np.arange(len(x)), side="right")
+    z = (x - np.asarray(course.centre)[row]) / np.asarray(course.scale)[row]
+    cut: Matrix = np.clip(np.nan_to_num(z, nan=0.0), -CUT, CUT)
+    return cut
+
+
+def _discriminants(
+    runs: Sequence[Recorded],
+    failures: Sequence[tuple[Recorded, Flags]],
+    course: StableCourse,
+    options: FitOptions,
+) -> Causes:
+    """One direction per family: Σ⁻¹μ, with Σ of stable runs, every run alike."""
+    stable = [run for run in runs if run.label.is_stable and run.rows.any()]
+    count = len(NAMES)
+    spread = options.shrink * np.eye(count)
+    for run in stable:
+        s = standardised(course, run.x)[run.rows]
+        spread = spread + s.T @ s / (len(s) * len(stable))
+    means: dict[str, list[Vector]] = {}
+    for run, rows in failures:
+        mean = standardised(course, run.x)[rows].mean(0)
+        means.setdefault(run.label.storm.family, []).append(mean)
+    families = sorted(means)
+    weights, offsets = [], []
+    for family in families:
+        mean = np.mean(means[family], 0)
+        w = np.linalg.solve(spread, mean)
+        weights.append(_short(w))
+        offsets.append(float(f"{-0.5 * mean @ w:.5g}"))
+    return Causes(families=families, weights=weights, offsets=offsets)
+
+
+def logistic(
+    design: Matrix, y: Vector, weights: Vector, *, ridge: float, rounds: int = 30
+) -> tuple[Vector, float]:
+    """Return heights and intercept of a weighted ridge logistic regression (Newton)."""
+    full = np.concatenate([design, np.ones((len(design), 1))], 1)
+    penalty = np.full(full.shape[1], ridge)
+    penalty[-1] = 1e-6
+    beta = np.zeros(full.shape[1])
+    for _ in range(rounds):
+        p = 1 / (1 + np.exp(-np.clip(full @ beta, -30, 30)))
+        gradient = full.T @ (weights * (p - y)) + penalty * beta
+        curvature = weights * np.maximum(p * (1 - p), 1e-6)
+        hessian = (full * curvature[:, None]).T @ full + np.diag(penalty)
+        step = np.linalg.solve(hessian, gradient)
+        beta = beta - step * min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
+        if np.abs(step).max() < 1e-6:
+            break
+    return beta[:-1], float(beta[-1])
+
+
+def scores(model: Model, x: Matrix) -> Vector:
+    """Return z of every row of a run, as ``Model.score`` does one by one."""
+    s, trouble = standardised(model.course, x), model.trouble
+    ratios = s @ np.asarray(trouble.weights).T + np.asarray(trouble.offsets)
+    z: Vector = np.log(np.mean(np.exp(np.clip(ratios, -MOST, MOST)), 1))
+    return z
+
+
+def _cross_fitted(runs: Sequence[Recorded], options: FitOptions) -> list[Vector]:
+    """Return each run's scores by a model that has not seen its seed, or its group."""
+    seeds = sorted({run.label.storm.seed for run in runs})
+    groups = [run.label.storm.seed for run in runs]
+    if len(seeds) < 2:
+        groups = [place % options.folds for place in range(len(runs))]
+    found: list[Vector] = [np.empty(0)] * len(runs)
+    for group in sorted(set(groups)):
+        rest = [r for r, g in zip(runs, groups, strict=True) if g != group]
+        model = _scored(rest, options)
+        for place, run in enumerate(runs):
+            if groups[place] == group:
+                found[place] = scores(model, run.x)
+    return found
+
+
+def _with_odds(
+    model: Model, runs: Sequence[Recorded], z: Sequence[Vector], options: FitOptions
+) -> Model:
+    edges = np.array(options.edges)
+    odds = _odds(runs, z, edges, options.boldest)
+    lengths = options.run_lengths
+    chosen = lengths[-1]
+    for length in lengths:
+        alarms, steps = _false_alarms(runs, z, (edges, odds, length))
+        if alarms <= steps / options.per:
+            chosen = length
+            break
+    return replace(
+        model,
+        edges=_short(edges),
+        log_odds=[_short(r) for r in odds],
+        run_length=chosen,
+    )
+
+
+def _odds(
+    runs: Sequence[Recorded], z: Sequence[Vector], edges: Vector, boldest: float
+) -> Matrix:
+    """Return ln e by the bin before (the last row: none) and the bin now.
+
+    e is the ratio of the bins' shares ahead of failures to those in stable runs, every
+    run counted alike; so its mean over stable readings is 1 for every bin before.
+    """
+    bins = len(edges) + 1
+    counts = np.full((2, bins + 1, bins), 0.0)
+    for run, scored in zip(runs, z, strict=True):
+        kind = int(run.is_failure)
+        now = np.searchsorted(edges, scored[run.rows], side="right")
+        weight = 50 / len(now)
+        np.add.at(counts[kind], (now[:-1], now[1:]), weight)
+        np.add.at(counts[kind], (np.full(1, bins), now[:1]), 1.0)
+    usual = counts.sum(1, keepdims=True) / counts.sum((1, 2), keepdims=True)
+    shares = counts + 5 * usual + 1e-3  # few transitions: the bins' shares overall
+    shares /= shares.sum(2, keepdims=True)
+    ln = np.clip(np.log(shares[1] / shares[0]), -boldest, boldest)
+    mean = (shares[0] * np.exp(ln)).sum(1, keepdims=True)
+    fair: Matrix = ln - np.log(np.maximum(mean, 1.0))  # the cut must not favour us
+    return fair
+
+
+Bets = tuple[Vector, Matrix, float]
+
+
+def stakes(z: Vector, bets: Bets) -> Vector:
+    """Return ln M / ln A after each reading of one run."""
+    edges, odds, length = bets
+    now = np.searchsorted(edges, z, side="right")
+    stake, before, found = 0.0, len(edges) + 1, np.zeros(len(z))
+    for place in range(ARMED, len(z)):
+        stake = min(max(stake, 0.0) + odds[before, now[place]], 1.5 * math.log(length))
+        before, found[place] = now[place], stake / math.log(length)
+    return found
+
+
+def _false_alarms(
+    runs: Sequence[Recorded], z: Sequence[Vector], bets: Bets
+) -> tuple[int, int]:
+    alarms = steps = 0
+    for run, scored in zip(runs, z, strict=True):
+        if run.label.is_stable:
+            over = run.steps[stakes(scored, bets) >= 1]
+            steps += run.label.steps
+            last = -math.inf
+            for step in over.tolist():
+                if step - last >= 100:
+                    alarms, last = alarms + 1, step
+    return alarms, steps
+
+
+def _with_probability(
+    model: Model, runs: Sequence[Recorded], z: Sequence[Vector]
+) -> Model:
+    pairs = [
+        (s[r.rows], np.full(int(r.rows.sum()), float(r.is_failure)), r)
+        for r, s in zip(runs, z, strict=True)
+    ]
+    all_z, y = (np.concatenate([p[i] for p in pairs]) for i in (0, 1))
+    slope, offset = logistic(all_z[:, None], y, np.full(len(y), 1.0), ridge=1e-3)
+    left = np.concatenate(
+        [(r.label.onset or 0) - r.steps[r.rows] for _, _, r in pairs if r.is_failure]
+    )
+    scored = np.concatenate([p[0] for p in pairs if p[2].is_failure])
+    bins = np.searchsorted(model.edges, scored, side="right")
+    steps = [
+        float(np.median(left[bins == b]))
+        if (bins == b).any()
+        else float(np.median(left))
+        for b in range(len(model.edges) + 1)
+    ]
+    return replace(model, slope=float(slope[0]), offset=offset, steps=steps)
+
+
+AFTERWARDS = 60
+"""Readings up to so many steps after onset teach what a cause looks like."""
+
+
+def fit_causes(
+    runs: Sequence[Recorded], course: StableCourse, options: FitOptions | None = None
+) -> Causes:
+    """Return the discriminants of every family that failed, after onset too."""
+    failed = [r for r in runs if r.label.outcome == "failed"]
+    chosen = [(r, _telling(r)) for r in failed if _telling(r).any()]
+    return _discriminants(runs, chosen, course, options or FitOptions())
+
+
+def _telling(run: Recorded) -> Flags:
+    """The rows that show the cause of a failure: from injection to after onset."""
+    onset = run.label.steps if run.label.onset is None else run.label.onset
+    last = max(onset, run.label.injected) + AFTERWARDS
+    chosen: Flags = (run.steps >= run.label.injected) & (run.steps < last)
+    chosen[:ARMED] = False
+    return chosen

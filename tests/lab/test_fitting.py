@@ -1,0 +1,75 @@
+"""The forecast on three recorded runs: a ramp that fails, a mild one, a healthy one."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.forecast.rules.failure import forecast_of
+from equipoise.forecast.score import Forecaster, shipped
+from equipoise.forecast.verdict import Judge
+from equipoise.lab.storms import evaluation, fitting
+from equipoise.lab.storms.labels import Label, labels
+from equipoise.lab.storms.probabilities import probabilities
+from equipoise.store import open_run
+
+PACKED = Path(__file__).parent / "fixtures" / "storms.zip"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Label]:
+    root = tmp_path_factory.mktemp("storms")
+    with zipfile.ZipFile(PACKED) as packed:
+        packed.extractall(root)
+    return sorted(labels(root), key=lambda label: label.storm.severity)
+
+
+def test_the_recorded_runs_have_their_labels(found: Sequence[Label]) -> None:
+    assert [label.outcome for label in found] == ["survived", "survived", "failed"]
+    severe = found[-1]
+    assert severe.is_forecastable and severe.injected == 100
+    assert severe.onset is not None and 150 < severe.onset < 250
+
+
+def test_one_by_one_from_the_file_and_at_once_agree(found: Sequence[Label]) -> None:
+    """The loop's forecaster, the judge of a file and the benchmark see the same."""
+    label, model = found[-1], shipped()
+    course = evaluation.stake_course(fitting.recorded(label), model)
+    forecaster = Forecaster()
+    one_by_one = [forecaster.add(s).stake for s in fitting.samples_of(label)]
+    assert [v for _, v in course] == pytest.approx(one_by_one, abs=1e-9)
+    run = open_run(label.folder / "run.eqp")
+    judge = Judge(run.info.details)
+    run.judged_by(judge)
+    last = forecast_of(judge.history)
+    assert last is not None and last.stake == pytest.approx(course[-1][1], abs=1e-9)
+
+
+def test_a_fit_tells_the_failure_from_the_rest(found: Sequence[Label]) -> None:
+    runs = [fitting.recorded(label) for label in found]
+    model = fitting.fit(runs)
+    assert model.trouble.families == ["ramp"] and model.made_by["failures"] == 1
+    ahead = [fitting.scores(model, r.x)[r.rows].mean() for r in runs]
+    assert ahead[2] > max(ahead[:2]) + 1
+    quality = probabilities([(r, model) for r in runs], draws=20)
+    assert quality["auroc"]["value"] > 0.9
+    assert quality["brier"]["value"] < quality["base_rate"]
+
+
+def test_the_odds_are_fair_on_the_stable_runs(found: Sequence[Label]) -> None:
+    """Given the bin before, the mean of e over stable readings is at most 1."""
+    runs = [fitting.recorded(label) for label in found]
+    model = fitting.fit(runs)
+    z = [fitting.scores(model, run.x) for run in runs]
+    edges = np.quantile(np.concatenate(z[:2]), [0.5, 0.9])
+    odds = fitting._odds(runs, z, edges, boldest=2.0)
+    shares = np.zeros((4, 3))
+    for run, scored in zip(runs[:2], z[:2], strict=True):
+        now = np.searchsorted(edges, scored[run.rows], side="right")
+        np.add.at(shares, (now[:-1], now[1:]), 50 / len(now))
+    for before in range(3):
+        total = shares[before].sum()
+        if total > 20:  # where smoothing by the overall shares has little weight
+            assert (shares[before] * np.exp(odds[before])).sum() / total < 1.1
