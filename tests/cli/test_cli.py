@@ -146,7 +146,7 @@ def test_report_as_a_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "torn.eqp").write_text("x" * 2000)
     code, out, _ = run(capsys, "runs", str(runs))
-    assert code == 0 and "pre-LN" in out and "post-LN" in out and "29" in out
+    assert code == 0 and "pre-LN" in out and "post-LN" in out and "30" in out
     assert "cannot be" in out
     assert run(capsys, "runs", str(runs / "absent"))[0] == RunFileError.exit_code
 
