@@ -42,7 +42,15 @@ def loud() -> Any:
     """A rule that fires at the fourth step."""
     message = "four losses were read"
 
-    @rule("test.loud", reads="loss", above=3.5, persist=1, source="-", message=message)
+    @rule(
+        "test.loud",
+        reads="loss",
+        above=3.5,
+        persist=1,
+        about="loss",
+        source="-",
+        message=message,
+    )
     def count(history: Any) -> float:
         return float(history.curve("loss").count)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from equipoise.forecast.features import QUANTITIES
 from equipoise.forecast.history import History, News
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
@@ -91,6 +92,9 @@ class Judge:
         for condition in self.conditions:
             for quantity in condition.rule.reads:
                 self._by_quantity.setdefault(quantity, []).append(condition)
+        if any(rule.name == FORECAST for rule in rules):
+            for quantity in QUANTITIES:  # the forecast looks at them with its own
+                self._by_quantity.setdefault(quantity, [])
 
     def add(self, readings: Iterable[Reading]) -> list[Finding]:
         """Take readings in the order they were recorded; return what the rules find."""
