@@ -38,6 +38,11 @@ form.addEventListener("change", () => {
 });
 </script>
 """
+INCOMPLETE = (
+    "Not every statement of the papers has a check yet: of the second to the fourth "
+    "these are mostly the ones that needed correction, so the shares do not grade a "
+    "paper."
+)
 PAGE = StudyPage(
     title="Claims of four papers",
     heading="What of the four papers can be relied on",
@@ -51,6 +56,7 @@ def write_claims(results: Sequence[ClaimResult], path: Path) -> Path:
     return PAGE.write(
         path,
         headline=summary(results),
+        remarks=[INCOMPLETE],
         results=results,
         papers=[p.key for p in PAPERS if any(r.paper == p.key for r in results)],
         verdicts=list(counts(results)),
@@ -64,7 +70,7 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         "",
         f"{summary(results)}. `equipoise claims` checks all of them again; `--evidence`"
         " prints the numbers, `--json` and `--html` keep them. A verdict is what its"
-        " check returned; statements are in our words.",
+        f" check returned; statements are in our words. {INCOMPLETE}",
         "",
     ]
     for paper in PAPERS:
