@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"\bequipoise(?:\.[A-Za-z_]\w*)+")
 FENCE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # Names of ours that are no Python paths: an entry point's group, a configuration file.
-NOT_PYTHON = {"equipoise.families", "equipoise.toml"}
+NOT_PYTHON = {"equipoise.families", "equipoise.rules", "equipoise.toml"}
 
 
 def imported(code: str) -> set[str]:

@@ -11,7 +11,7 @@ import typer
 
 from equipoise import cli
 from equipoise.errors import RunFileError, SilentSiteError
-from tests.report.runs import pre_and_post
+from tests.report.runs import pre_and_post, sick
 
 COMMAND_FILES = Path(cli.__file__).parent
 SHARED = {"__init__", "arguments", "subject", "lab_actions", "progress"}
@@ -115,7 +115,8 @@ def test_report_on_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) 
 def test_report_as_json_and_as_an_exit_code(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pre, post = str(runs / "pre.eqp"), str(runs / "post.eqp")
+    pre, post = str(runs / "pre.eqp"), str(runs / "long.eqp")
+    sick(Path(post), steps=60)  # twelve samples: enough to be judged
     code, out, _ = run(capsys, "report", post, "--json", "--fail-on", "warn")
     verdict = json.loads(out)["verdict"]
     assert code == 6 and verdict["state"] == "at risk" and verdict["since"] == 0

@@ -189,7 +189,8 @@ CASES: dict[str, tuple[Course, float, float]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    # The forecast is tested on recorded runs: tests/forecast/test_score.py.
+    assert CASES.keys() | {"forecast.failure"} == RULES.keys()
 
 
 @pytest.mark.parametrize("name", CASES)

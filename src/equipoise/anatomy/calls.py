@@ -213,9 +213,9 @@ class AttentionCall:
             like = self.q_BHQD if self.scores_BHQK is None else self.scores_BHQK
             assert like is not None
             return torch.ones(B, Q, dtype=torch.bool, device=like.device)
-        seen_BK = self._seen_BK()
-        real_BK = torch.where(self._chosen_B1(seen_BK), _inner(seen_BK), seen_BK)
-        return real_BK[:, :Q].expand(B, Q)
+        seen_BQ = self._seen_BK()[:, :Q]  # keys beyond the tokens (sinks) tell nothing
+        real_BQ = torch.where(self._chosen_B1(seen_BQ), _inner(seen_BQ), seen_BQ)
+        return real_BQ.expand(B, Q)
 
     def _chosen_B1(self, seen_BK: Tensor) -> Tensor:
         """Return where rows choose keys: a row that hides one between two it sees.
@@ -226,7 +226,10 @@ class AttentionCall:
         if seen_BK.is_cpu and bool(seen_BK.all()):  # nothing is hidden from all
             return seen_BK.new_zeros(1, 1)
         place_BK = seen_BK.cumsum(-1) - 1
-        holes = [_has_hole(v_BqK, place_BK) for v_BqK in self._visible_BqK()]
+        tokens = seen_BK.shape[-1]
+        holes = [
+            _has_hole(v_BqK[..., :tokens], place_BK) for v_BqK in self._visible_BqK()
+        ]
         return torch.stack(holes).any(0)[:, None]
 
     def _visible_BqK(self) -> Iterator[Tensor]:

@@ -13,7 +13,8 @@ _BODY = """
 <label>Verdict <select name="verdict"><option value="">all</option>
 {% for verdict in verdicts %}<option>{{ verdict }}</option>{% endfor %}</select></label>
 <output id="shown">{{ results | length }} claims</output></form>
-<div class="wide"><table><thead><tr><th>paper</th><th>where</th><th>what is claimed</th>
+<div class="wide" tabindex="0"><table><thead><tr>
+<th>paper</th><th>where</th><th>what is claimed</th>
 <th>verdict</th><th>what is true</th><th>evidence</th></tr></thead><tbody>
 {% for one in results %}
 <tr id="{{ one.id }}" data-paper="{{ one.paper }}" data-verdict="{{ one.verdict }}">

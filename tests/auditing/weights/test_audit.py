@@ -164,7 +164,7 @@ def test_without_targets_no_gradient_is_read() -> None:
 
 def test_one_point_needs_no_second() -> None:
     theta = Reading(
-        step=0, quantity="attention.theta.p50", sites=("a",), values=((0.1, 0.2),)
+        step=0, quantity="attention.theta.p5", sites=("a",), values=((0.01, 0.02),)
     )
     assert [f.rule for f in judged_at_once([theta])] == ["attention.saturated"]
 

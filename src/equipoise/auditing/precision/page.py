@@ -213,6 +213,7 @@ tr.keep { background: #f2a90022 }""",
 <p>{{ notes }}. Rows marked are those to keep in fp32. <b>mostly</b>: what of the module
 contributes most, a parameter or the result of a call. <b>to zero</b>: the largest share
 of a tensor stored there that the format makes zero.</p>
-{% if code %}<h2>Apply it</h2><pre>{{ code }}</pre>{% endif %}
+{% if code %}<h2>Apply it</h2>
+<div class="wide" tabindex="0"><pre>{{ code }}</pre></div>{% endif %}
 """,
 )
