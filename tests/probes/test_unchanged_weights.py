@@ -5,7 +5,7 @@ import torch
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.lab.storms.families import to_bits
-from equipoise.probes.unchanged_weights import UnchangedWeights
+from equipoise.probes.updates import UnchangedWeights
 from tests.probes.reading import gpt, tokens
 
 

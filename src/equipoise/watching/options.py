@@ -24,8 +24,7 @@ from equipoise.probes.gradients import GradientNorms
 from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
 from equipoise.probes.logits import OutputLogits, RouterLoad
 from equipoise.probes.protocols import Probe
-from equipoise.probes.unchanged_weights import UnchangedWeights
-from equipoise.probes.updates import Updates
+from equipoise.probes.updates import UnchangedWeights, Updates
 from equipoise.records import Finding
 from equipoise.sinks import Given, check, is_sequence
 

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.host_view import host_view
 from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.compiled import COMPILED, compiled, over_rows
+from equipoise.numerics.rows.compiled import COMPILED, compiled, host_view, over_rows
 from equipoise.numerics.rows.window import (
     BELOW,
     FACTS,

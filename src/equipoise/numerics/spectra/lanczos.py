@@ -30,8 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.numerics.host_view import host_view
-from equipoise.numerics.rows.compiled import COMPILED, compiled
+from equipoise.numerics.rows.compiled import COMPILED, compiled, host_view
 
 Array = npt.NDArray[np.floating[Any]]
 
