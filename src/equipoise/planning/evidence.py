@@ -9,7 +9,7 @@ Level = Literal["proved", "measured here", "published only", "contradicted here"
 LEVELS: dict[Level, str] = {
     "proved": "follows from arithmetic or from a theorem",
     "measured here": "one of our experiments found it, with the interval given",
-    "published only": "somebody's paper or practice; not tested here",
+    "published only": "another paper or common practice; not tested here",
     "contradicted here": "one of our experiments found otherwise; the value follows it",
 }
 

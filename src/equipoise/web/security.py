@@ -1,4 +1,4 @@
-"""Who may ask the board: this machine, or whoever has the token; and only to read.
+"""Who may ask the board: this machine, or a client with the token; and only to read.
 
 A web page elsewhere can make a browser send requests to a local port (DNS rebinding,
 cross-site requests). So the ``Host`` must be ours, a foreign ``Origin`` is refused, and
