@@ -12,6 +12,7 @@ from benchmarks.mutated_runs import campaign
 from equipoise.errors import RunFileError
 from equipoise.records import Finding, Reading
 from equipoise.store import RunWriter, open_run, schema
+from tests.report.runs import healthy
 from tests.store.example_runs import INFO, assert_summaries_agree, sample
 
 BEFORE_CHECKSUMS = Path(__file__).parent / "data" / "version2.eqp"
@@ -52,6 +53,16 @@ def test_a_sound_file_has_no_damage(
     assert_summaries_agree(run)
     run.since(0), run.ends("loss"), run.steps
     assert len(run.findings) == 1 and run.damage == []
+
+
+def test_a_damaged_run_is_not_called_healthy(tmp_path: Path) -> None:
+    path = tmp_path / "pre.eqp"
+    run = healthy(path, steps=100)
+    assert run.verdict.state == "healthy"
+    loss = float(run.series("loss")[""][1][40])
+    change(path, struct.pack("<d", loss), struct.pack("<d", loss + 0.25))
+    verdict = open_run(path).verdict
+    assert verdict.state == "not judged" and "damaged" in verdict.sentence
 
 
 def test_a_flipped_loss_is_skipped_and_reported(

@@ -28,8 +28,8 @@ ORDER = {"error": 0, "warn": 1, "info": 2}
 NONFINITE = "nonfinite"
 IMPORTANT = ("loss", "gradient.norm", "attention.theta.p50")
 """Without these a run is not judged, whichever rules are in force."""
-GAPS = ("watch.silent", "watch.unread")
-"""Findings of the watcher that say something was not read."""
+GAPS = ("watch.silent", "watch.unread", "store.damaged")
+"""Findings that say something was not read: such a run is never called healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

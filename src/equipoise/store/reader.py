@@ -133,7 +133,10 @@ class Run:
         """
         with self._judging:
             self._judge = self._judge or Judge(self.info.details)
-            return self.judged_by(self._judge).verdict
+            judge = self.judged_by(self._judge)
+            damage = map(_damage_finding, self.damage)
+            judge.note(found for found in damage if found not in judge.gaps)
+            return judge.verdict
 
     def judged_by(self, judge: Judge) -> Judge:
         """Show a judge everything it has not seen yet, in the order of writing."""
