@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from equipoise.probes.window import compiled
+
 # Same examples every run, and no wall-clock verdicts: a slow runner is not a bug.
 settings.register_profile("equipoise", deadline=None, derandomize=True)
 settings.load_profile("equipoise")
@@ -52,6 +54,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", []):
         terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_yet() -> None:
+    """No test finds code that an earlier one compiled: what is read depends on it."""
+    if compiled():
+        torch._dynamo.reset()
 
 
 @pytest.fixture(params=DEVICES)

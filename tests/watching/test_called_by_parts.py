@@ -103,6 +103,20 @@ def test_attention_is_read_and_training_unchanged(way: str, tmp_path: Path) -> N
     assert found.rule == "watch.unread" and "part by part" in found.message
 
 
+def test_beside_compiled_code_forward_calls_are_named_as_unread(
+    tmp_path: Path,
+) -> None:
+    """Compiled code may run between the parts; it must not meet our function mode."""
+    torch.compile(nn.ReLU(), backend="eager")(torch.ones(1))
+    losses, _, handle = train(tmp_path, "forward_step")
+    assert handle is not None
+    handle.close()
+    assert losses == train(None, "forward_step")[0]
+    unread = [f for f in handle.findings if ".forward()" in f.message]
+    assert unread and unread[0].rule == "watch.unread"
+    assert "attention.theta.p50" not in equipoise.open_run(handle.path).quantities
+
+
 def test_readings_are_those_of_the_called_model(tmp_path: Path) -> None:
     """Called as a model or part by part, the readings are the same numbers."""
 
