@@ -184,3 +184,13 @@ def test_every_remedy_a_rule_names_is_in_the_catalogue() -> None:
         assert named or advise(one.remedies)
     assert all(set(REMEDIES[cause]) <= CATALOGUE.keys() for cause in REMEDIES)
     assert all(entry.code and entry.fits for entry in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("change", ["one_more", "one_less"])
+def test_a_declaration_without_measure_is_an_error(change: str, tmp_path: Path) -> None:
+    table = "".join(f'["{name}"]\n' for name in registry._MEASURES)
+    first = f'["{next(iter(registry._MEASURES))}"]\n'
+    text = table + '["no.measure"]\n' if change == "one_more" else table[len(first) :]
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(InputError, match="missing"):
+        registry.declare(tmp_path / "rules.toml")

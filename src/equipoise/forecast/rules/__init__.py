@@ -1,40 +1,21 @@
-"""Rules: one file per family of trouble; importing this registers all of them."""
+"""Rules: measures by family of trouble, their limits and words in ``rules.toml``."""
 
-from equipoise.forecast.rules import (
-    attention,
-    coverage,
-    curvature,
-    failure,
-    gradients,
-    loss,
-    norms,
-    precision,
-    residual,
-    router,
-    updates,
-)
+from pathlib import Path
+
+from equipoise.forecast.rules import activations, attention, failure, gradients, run
 from equipoise.forecast.rules.registry import (
     RULES,
     Measured,
     Rule,
     configured,
+    declare,
     load_rules,
     measured,
     rule,
 )
 
-FAMILIES = (
-    loss,
-    attention,
-    gradients,
-    residual,
-    updates,
-    norms,
-    curvature,
-    precision,
-    router,
-    failure,
-    coverage,
-)
+FAMILIES = (attention, activations, gradients, run, failure)
+
+declare(Path(__file__).with_name("rules.toml"))
 
 __all__ = ["RULES", "Measured", "Rule", "configured", "load_rules", "measured", "rule"]

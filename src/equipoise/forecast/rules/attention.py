@@ -1,19 +1,20 @@
-"""Attention: saturated, uniform, logits large or growing, entropy, sinks, heads.
+"""Attention: saturated, uniform, logits, entropy, sinks, dead heads, rounding error.
 
 Levels of single heads say nothing: healthy models that were trained for long have heads
 whose θ is 1e-7. What tells is how many heads at once, how early and how fast.
 """
 
+import math
 from collections.abc import Iterator
 from statistics import median
 
 from equipoise.forecast.history import History, by_site, finite
-from equipoise.forecast.rules.registry import Measured, measured, rule
+from equipoise.forecast.rules.registry import Measured, measured, measures
 from equipoise.records import Reading
 
 THETA, LOGIT = "attention.theta.p5", "attention.max_logit"
 ENTROPY, SINK = "attention.entropy", "attention.sink"
-CALIBRATED = "our calibration: python -m benchmarks.rules"
+ROUNDING = "precision.rms_error.bf16"
 
 
 def heads(reading: Reading) -> list[float]:
@@ -21,30 +22,13 @@ def heads(reading: Reading) -> list[float]:
     return [value for row in reading.values for value in row]
 
 
-def extreme(reading: Reading, *, largest: bool) -> tuple[str, int, float]:
-    """Return the site, the head and the value of the largest or smallest one."""
-    sign = 1 if largest else -1
-    best: tuple[float, str, int, float] | None = None
-    for site, row in by_site(reading):
-        for head, value in enumerate(row):
-            if best is None or sign * value > best[0]:
-                best = sign * value, site, head, value
-    return ("", 0, float("nan")) if best is None else best[1:]
+def largest(reading: Reading) -> tuple[str, int, float]:
+    """Return the site, the head and the value of the largest one."""
+    found = ((s, h, v) for s, row in by_site(reading) for h, v in enumerate(row))
+    return max(found, key=lambda one: one[2], default=("", 0, math.nan))
 
 
-@rule(
-    "attention.saturated",
-    reads=THETA,
-    below=0.1,
-    release=0.2,
-    persist=3,
-    scope="layer",
-    source="six long-trained healthy models: the median head's θ.p5 is 0.3–1; "
-    + CALIBRATED,
-    message="attention is saturated: half of the {heads} heads have θ.p5 below "
-    "{value:.2g}, the lowest in {site}; queries and keys hardly learn any more",
-    remedies=("qk_norm", "learning_rate", "qk_clip", "temperature"),
-)
+@measures("attention.saturated")
 def saturated(history: History) -> Measured | None:
     """Median over heads of θ.p5: half of all heads have 5 % of rows below it."""
     reading = history.last(THETA)
@@ -59,64 +43,29 @@ def saturated(history: History) -> Measured | None:
     return measured(value, lowest, heads=len(values), lowest_head=min(values))
 
 
-@rule(
-    "attention.logits_large",
-    reads=LOGIT,
-    above=100.0,
-    release=80.0,
-    persist=3,
-    severe=1e4,
-    scope="head",
-    source="Kimi K2 caps at 100 (arXiv 2507.20534); every run above 1e4 diverged "
-    "(arXiv 2309.14322)",
-    message="attention logits reach {value:.3g} in {site}, head {head}: softmax puts "
-    "everything on one key",
-    remedies=("qk_clip", "qk_norm", "soft_cap", "learning_rate"),
-)
+@measures("attention.logits_large")
 def logits_large(history: History) -> Measured | None:
     """The largest attention logit of any head."""
     reading = history.last(LOGIT)
     if reading is None:
         return None
-    site, head, value = extreme(reading, largest=True)
+    site, head, value = largest(reading)
     return measured(value, site, head=head)
 
 
-@rule(
-    "attention.logits_growing",
-    reads=LOGIT,
-    above=4.0,
-    release=2.0,
-    persist=3,
-    scope="layer",
-    source=CALIBRATED,
-    message="attention logits grow fast: {value:.2g}-fold in {readings} readings, to "
-    "{logit:.3g} in {site}",
-    remedies=("qk_norm", "learning_rate", "qk_clip", "temperature"),
-)
+@measures("attention.logits_growing")
 def logits_growing(history: History) -> Measured | None:
     """Largest logit now over that of 16 readings ago, or over 5 if that is more."""
     track = history.track(LOGIT)
     if track.count < 2:
         return None
     recent = list(track.recent)[-17:]
-    site, _, now = extreme(recent[-1], largest=True)
-    before = max(extreme(recent[0], largest=True)[2], 5.0)
+    site, _, now = largest(recent[-1])
+    before = max(largest(recent[0])[2], 5.0)
     return measured(now / before, site, logit=now, readings=len(recent) - 1)
 
 
-@rule(
-    "attention.entropy_collapsed",
-    reads=ENTROPY,
-    below=0.15,
-    release=0.25,
-    persist=3,
-    scope="layer",
-    source="entropy collapse precedes divergence (arXiv 2303.06296); " + CALIBRATED,
-    message="attention entropy has collapsed: the median head is at {value:.2g} of "
-    "where it began ({entropy:.2g} nats), the lowest in {site}",
-    remedies=("sigma_reparam", "qk_norm", "learning_rate"),
-)
+@measures("attention.entropy_collapsed")
 def entropy_collapsed(history: History) -> Measured | None:
     """Median entropy over heads, over what it was at the first sample."""
     track = history.track(ENTROPY)
@@ -130,18 +79,7 @@ def entropy_collapsed(history: History) -> Measured | None:
     return measured(median(now) / began, lowest, entropy=median(now), began=began)
 
 
-@rule(
-    "attention.uniform",
-    reads=ENTROPY,
-    above=0.98,
-    release=0.95,
-    persist=5,
-    scope="layer",
-    source="theory: a head at its largest entropy selects nothing; " + CALIBRATED,
-    message="attention has gone back to uniform: the median head's entropy is "
-    "{value:.3g} of its start, after it had fallen to {least:.2g} of it",
-    remedies=("learning_rate", "temperature", "optimizer_reset"),
-)
+@measures("attention.uniform")
 def uniform(history: History) -> Measured | None:
     """Median entropy over its start, once it had been below 0.9 of it."""
     track = history.track(ENTROPY)
@@ -158,43 +96,18 @@ def uniform(history: History) -> Measured | None:
     return measured(value if least[0] < 0.8 else 0.0, least=least[0])
 
 
-@rule(
-    "attention.sinks",
-    reads=SINK,
-    above=0.8,
-    release=0.7,
-    persist=5,
-    severity="info",
-    scope="layer",
-    source="trained language models put much mass on the first token without harm; "
-    "most heads at once is rare",
-    message="the median head puts {value:.0%} of its mass on the first key, the most "
-    "in {site}: usual in trained language models, wasteful in new ones",
-    remedies=("normaliser",),
-)
+@measures("attention.sinks")
 def sinks(history: History) -> Measured | None:
     """Median over heads of the mass on the first key."""
     reading = history.last(SINK)
     values = finite(heads(reading)) if reading else []
     if reading is None or not values:
         return None
-    site, head, _ = extreme(reading, largest=True)
+    site, head, _ = largest(reading)
     return measured(median(values), site, head=head)
 
 
-@rule(
-    "attention.dead_heads",
-    reads=("attention.theta.p100",),
-    above=0.25,
-    release=0.15,
-    persist=5,
-    scope="head",
-    source="theory: θ bounds the softmax Jacobian, so Q and K get nothing; "
-    + CALIBRATED,
-    message="{count} of {heads} heads are dead: no row has θ above 0.001, the first in "
-    "{site}, head {head}",
-    remedies=("qk_clip", "qk_norm", "learning_rate"),
-)
+@measures("attention.dead_heads")
 def dead_heads(history: History) -> Measured | None:
     """Share of heads in which even the best row passes no gradient to Q and K."""
     reading = history.last("attention.theta.p100")
@@ -210,18 +123,7 @@ def dead_heads(history: History) -> Measured | None:
     return measured(len(dead) / count, site, count=len(dead), heads=count, head=head)
 
 
-@rule(
-    "attention.duplicate_heads",
-    reads=("attention.theta.mean", ENTROPY, LOGIT),
-    above=0.0,
-    persist=5,
-    severity="info",
-    scope="head",
-    source="theory: heads with one and the same attention do the work of one",
-    message="{count} of {heads} heads attend as another head of their layer does, the "
-    "first in {site}, head {head}",
-    remedies=("normaliser",),
-)
+@measures("attention.duplicate_heads")
 def duplicate_heads(history: History) -> Measured | None:
     """Share of heads whose θ, entropy and largest logit equal another's to 1e-4."""
     names = ("attention.theta.mean", ENTROPY, LOGIT)
@@ -249,3 +151,16 @@ def _repeated(columns: list[tuple[float, ...]]) -> Iterator[int]:
         if key in seen:
             yield head
         seen.add(key)
+
+
+@measures("precision.error")
+def rounding_error(history: History) -> Measured | None:
+    """Largest predicted relative error of a head in bf16."""
+    reading = history.last(ROUNDING)
+    if reading is None:
+        return None
+    pairs = [(v, s, h) for s, row in by_site(reading) for h, v in enumerate(row)]
+    if not finite([v for v, _, _ in pairs]):
+        return None
+    value, site, head = max(p for p in pairs if p[0] == p[0])
+    return measured(value, site, head=head)

@@ -4,7 +4,7 @@ from equipoise.forecast.causes import REMEDIES
 from equipoise.forecast.features import AFTER_UPDATE, QUANTITIES, Sample, described
 from equipoise.forecast.history import History
 from equipoise.forecast.remedy_catalogue import advise
-from equipoise.forecast.rules.registry import Measured, rule
+from equipoise.forecast.rules.registry import Measured, measures
 from equipoise.forecast.score import Forecast, Forecaster
 
 FORECAST = "forecast.failure"
@@ -31,18 +31,7 @@ def forecast_of(history: History) -> Forecast | None:
     return forecaster.last
 
 
-@rule(
-    FORECAST,
-    reads="gradient.norm",
-    above=1.0,
-    release=0.5,
-    persist=1,
-    recover=6,
-    source="e-detector on stable storms: mean run length at least A readings "
-    "(docs/forecast.md; equipoise storms fit)",
-    message="failure is likely within {horizon} steps (probability {probability:.0%}, "
-    "usually after {expected:.0f}): it looks like {cause}; {reasons}",
-)
+@measures(FORECAST)
 def failure(history: History) -> Measured:
     """The e-detector's stake, ln M / ln A."""
     forecaster: Forecaster = history.memory(FORECAST, Forecaster)

@@ -1,102 +1,64 @@
-"""Gradients: vanished or exploding over depth, of queries and keys, spikes in time."""
+"""Gradients over depth and time, the updates they make, and the learning rate."""
 
 import math
+from collections.abc import Callable
 from statistics import median
 
 from equipoise.forecast.history import History, by_site
-from equipoise.forecast.rules.registry import Measured, measured, rule
+from equipoise.forecast.rules.registry import Measured, measured, measures
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
-STARTS = 6
-"""Samples that say with what share of the gradient Q and K began."""
-CALIBRATED = "our calibration: python -m benchmarks.rules"
+RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
+EDGE = "curvature.edge_ratio"
+Named = tuple[str, float]
+"""A site and its value."""
 
 
-def over_depth(history: History) -> list[tuple[str, float]]:
+def by_depth(history: History) -> list[Named]:
     """Return the gradient norm of each block that was read, in order of depth.
 
     A frozen block has no reading. Blocks of which only an adapter is trained are all
     alike. So neither counts as vanished.
     """
     reading = history.last(NORM)
-    if reading is None:
-        return []
-    norms = dict(by_site(reading))
+    norms = dict(by_site(reading)) if reading else {}
     return [(block, norms[block][0]) for block in history.blocks if block in norms]
 
 
-@rule(
-    "gradient.vanished",
-    reads=NORM,
-    below=0.02,
-    release=0.05,
-    persist=3,
-    severe=1e-4,
-    scope="layer",
-    source=CALIBRATED,
-    message="{site} receives {value:.2g} of the gradient of {largest}: early layers "
-    "hardly learn",
-    remedies=("deepnorm_init", "residual_scale", "learning_rate"),
-)
+def early_and_late(
+    history: History, early: Callable[..., Named], late: Callable[..., Named]
+) -> tuple[Named, Named] | None:
+    """Return one block of the first half and one of the second, as min or max picks."""
+    norms = by_depth(history)
+    if len(norms) < 2:
+        return None
+    middle = (len(norms) + 1) // 2
+    first = early(norms[:middle], key=lambda pair: pair[1])
+    second = late(norms[middle:], key=lambda pair: pair[1])
+    return (first, second) if second[1] > 0 else None
+
+
+@measures("gradient.vanished")
 def vanished(history: History) -> Measured | None:
     """Smallest norm in the first half of the blocks over the largest in the second."""
-    norms = over_depth(history)
-    if len(norms) < 2:
+    found = early_and_late(history, min, max)
+    if found is None:
         return None
-    middle = (len(norms) + 1) // 2
-    least = min(norms[:middle], key=lambda pair: pair[1])
-    most = max(norms[middle:], key=lambda pair: pair[1])
-    if not most[1] > 0:
-        return None
-    return measured(
-        least[1] / most[1],
-        least[0],
-        norm=least[1],
-        largest=most[0],
-        largest_norm=most[1],
-    )
+    (site, norm), (largest, most) = found
+    return measured(norm / most, site, norm=norm, largest=largest, largest_norm=most)
 
 
-@rule(
-    "gradient.exploding",
-    reads=NORM,
-    above=60.0,
-    release=30.0,
-    persist=3,
-    severe=1e4,
-    scope="layer",
-    source=CALIBRATED,
-    message="gradients explode over depth: {site} receives {value:.3g} times the "
-    "gradient of {least}",
-    remedies=("gradient_clip", "residual_scale", "learning_rate"),
-)
+@measures("gradient.exploding")
 def exploding(history: History) -> Measured | None:
     """Largest norm in the first half of the blocks over the smallest in the second."""
-    norms = over_depth(history)
-    if len(norms) < 2:
+    found = early_and_late(history, max, min)
+    if found is None:
         return None
-    middle = (len(norms) + 1) // 2
-    most = max(norms[:middle], key=lambda pair: pair[1])
-    least = min(norms[middle:], key=lambda pair: pair[1])
-    if not least[1] > 0:
-        return None
-    return measured(most[1] / least[1], most[0], least=least[0], norm=most[1])
+    (site, norm), (least, smallest) = found
+    return measured(norm / smallest, site, least=least, norm=norm)
 
 
-@rule(
-    "gradient.spike",
-    reads=TOTAL,
-    above=4.0,
-    release=2.5,
-    persist=3,
-    severe=10.0,
-    scope="batch",
-    source="Megatron takes 10 times the largest of its first steps; lower, because "
-    "three steps in a row are asked for; " + CALIBRATED,
-    message="the gradient norm is {norm:.3g}, {value:.3g} times its median of the last "
-    "64 readings",
-    remedies=("gradient_clip", "skip_step", "spike_handling"),
-)
+@measures("gradient.spike")
 def spike(history: History) -> Measured | None:
     """Norm of the whole gradient over the median of those kept before it."""
     curve = history.curve(TOTAL)
@@ -106,36 +68,34 @@ def spike(history: History) -> Measured | None:
     return measured(norm / curve.usual, norm=norm, usual=curve.usual)
 
 
-@rule(
-    "gradient.qk_starved",
-    reads=(QK, NORM),
-    below=0.05,
-    release=0.1,
-    persist=3,
-    scope="layer",
-    source="theory: the gradient of W_Q and W_K carries the factor θ (Emadi 2026); "
-    + CALIBRATED,
-    message="queries and keys receive {value:.2g} of the share of the gradient that "
-    "they began with, the least in {site}",
-    remedies=("qk_norm", "learning_rate", "temperature", "deepnorm_init"),
-)
+def over_start(
+    history: History, name: str, now: dict[str, float], *, skip: int = 0, count: int
+) -> dict[str, float]:
+    """Return each site's value over the median of its first ones.
+
+    Of a site's first ``count`` values the first ``skip`` are left out; a site with
+    fewer values than ``count`` is not compared yet.
+    """
+    seen = history.memory(name, dict)
+    for site, value in now.items():
+        kept = seen.setdefault(site, [])
+        if len(kept) < count:
+            kept.append(value)
+    began = {s: median(seen[s][skip:]) for s in now if len(seen[s]) == count}
+    return {s: now[s] / began[s] for s in began if began[s] > 0}
+
+
+@measures("gradient.qk_starved")
 def qk_starved(history: History) -> Measured | None:
     """Median over layers of Q's and K's share of the gradient, over its start.
 
     A share, because all gradients shrink as a loss goes to zero.
     """
-    now = history.last(QK)
-    total = _total(history)
+    now, total = history.last(QK), _total(history)
     if now is None or not total > 0:
         return None
-    seen = history.memory("gradient.qk_starved", dict)
     shares = {site: row[0] / total for site, row in by_site(now)}
-    for site, share in shares.items():
-        kept = seen.setdefault(site, [])
-        if len(kept) < STARTS:
-            kept.append(share)
-    began = {s: median(seen[s]) for s in shares if len(seen[s]) == STARTS}
-    ratios = {s: shares[s] / began[s] for s in began if began[s] > 0}
+    ratios = over_start(history, "gradient.qk_starved", shares, count=6)
     if not ratios:
         return None
     lowest = min(ratios, key=lambda site: ratios[site])
@@ -147,3 +107,53 @@ def _total(history: History) -> float:
     reading = history.last(NORM)
     rows = reading.values if reading is not None else ()
     return math.sqrt(sum(row[0] ** 2 for row in rows))
+
+
+def by_block(history: History, quantity: str) -> dict[str, float]:
+    """Return the latest value of each block; of every site where blocks are unknown."""
+    reading = history.last(quantity)
+    rows = {site: row[0] for site, row in by_site(reading)} if reading else {}
+    blocks = {block: rows[block] for block in history.blocks if block in rows}
+    return blocks or rows
+
+
+def of_median_block(values: dict[str, float]) -> Measured | None:
+    """Return the median over blocks, with the block of the largest value."""
+    if not values:
+        return None
+    site = max(values, key=lambda name: values[name])
+    return measured(median(values.values()), site, largest=values[site])
+
+
+@measures("update.too_large")
+def too_large(history: History) -> Measured | None:
+    """Median over blocks of ‖Δw‖/‖w‖."""
+    return of_median_block(by_block(history, RATIO))
+
+
+@measures("update.lost")
+def lost(history: History) -> Measured | None:
+    """Median over blocks of the share of weights that did not change in an interval."""
+    ratios, same = by_block(history, RATIO), by_block(history, "update.unchanged")
+    return of_median_block({s: v for s, v in same.items() if ratios.get(s, 0.0) > 1e-6})
+
+
+@measures("update.too_small")
+def too_small(history: History) -> Measured | None:
+    """Median over blocks of ‖Δw‖/rate over its median in the first samples."""
+    rate, moved = history.scalar(RATE), by_block(history, MOVED)
+    if not rate or not moved:
+        return None
+    now = {site: value / rate for site, value in moved.items()}
+    ratios = over_start(history, "update.too_small", now, skip=4, count=12)
+    if not ratios:
+        return None
+    site = min(ratios, key=lambda name: ratios[name])
+    return measured(median(ratios.values()), site, lowest=ratios[site], rate=rate)
+
+
+@measures("curvature.beyond_edge")
+def beyond_edge(history: History) -> Measured | None:
+    """(Preconditioned) sharpness over the optimiser's threshold, after warm-up."""
+    value = history.scalar(EDGE)
+    return None if value is None or history.sampled < 10 else measured(value)

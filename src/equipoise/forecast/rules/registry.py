@@ -8,7 +8,9 @@ know), and the threshold that number must not pass. Five lines add one:
     def high_loss(history):
         return history.scalar("loss")
 
-Rules of installed packages are found through the entry point ``equipoise.rules``.
+Our own are declared in ``rules.toml`` and measured by the function that
+:func:`measures` names; rules of installed packages are found through the entry point
+``equipoise.rules``.
 ``[rules]`` in ``equipoise.toml`` switches rules off and changes their thresholds.
 """
 
@@ -153,6 +155,34 @@ def rule(
         return measure
 
     return register
+
+
+_MEASURES: dict[str, Measure] = {}
+"""Name of a declared rule → the function that returns the number it judges."""
+
+
+def measures(name: str) -> Callable[[Measure], Measure]:
+    """Mark the decorated function as the measure of a rule in ``rules.toml``."""
+
+    def mark(measure: Measure) -> Measure:
+        _MEASURES[name] = measure
+        return measure
+
+    return mark
+
+
+def declare(path: Path) -> None:
+    """Register the rules that a file declares, in its order.
+
+    Raises:
+        InputError: If a rule has no measure, or a measure no rule.
+    """
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    if alone := table.keys() ^ _MEASURES.keys():
+        raise InputError(f"{path.name}: a rule or its measure is missing: {alone}")
+    for name, fields in table.items():
+        lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+        rule(name, **{**fields, **lists})(_MEASURES[name])
 
 
 def load_rules() -> dict[str, Rule]:

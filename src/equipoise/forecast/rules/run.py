@@ -1,15 +1,16 @@
-"""The loss itself: above chance, not falling, risen, spikes that recovered."""
+"""The run: its loss, readings that stop, and ranks that disagree."""
 
 import math
 from dataclasses import dataclass
 
 from equipoise.forecast.history import Curve, History
-from equipoise.forecast.rules.registry import Measured, measured, rule
+from equipoise.forecast.rules.registry import Measured, measured, measures
 
-CALIBRATED = "our calibration: python -m benchmarks.rules"
 START = 48
 """Steps before which the loss is not judged: warm-up."""
 SMOOTH = 16
+REGULAR = ("attention.theta.p50", "gradient.norm")
+"""Quantities that every preset reads at every sample."""
 
 
 def uniform_loss(history: History) -> float | None:
@@ -34,19 +35,7 @@ def reference_loss(history: History) -> tuple[float, str] | None:
     return 1.2 * began, "well above where it began"
 
 
-@rule(
-    "loss.above_chance",
-    reads="loss",
-    above=1.0,
-    release=0.98,
-    persist=16,
-    recover=16,
-    severity="error",
-    about="loss",
-    source="theory: a uniform guess has loss ln V, and training begins there",
-    message="the loss is {loss:.4g}, above {reference:.4g}: {what}",
-    remedies=("learning_rate", "roll_back", "gradient_clip"),
-)
+@measures("loss.above_chance")
 def above_chance(history: History) -> Measured | None:
     """Smoothed loss over ln V, or over where the run began if V is not known."""
     curve = history.curve("loss")
@@ -65,21 +54,7 @@ class Progress:
     found: Measured | None = None
 
 
-@rule(
-    "loss.not_falling",
-    reads="loss",
-    above=0.4,
-    release=0.3,
-    persist=8,
-    recover=8,
-    severity="error",
-    about="loss",
-    source="a model that knows only how frequent each class is has a loss of 0.55 to "
-    "0.7 ln V on text; " + CALIBRATED,
-    message="the loss has not fallen since step {since_step}: it is {loss:.4g}, and a "
-    "guess has {reference:.4g}",
-    remedies=("learning_rate", "deepnorm_init", "qk_norm"),
-)
+@measures("loss.not_falling")
 def not_falling(history: History) -> Measured | None:
     """Share of the run without progress, while the loss is above 0.55 ln V.
 
@@ -109,19 +84,7 @@ def _without_progress(curve: Curve, uniform: float) -> Measured:
     return measured(value, loss=loss, reference=uniform, since_step=since)
 
 
-@rule(
-    "loss.risen",
-    reads="loss",
-    above=6.0,
-    release=3.0,
-    persist=64,
-    recover=16,
-    severity="error",
-    about="loss",
-    source=CALIBRATED,
-    message="the loss has risen to {loss:.4g} from {best:.4g} and has not come back",
-    remedies=("roll_back", "learning_rate", "gradient_clip"),
-)
+@measures("loss.risen")
 def risen(history: History) -> Measured | None:
     """How far the smoothed loss is above its best block, in units of its noise.
 
@@ -147,20 +110,7 @@ class Spike:
     recovered: int = 0
 
 
-@rule(
-    "loss.spike_recovered",
-    reads="loss",
-    above=0.0,
-    persist=1,
-    severity="info",
-    about="loss",
-    lasts=False,
-    source="a spike is 6 robust standard deviations above the median of the last 64 "
-    "losses, at least 5 % (docs/lab.md)",
-    message="the loss jumped to {highest:.4g} at step {began} and came back to "
-    "{usual:.4g}: harmless by itself ({count} so far)",
-    remedies=("gradient_clip", "skip_step"),
-)
+@measures("loss.spike_recovered")
 def spike_recovered(history: History) -> Measured | None:
     """Reported at the first, second, fourth, … spike that came back in 48 steps."""
     curve = history.curve("loss")
@@ -190,3 +140,23 @@ def _watch_for(spike: Spike, curve: Curve) -> None:
     if now > usual + max(6 * curve.deviation, 0.05 * abs(usual)):
         spike.began, spike.highest = curve.steps[-1], now
         spike.usual = usual + curve.deviation
+
+
+@measures("coverage.stopped")
+def stopped(history: History) -> Measured | None:
+    """1 where a reading is overdue by ten of its own intervals."""
+    for quantity in REGULAR:
+        track = history.track(quantity)
+        if len(track.recent) < 3:
+            continue
+        last, before = track.recent[-1].step, track.recent[-2].step
+        if history.step - last > 10 * max(1, last - before) + 64:
+            return measured(1.0, what=quantity, last=last, now=history.step)
+    return measured(0.0, what="", last=0, now=history.step)
+
+
+@measures("ranks.disagree")
+def disagree(history: History) -> Measured | None:
+    """Largest relative difference between ranks of a replicated weight's norm."""
+    value = history.scalar("ranks.disagreement")
+    return None if value is None else measured(value)

@@ -1,0 +1,135 @@
+"""Activations: the residual stream, the norms that read it, and routers of experts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from equipoise.forecast.history import History, by_site, finite
+from equipoise.forecast.rules.registry import Measured, measured, measures
+
+COSINE, SIZE, KURTOSIS = "residual.token_cosine", "residual.B", "residual.kurtosis"
+NORMED, GAIN = "attention.B", "norm.gain"
+EPSILON, LOAD = "precision.epsilon_dominated", "router.load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How far a reading of one site has grown since the first sample."""
+
+    site: str
+    began: float
+    now: float
+    ratio: float
+
+
+def largest_growth(history: History, quantity: str, floor: float) -> Growth | None:
+    """Return the site that has grown most; growth up to the floor does not count."""
+    track = history.track(quantity)
+    if track.count < 2:
+        return None
+    began = {site: row[0] for site, row in by_site(track.first[0])}
+    grown = [
+        Growth(site=s, began=began[s], now=row[0], ratio=row[0] / max(began[s], floor))
+        for s, row in by_site(track.recent[-1])
+        if s in began and max(began[s], floor) > 0
+    ]
+    return max(grown, key=lambda one: one.ratio) if grown else None
+
+
+def at_extreme(
+    history: History, quantity: str, pick: Callable[..., tuple[str, tuple[float, ...]]]
+) -> Measured | None:
+    """Return the latest value that ``pick`` (min or max) chooses, and its site."""
+    reading = history.last(quantity)
+    if reading is None or not reading.sites:
+        return None
+    site, row = pick(by_site(reading), key=lambda pair: pair[1][0])
+    return measured(row[0], site)
+
+
+@measures("residual.tokens_collapsed")
+def tokens_collapsed(history: History) -> Measured | None:
+    """Median over blocks of the mean cosine between tokens."""
+    reading = history.last(COSINE)
+    values = finite([row[0] for row in reading.values]) if reading else []
+    if reading is None or not values or history.track(COSINE).count < 10:
+        return None
+    site = max(by_site(reading), key=lambda pair: pair[1][0])[0]
+    return measured(median(values), site, largest=max(values))
+
+
+@measures("residual.growing")
+def growing(history: History) -> Measured | None:
+    """Largest growth of a block's stream since the first sample.
+
+    A stream that begins below the size to which norms bring it may grow up to that.
+    """
+    first = history.track(NORMED).first
+    sizes = [row[0] for row in first[0].values] if first else []
+    floor = max(finite(sizes), default=0.0)
+    found = largest_growth(history, SIZE, floor)
+    if found is None:
+        return None
+    began = max(found.began, floor)
+    return measured(found.ratio, found.site, size=found.now, began=began)
+
+
+@measures("residual.embedding_large")
+def embedding_large(history: History) -> Measured | None:
+    """Size of the stream that enters the first block over its size after the norm."""
+    sizes, normed = history.last(SIZE), history.last(NORMED)
+    if sizes is None or normed is None or not history.blocks:
+        return None
+    first, after = dict(by_site(sizes)).get(history.blocks[0]), dict(by_site(normed))
+    inside = f"{history.blocks[0]}."
+    below = [row[0] for site, row in after.items() if f"{site}.".startswith(inside)]
+    if first is None or not below or not below[0] > 0:
+        return None
+    return measured(first[0] / below[0], history.blocks[0], size=first[0])
+
+
+@measures("residual.outliers")
+def outliers(history: History) -> Measured | None:
+    """Largest kurtosis over blocks over its start, where that was not large already."""
+    found = largest_growth(history, KURTOSIS, 3.0)
+    if found is None:
+        return None
+    began = max(found.began, 3.0)
+    return measured(3.0 * found.ratio, found.site, kurtosis=found.now, began=began)
+
+
+@measures("norm.gain_high")
+def gain_high(history: History) -> Measured | None:
+    """Largest growth of a norm's gain since the first sample, where above 30."""
+    found = largest_growth(history, GAIN, 3.0)
+    if found is None:
+        return None
+    return measured(found.ratio, found.site, gain=found.now, began=found.began)
+
+
+@measures("norm.epsilon_rules")
+def epsilon_rules(history: History) -> Measured | None:
+    """Largest share over norms of tokens whose variance is below ε."""
+    return at_extreme(history, EPSILON, max)
+
+
+@measures("router.certain")
+def certain(history: History) -> Measured | None:
+    """Smallest mean entropy of a router."""
+    return at_extreme(history, "router.entropy", min)
+
+
+@measures("router.collapsed")
+def collapsed(history: History) -> Measured | None:
+    """Largest share over routers of experts with less than 0.1/E of the load."""
+    reading = history.last(LOAD)
+    loads = {site: row for site, row in by_site(reading) if row} if reading else {}
+    if not loads:
+        return None
+    starved = {
+        site: sum(load < 0.1 * sum(row) / len(row) for load in row)
+        for site, row in loads.items()
+    }
+    site = max(starved, key=lambda name: starved[name] / len(loads[name]))
+    count, experts = starved[site], len(loads[site])
+    return measured(count / experts, site, count=count, experts=experts)
