@@ -159,6 +159,37 @@ def test_a_second_nonfinite_loss_after_recovery_is_reported(tmp_path: Path) -> N
     assert [found.step for found in handle.findings] == [2, 6]
 
 
+def test_on_an_accelerator_a_loss_is_looked_at_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There no value is on the host before it is written; a CPU stands in for it."""
+    monkeypatch.setattr("equipoise.watching.nonfinite.host_value", lambda scalar: None)
+
+    def broken(model: nn.Module) -> Any:
+        with torch.no_grad():
+            model.get_parameter("blocks.1.up.weight")[0, 0] = float("nan")
+
+    (found,) = watched(tmp_path, 3, broken, clip=False)
+    assert (found.step, found.rule) == (3, "nonfinite.update")
+    assert found.site.startswith(("blocks", "embedding"))  # all are, by now
+
+
+def test_a_late_loss_is_reported_once_and_again_after_recovery() -> None:
+    monitor = NonfiniteMonitor(TinyModel())
+    nan = float("nan")
+    losses = [1.0, nan, nan, 2.0, nan, 3.0]
+    found = [
+        finding.step
+        for step, loss in enumerate(losses)
+        for finding in monitor.check_late([(step, "loss", loss), (step, "other", nan)])
+    ]
+    assert found == [1, 4]
+    assert (
+        "every tensor still in memory is finite"
+        in monitor.check_late([(9, "loss", nan)])[0].message
+    )
+
+
 @pytest.mark.parametrize("site", ["blocks.0.attention", "blocks.1.norm_2", "head"])
 def test_a_stored_batch_names_the_module_and_can_be_replayed(
     site: str, tmp_path: Path

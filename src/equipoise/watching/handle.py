@@ -224,9 +224,8 @@ class Watch:
         with self._meter.running():
             step = self._schedule.step
             name = NORM_PART if is_partial(norm) else NORM
-            copies = 1
-            if name == NORM_PART:
-                copies = copy_count(norm, self._recorder.ranks.count)
+            count = self._recorder.ranks.count if name == NORM_PART else 1
+            copies = copy_count(norm, count) if count > 1 else 1
             norm = local_part(norm)
             self._recorder.scalars.add(step, name, norm * copies**-0.5)
             self._guarded(self._nonfinite.check_norm)(step, norm, scaled=self._scaled)
@@ -283,9 +282,7 @@ class Watch:
         if self.closed:
             return
         self._updating, self._other, self._step_seen = False, 0, True
-        rate = optimizer.param_groups[0]["lr"]
-        rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
-        self._recorder.scalars.add(self._schedule.step, "learning_rate", rate)
+        self._recorder.scalars.add_rate(self._schedule.step, optimizer)
         self._guarded(self._sampler.after_update)(optimizer)
         self._end_step()
 
@@ -353,6 +350,8 @@ class Watch:
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Write the step; what all ranks found in it goes into ``findings``."""
+        if sampled or self._recorder.flush_due:
+            self._recorder.look_at_pending(self._nonfinite.check_late)
         if sampled:
             table = self._sampler.disarm()
             self._recorder.add_failures(step, self._boundary)
@@ -364,6 +363,7 @@ class Watch:
             findings += self._recorder.flush_if_due()
 
     def _finish(self, orderly: bool) -> None:
+        self._recorder.look_at_pending(self._nonfinite.check_late)
         self.reporter.report(self._recorder.close(orderly=orderly))
 
     def _no_step_seen(self) -> list[Finding]:

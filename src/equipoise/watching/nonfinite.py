@@ -8,7 +8,7 @@ bad when the loss is computed was broken by the update before.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from equipoise.anatomy.sharding import local_part, needs_all_ranks
 from equipoise.anatomy.sites import named, unwrapped
 from equipoise.records import Finding
 from equipoise.watching.batch import Batch, bundle_path, save_step
+from equipoise.watching.step_readings import Entry
 
 Direction = Literal["forward", "backward", "update"]
 
@@ -220,6 +221,10 @@ class NonfiniteMonitor:
     rank: int = 0
     active: bool = False
     _clean_step: bool = True
+    _last_bad: int = -1
+    """The last step that was seen to be bad."""
+    _late: bool = False
+    """Whether the last loss that was read after its step was bad."""
     stored: Callable[[], Batch | None] = lambda: None
     """The step's batch, where it is stored."""
     keep: Path | None = None
@@ -238,7 +243,7 @@ class NonfiniteMonitor:
                 or broken_activation(self.model, root)
             )
             self._report(step, origin)
-        self._clean_step = False
+        self._clean_step, self._last_bad = False, step
 
     @torch.no_grad()
     def check_norm(self, step: int, norm: Tensor, *, scaled: bool) -> None:
@@ -253,13 +258,22 @@ class NonfiniteMonitor:
         self._clean_step = False
 
     @torch.no_grad()
-    def check_late(self, step: int, quantity: str) -> None:
-        """Take note of a value that was read only after its step: on an accelerator."""
-        if not self.active:
-            model = self.model
-            origin = broken_weight(model) or broken_gradient(model)
-            self._report(step, origin, quantity=quantity)
-        self._clean_step = False
+    def check_late(self, scalars: Iterable[Entry]) -> list[Finding]:
+        """Look at losses that are read only now, after their step: on an accelerator.
+
+        Their graph is gone; weights and gradients may still show where it began.
+        """
+        found = []
+        for step, name, value in scalars:
+            if name != "loss" or step <= self._last_bad:
+                continue
+            bad = not math.isfinite(value)
+            if bad and not self._late:
+                origin = broken_weight(self.model) or broken_gradient(self.model)
+                found.append(_finding(step, origin, self.rank))
+            self._late = bad
+            self._last_bad = step if bad else self._last_bad
+        return found
 
     def pop(self) -> list[Finding]:
         """End a step: return what was found; report again after a good step."""
@@ -285,26 +299,21 @@ class NonfiniteMonitor:
         return first_bad_module(self.model, batch)
 
     def _report(
-        self,
-        step: int,
-        origin: Origin | None,
-        *,
-        expected: bool = False,
-        quantity: str = "loss",
+        self, step: int, origin: Origin | None, *, expected: bool = False
     ) -> None:
         self.active = True
-        self._found.append(_finding(step, origin, self.rank, quantity, expected))
+        self._found.append(_finding(step, origin, self.rank, expected=expected))
 
 
 def _finding(
-    step: int, origin: Origin | None, rank: int, quantity: str, expected: bool
+    step: int, origin: Origin | None, rank: int, *, expected: bool = False
 ) -> Finding:
     if origin is None:
         return Finding(
             step=step,
             severity="error",
             rule="nonfinite.unknown",
-            message=f"the {quantity} is not finite; no tensor that still exists is",
+            message="the loss is not finite; every tensor still in memory is finite",
             advice="watch with hold_batch=True: the step is then replayed",
             evidence={"rank": rank},
         )

@@ -125,12 +125,15 @@ class Recorder:
         merged.table = add_shared(merged.table, shared)
         return self._write(step, merged, [*merged.findings, *self._adapt(step, merged)])
 
-    def flush_if_due(self) -> list[Finding]:
-        """Write what gathered off-sample, if it is time and no other rank is needed."""
+    @property
+    def flush_due(self) -> bool:
+        """Whether it is time to write off-sample, and no other rank is needed."""
         urgent = bool(self._findings) or self.scalars.due
-        if self.ranks.count > 1 or not urgent:
-            return []
-        return self._flush([self._scalars_and_findings()])
+        return urgent and self.ranks.count == 1
+
+    def flush_if_due(self) -> list[Finding]:
+        """Write what gathered off-sample, if it is time."""
+        return self._flush([self._scalars_and_findings()]) if self.flush_due else []
 
     def close(self, *, orderly: bool) -> list[Finding]:
         """Write whatever is left and close the file."""
@@ -152,6 +155,10 @@ class Recorder:
         scalars = self.scalars.pop()
         self._restore(scalars)
         return scalars
+
+    def look_at_pending(self, check: Callable[[list[Entry]], list[Finding]]) -> None:
+        """Add what ``check`` finds in the scalars that are about to be written."""
+        self.add_findings(check(self.pending()))
 
     def restore(self, scalars: Sequence[Entry]) -> None:
         """Continue with a checkpoint's scalars in place of those gathered since."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from equipoise.probes.capture import Table, to_host
 from equipoise.records import Reading
@@ -52,6 +53,12 @@ class StepScalars:
             self._first_step, self._since = step, time.monotonic()
         value = value.detach() if isinstance(value, Tensor) else float(value)
         self._pending.append((step, name, value))
+
+    def add_rate(self, step: int, optimizer: Optimizer) -> None:
+        """Add the learning rate, copied: a scheduler may change the tensor in place."""
+        rate = optimizer.param_groups[0]["lr"]
+        rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
+        self.add(step, "learning_rate", rate)
 
     @property
     def due(self) -> bool:
