@@ -14,6 +14,7 @@ from transformers import (
 )
 
 import equipoise
+from equipoise.errors import InputError
 from equipoise.integrations.hf import EquipoiseCallback
 from tests.watching.models import Digest
 
@@ -155,3 +156,9 @@ def test_closing_twice_is_harmless() -> None:
     callback = EquipoiseCallback()
     callback.close()
     callback.close()
+
+
+def test_a_misspelt_option_is_refused_before_the_training() -> None:
+    EquipoiseCallback(run="a.eqp", name="a", every=3)
+    with pytest.raises(InputError, match="evry.*nearest is every"):
+        EquipoiseCallback(evry=3)

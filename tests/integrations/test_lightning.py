@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise
+from equipoise.errors import InputError
 from equipoise.integrations.lightning import EquipoiseCallback
 from tests.probes.reading import gpt
 from tests.watching.models import Digest
@@ -137,3 +138,9 @@ def test_a_training_step_that_calls_the_parts_is_read(tmp_path: Path) -> None:
     assert alone.digest.parts() == watched.digest.parts()
     theta = equipoise.open_run(run).series("attention.theta.p50")
     assert {*theta} == {f"model.blocks.{i}.attention" for i in (0, 1, 2)}
+
+
+def test_a_misspelt_option_is_refused_before_the_training() -> None:
+    EquipoiseCallback(run="a.eqp", name="a", every=3)
+    with pytest.raises(InputError, match="evry.*nearest is every"):
+        EquipoiseCallback(evry=3)

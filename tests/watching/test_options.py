@@ -1,11 +1,18 @@
 """One configuration: arguments over environment over file over defaults."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+import equipoise
 from equipoise.errors import InputError
-from equipoise.watching.options import WatchOptions, read_options
+from equipoise.watching.options import (
+    CallbackArguments,
+    WatchArguments,
+    WatchOptions,
+    read_options,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +78,9 @@ def test_the_file_is_checked(text: str, message: str, elsewhere: Path) -> None:
 def test_values_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         read_options(wrong)
+
+
+def test_callbacks_take_every_argument_of_watch_but_the_model() -> None:
+    of_watch = set(inspect.signature(equipoise.watch).parameters)
+    own = set(CallbackArguments.__annotations__) - set(WatchArguments.__annotations__)
+    assert own == of_watch - {"model", "optimizer", "options"}

@@ -31,6 +31,7 @@ from equipoise.integrations.launcher import launched, owner
 from equipoise.numerics.formats import FORMATS
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run
+from equipoise.watching.options import Preset
 
 NARROW = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -75,7 +76,7 @@ def preflight(
     *,
     steps: int = STEPS,
     peak_lr: float | None = None,
-    preset: str = "default",
+    preset: Preset = "default",
 ) -> PreFlight:
     """Run a script until it has taken so many steps, and judge what was read.
 

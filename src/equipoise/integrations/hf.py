@@ -6,12 +6,13 @@ Trainer(..., callbacks=[EquipoiseCallback(every=10)])
 import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from equipoise.watching import Watch, watch
+from equipoise.watching.options import CallbackArguments, check_callback
 
 STATE = "equipoise.json"
 """Beside the Trainer's own state in every checkpoint: which step is sampled next."""
@@ -25,8 +26,8 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
     counted from 0: what it calls global step 4 after the step is step 3 here.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(self, **options: Unpack[CallbackArguments]) -> None:
+        self._options = check_callback(options)
         self.handle: Watch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakSet
 
 import torch
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.errors import InputError
 from equipoise.watching import Watch, watch
-from equipoise.watching.options import read_options
+from equipoise.watching.options import WatchArguments, read_options
 
 
 def launched(
@@ -33,7 +33,7 @@ def launched(
     report: Callable[[list[Path]], Any] = lambda runs: None,
     run: Path | None = None,
     name: str | None = None,
-    **options: Any,
+    **options: Unpack[WatchArguments],
 ) -> list[Path]:
     """Run a script as ``python SCRIPT ARGUMENTS`` would, watched; return the runs.
 
@@ -47,7 +47,7 @@ def launched(
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
     read_options(options)  # now, and not in the middle of the training
-    launcher = _Launcher(run, {"name": name, **options})
+    launcher = _Launcher(run, name, options)
     try:
         with _arguments(script, arguments), launcher.watching(), _as_alone():
             runpy.run_path(str(script), run_name="__main__")
@@ -89,9 +89,11 @@ class _Launcher:
     whose model is never called as a module is watched after its first step.
     """
 
-    def __init__(self, run: Path | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, run: Path | None, name: str | None, options: WatchArguments
+    ) -> None:
         self.handles: list[Watch] = []
-        self._run, self._options = run, options
+        self._run, self._name, self._options = run, name, options
         # Weak: another optimiser may be born where one died, under the same id.
         self._waiting: WeakSet[Optimizer] = WeakSet()
         self._known: WeakSet[Optimizer] = WeakSet()
@@ -155,7 +157,7 @@ class _Launcher:
         if model is None or any(_same(h, model) for h in self.handles):
             return None
         path = _numbered(self._run, len(self.handles))
-        handle = watch(model, optimizer, run=path, **self._options)
+        handle = watch(model, optimizer, run=path, name=self._name, **self._options)
         self.handles.append(handle)
         return handle
 

@@ -3,11 +3,12 @@
 Trainer(callbacks=[EquipoiseCallback(every=10)])
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 from lightning.pytorch.callbacks import Callback
 
 from equipoise.watching import Watch, watch
+from equipoise.watching.options import CallbackArguments, check_callback
 
 
 class EquipoiseCallback(Callback):  # type: ignore[misc]
@@ -18,8 +19,8 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
     first one counts the steps. Steps have Lightning's numbers, a resumed fit's too.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(self, **options: Unpack[CallbackArguments]) -> None:
+        self._options = check_callback(options)
         self._restored: dict[str, Any] | None = None
         self.handle: Watch | None = None
 

@@ -99,6 +99,26 @@ class WatchArguments(TypedDict, total=False):
     sinks: Sequence[Given]
 
 
+class CallbackArguments(WatchArguments, total=False):
+    """What the callbacks of trainers take: everything ``watch`` does but the model."""
+
+    run: str | Path | None
+    name: str | None
+    info: dict[str, Any] | None
+    probes: Sequence[Probe] | None
+
+
+def check_callback(arguments: CallbackArguments) -> CallbackArguments:
+    """Return the arguments of a callback.
+
+    Raises:
+        InputError: If one makes no sense: when the callback is made, not in training.
+    """
+    own = CallbackArguments.__annotations__.keys() - WatchArguments.__annotations__
+    read_options({k: v for k, v in arguments.items() if k not in own})
+    return arguments
+
+
 def _check_stops(options: WatchOptions) -> None:
     given = options.stop_on
     names = (given,) if isinstance(given, str) else tuple(given)

@@ -87,6 +87,9 @@ def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
 LEAST_SHARE = 1e-9
 """Of the largest block's gradient: a smaller one is taken for none."""
 
+LEAST_FACTOR = 2.0**-126
+"""float32's smallest normal number."""
+
 Values = dict[str, tuple[float, ...]]
 """site → values."""
 
@@ -174,5 +177,8 @@ def block_of(site: str, blocks: list[str]) -> str:
 
 
 def _ln(x: float) -> float:
-    """Return ln x, with ln 0 = -inf: a dead factor is a reading, not an error."""
-    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)
+    """Return ln x, of what is below float32's normal numbers ln 1.2e-38 = -87.3.
+
+    Whether so small a factor is 0 or not is rounding, and differs between CPUs.
+    """
+    return math.log(max(x, LEAST_FACTOR)) if x >= 0 else math.nan
