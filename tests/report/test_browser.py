@@ -168,6 +168,36 @@ def test_dragging_zooms_and_the_crosshair_is_shared(browser, sick: Path) -> None
     assert page.evaluate("EQ.state.window") is None
 
 
+COUNTED = """() => {
+  EQ.drawn = [];
+  const clear = CanvasRenderingContext2D.prototype.clearRect;
+  for (const one of EQ.surfaces) {
+    one.box.firstChild.getContext('2d').clearRect = function (...at) {
+      EQ.drawn.push(one);
+      clear.apply(this, at);
+    };
+  }
+}"""
+"""Note which surfaces are drawn from now on."""
+
+
+def test_a_zoom_draws_what_is_on_the_screen(browser, sick: Path) -> None:
+    page, _ = visit(browser, sick, width=1280)
+    page.evaluate("scrollTo(0, 2000)")
+    until(page, "[...EQ.surfaces].filter((one) => one.seen).length > 4")
+    page.evaluate("scrollTo(0, 0)")
+    until(page, "[...EQ.surfaces].some((one) => one.seen && !one.visible)")
+    page.evaluate(COUNTED)
+    page.evaluate("EQ.state.zoom([10, 30])")
+    until(page, "EQ.drawn.length > 0")
+    page.wait_for_timeout(100)
+    assert page.evaluate("EQ.drawn.every((one) => one.visible)")
+    waiting = "[...EQ.surfaces].filter((one) => one.seen && one.stale)"
+    assert page.evaluate(f"(EQ.waiting = {waiting}).length > 0")
+    page.evaluate("EQ.waiting[0].box.scrollIntoView()")
+    until(page, "!EQ.waiting[0].stale && EQ.drawn.includes(EQ.waiting[0])")
+
+
 def test_every_quantity_is_reached_by_a_filter(browser, sick: Path) -> None:
     page, seen = visit(browser, sick, width=1280)
     page.fill("#filter", "theta\\.p(5|50)$")

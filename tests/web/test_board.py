@@ -17,9 +17,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from equipoise.errors import InputError
+from equipoise.forecast.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.store import RunWriter, open_run
-from equipoise.web.app import Answers, application
+from equipoise.report import overview
+from equipoise.store import Run, RunWriter, open_run
+from equipoise.web.answers import Answers
+from equipoise.web.app import application
 from equipoise.web.directory import Directory
 from equipoise.web.live import LiveStreams, Stream
 from equipoise.web.security import COOKIE, POLICY, Access
@@ -262,9 +265,76 @@ def test_the_board_answers_over_a_real_socket(folder: Path) -> None:
     assert answer.json()["label"] == "pre-LN" and not thread.is_alive()
 
 
-def test_starting_needs_no_torch() -> None:
+def test_the_page_is_served_before_anything_can_read_a_run() -> None:
     code = (
-        "import sys; from equipoise.web.server import prepared; "
-        "assert not {'torch', 'numba', 'plotly'} & set(sys.modules)"
+        "import sys; import equipoise.cli.board; "
+        "from equipoise.web.server import prepared; "
+        "found = {'torch', 'numba', 'numpy', 'jinja2'} & set(sys.modules); "
+        "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_address_that_is_not_there(client: TestClient) -> None:
+    assert client.get("/api/nothing").status_code == 404
+    assert client.get("/api/nothing/pre").status_code == 404
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """Return a folder with a run of 200 sampled steps that vanishes from the start."""
+    sick(tmp_path / "long.eqp", steps=1000)
+    return tmp_path
+
+
+def test_a_large_file_is_judged_from_some_of_its_steps(
+    long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = open_run(long / "long.eqp").verdict
+    monkeypatch.setattr(overview, "READ_BYTES", 1000)
+    with TestClient(application(long, Access()), base_url=HERE) as client:
+        verdict = client.get("/api/verdict/long").json()
+    assert "Judged at 80 of 200 sampled steps" in verdict["basis"]
+    assert (verdict["state"], verdict["since"]) == (full.state, full.since)
+    rules = [finding.rule for finding in full.findings]
+    assert rules and [f["rule"] for f in verdict["findings"]] == rules
+
+
+def test_what_comes_after_a_skim_is_all_read(long: Path) -> None:
+    run = open_run(long / "long.eqp")
+    run.skim()
+    before = run.verdict
+    assert before.state != "dead"
+    with RunWriter.resume(long / "long.eqp") as writer:
+        writer.append([Reading.scalar(s, "loss", math.nan) for s in range(1000, 1009)])
+    assert run.verdict.state == "dead" and run.verdict.since == 1000
+
+
+def test_the_list_does_not_wait_for_a_slow_verdict(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def slow(run: Run) -> Verdict:
+        go_on.wait(60)
+        return run.verdict
+
+    monkeypatch.setattr("equipoise.web.directory.judged", slow)
+    directory = Directory(folder)
+    directory.judge(seconds=0.01)
+    assert any(directory.row(key)["stale"] for key in directory.paths())
+    go_on.set()
+    directory.judge(seconds=60)
+    assert directory.unjudged() is None
+
+
+def test_few_large_runs_stay_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "READ_BYTES", 1000)
+    monkeypatch.setattr("equipoise.web.directory.OPEN_LARGE", 1)
+    directory = Directory(folder)
+    first = directory.run("pre")
+    assert directory.run("pre") is first
+    directory.run(SICK)
+    assert directory.run("pre") is not first

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,16 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from equipoise.records import Reading
+from equipoise.report.assets import asset, script
 from equipoise.report.changes import changes
 from equipoise.report.comparison import comparison_json
 from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
 from equipoise.report.overview import Json, changes_json, run_json, verdict_json
-from equipoise.report.pages import asset, write_page
+from equipoise.report.pages import write_page
 from equipoise.report.quantities import shown
 from equipoise.report.views import Report, Runs, view
 from equipoise.store import Run
 
-SCRIPTS = (
-    "numbers.js",
-    "state.js",
-    "source.js",
-    "surface.js",
-    "chart.js",
-    "heatmap.js",
-    "panels.js",
-    "run.js",
-    "compare.js",
-    "live.js",
-    "board.js",
-    "start.js",
-)
 POINTS = 600
 """Most columns of a quantity."""
 GRID_BYTES, HEAD_BYTES = 3_400_000, 1_100_000
@@ -235,9 +221,3 @@ def embedded(data: Any) -> str:
     """Return data as JSON that cannot end its script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
-
-
-@cache
-def script() -> str:
-    """Return the one script of report and board."""
-    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)

@@ -82,7 +82,7 @@ def verdict_json(run: Run, verdict: Verdict) -> Json:
     """Return a verdict and the chart in which one sees it."""
     record: Json = json.loads(verdict.to_json())
     record["findings"] = [event_json("finding", f) for f in verdict.findings]
-    return {**record, "chart": chart_json(run, verdict)}
+    return {**record, "chart": chart_json(run, verdict), "basis": basis(run)}
 
 
 def chart_json(run: Run, verdict: Verdict) -> Json | None:
@@ -186,32 +186,33 @@ LONGEST = 2000
 """Characters of a detail on a page."""
 
 
-JUDGED_BYTES = 64 * 2**20
-"""A larger file is not read through for a verdict: what was found live is shown."""
+READ_BYTES = 64 * 2**20
+"""A larger file is skimmed for a verdict, not read through."""
 
 
 def judged(run: Run) -> Verdict:
     """Return what is the matter with a run, in a time that a page can wait."""
-    if run.path.stat().st_size > JUDGED_BYTES:
-        return recorded_verdict(run.findings)
+    if is_large(run):
+        run.skim()
     return run.verdict
 
 
-def recorded_verdict(findings: Sequence[Finding]) -> Verdict:
-    """Return a verdict from what was found while the run was watched."""
-    serious = [f for f in findings if f.severity != "info"]
-    if not serious:
-        return Verdict(
-            state="not judged",
-            sentence="no finding was recorded; the file is too large to be judged here",
-        )
-    worst = min(serious, key=lambda f: (f.severity != "error", f.step))
-    return Verdict(
-        state="failing" if worst.severity == "error" else "at risk",
-        sentence=f"{worst.message} (found while it ran)",
-        since=worst.step,
-        findings=tuple(serious[:20]),
-        advice=worst.advice,
+def is_large(run: Run) -> bool:
+    """Say whether a file is skimmed; one that is gone meanwhile is not."""
+    try:
+        return run.path.stat().st_size > READ_BYTES
+    except OSError:
+        return False
+
+
+def basis(run: Run) -> str:
+    """Return what a verdict rests on where that is not every reading."""
+    found = run.skimmed
+    if found is None or found.steps == found.of:
+        return ""
+    return (
+        f"Judged at {found.steps:,} of {found.of:,} sampled steps, spread over the run;"
+        f" equipoise report {run.path.name} reads them all."
     )
 
 

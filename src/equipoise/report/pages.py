@@ -6,8 +6,6 @@ A path is checked before the work, and a page is written in one move.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from equipoise.errors import InputError
+from equipoise.report.assets import asset
 
 PAGE = (b"<!doctype html", b"<html")
 
@@ -64,12 +63,6 @@ def _is_page(path: Path) -> bool:
     with path.open("rb") as opened:
         start = opened.read(200).lstrip().lower()
     return not start or start.startswith(PAGE)
-
-
-@cache
-def asset(name: str) -> str:
-    """Return a part of our pages: markup, style or script."""
-    return (files("equipoise.report") / "page" / name).read_text(encoding="utf-8")
 
 
 _SHELL = """<!doctype html>

@@ -3,11 +3,16 @@
 ``docs/store.md`` has the schema, what survives what, and how to read a run without us.
 """
 
-from equipoise.store.level_of_detail import Summary
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from equipoise.store.location import run_path, runs_directory
-from equipoise.store.reader import News, Run, open_run
-from equipoise.store.retrying import RetryingWriter
-from equipoise.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from equipoise.store.level_of_detail import Summary
+    from equipoise.store.reader import News, Run, open_run
+    from equipoise.store.retrying import RetryingWriter
+    from equipoise.store.writer import RunWriter
 
 __all__ = [
     "News",
@@ -19,3 +24,19 @@ __all__ = [
     "run_path",
     "runs_directory",
 ]
+
+# Resolved on first use (PEP 562): where runs are is asked before NumPy is needed.
+_LAZY = {
+    "News": "reader",
+    "RetryingWriter": "retrying",
+    "Run": "reader",
+    "RunWriter": "writer",
+    "Summary": "level_of_detail",
+    "open_run": "reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,15 +1,16 @@
-"""Level of detail: choose the summaries that show a window in so many points."""
+"""Level of detail: the summaries that show a window, the readings that show a run."""
 
 import sqlite3
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.store import summaries
-from equipoise.store.bins import FAN, Bins, joined, merged, row_bins
-from equipoise.store.checksums import Damage
+from equipoise.store.bins import FAN, Bins, Integers, joined, merged, row_bins
+from equipoise.store.checksums import Damage, Row
 from equipoise.store.packing import Array, Layout
 
 Window = tuple[int, int]
@@ -173,3 +174,80 @@ def in_order(parts: list[Summary]) -> Summary:
     columns = [np.concatenate([getattr(p, name) for p in parts]) for name in names]
     order = np.argsort(columns[0], kind="stable")
     return Summary(*(column[order] for column in columns))
+
+
+def rows_in_order(parts: list[tuple[Integers, Array]]) -> tuple[Integers, Array]:
+    """Return one ascending series, the last written row of each step."""
+    heads = max(x_RW.shape[1] for _, x_RW in parts)
+    steps = np.concatenate([steps for steps, _ in parts])
+    x_RW = np.concatenate([_widened(x_RW, heads) for _, x_RW in parts])
+    _, last = np.unique(steps[::-1], return_index=True)
+    order = len(steps) - 1 - last
+    return steps[order], x_RW[order, 0] if heads == 1 else x_RW[order]
+
+
+def _widened(x_RW: Array, heads: int) -> Array:
+    """Return rows of ``heads`` values: NaN where a head did not exist then."""
+    missing = heads - x_RW.shape[1]
+    return np.pad(x_RW, ((0, 0), (0, missing)), constant_values=np.nan)
+
+
+FIRST, LATEST, BETWEEN, SCALARS = 16, 16, 48, 3000
+"""Sampled steps of a skim: the first and the latest, evenly between them; scalars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skim:
+    """Some readings of a long run, spread over all of it, in the order of writing."""
+
+    ids: list[int]
+    steps: int
+    """Sampled steps among them."""
+    of: int
+    """Sampled steps of the run."""
+
+
+def skim(db: sqlite3.Connection, layouts: Mapping[int, Layout]) -> Skim:
+    """Choose readings such that each chosen step has all its quantities.
+
+    The steps are those of the longest series with sites. What was written with one of
+    its readings has a neighbouring number and the same step.
+    """
+    scalars = [key for key, layout in layouts.items() if layout.sites == ("",)]
+    wide = [key for key in layouts if key not in scalars]
+    ids = {found for key in scalars for found in _spread(_ids(db, key), SCALARS)}
+    counts = {key: _ids(db, key) for key in wide}
+    longest = max(counts.values(), key=len, default=[])
+    chosen = _spread(longest, FIRST + LATEST + BETWEEN)
+    near = 2 * len(layouts)
+    query = (
+        "SELECT id FROM reading WHERE id BETWEEN ? AND ? AND step = "
+        "(SELECT step FROM reading WHERE id = ?)"
+    )
+    for anchor in chosen:
+        around = db.execute(query, (anchor - near, anchor + near, anchor))
+        ids.update(row[0] for row in around)
+    return Skim(sorted(ids), len(chosen), len(longest))
+
+
+def _ids(db: sqlite3.Connection, series: int) -> list[int]:
+    query = "SELECT id FROM reading WHERE series = ? ORDER BY id"
+    return [row[0] for row in db.execute(query, (series,))]
+
+
+def _spread(ids: list[int], most: int) -> list[int]:
+    """Return the first, the latest, and others evenly between, in order."""
+    if len(ids) <= most:
+        return ids
+    middle = ids[FIRST:-LATEST]
+    picks = np.linspace(0, len(middle) - 1, most - FIRST - LATEST).astype(np.int64)
+    return [*ids[:FIRST], *(middle[n] for n in picks.tolist()), *ids[-LATEST:]]
+
+
+def rows_of(db: sqlite3.Connection, ids: list[int]) -> list[Row]:
+    """Return the rows of these readings as they are in the file."""
+    query = (
+        "SELECT id, series, step, prev, data, sum FROM reading "
+        f"WHERE id IN ({', '.join('?' * len(ids))}) ORDER BY id"
+    )
+    return db.execute(query, ids).fetchall()

@@ -18,10 +18,14 @@ from equipoise.store import schema, summaries, tables
 from equipoise.store.checksums import Damage, Row, series_end, totals
 from equipoise.store.level_of_detail import (
     SeriesRange,
+    Skim,
     Summary,
     Window,
     by_site,
     in_order,
+    rows_in_order,
+    rows_of,
+    skim,
 )
 from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
@@ -69,6 +73,8 @@ class Run:
             self.info = RunInfo.from_json(rows[0][1])
         self._judge: Judge | None = None
         self._judging = threading.Lock()
+        self.skimmed: Skim | None = None
+        """What the verdict rests on, where the file was not read through for it."""
 
     @property
     def damage(self) -> list[str]:
@@ -138,6 +144,25 @@ class Run:
             judge.note(found for found in damage if found not in judge.gaps)
             return judge.verdict
 
+    def skim(self) -> None:
+        """Judge from readings spread over the run, unless it was judged already.
+
+        A verdict on gigabytes then takes seconds; what is written later is all read.
+        """
+        with self._judging:
+            if self._judge is not None:
+                return
+            judge = Judge(self.info.details, cursor=self.cursor)
+            with self._reading() as db:
+                known = {k: Layout.from_json(x) for k, _, x in self._all_series(db)}
+                chosen = skim(db, known)
+                for start in range(0, len(chosen.ids), PAGE // 20):
+                    page = rows_of(db, chosen.ids[start : start + PAGE // 20])
+                    sound = self._damage.sound(page, "readings")
+                    judge.add(self._known_readings(db, sound))
+            judge.note(Finding.from_json(body) for body in self._events("finding"))
+            self._judge, self.skimmed = judge, chosen
+
     def judged_by(self, judge: Judge) -> Judge:
         """Show a judge everything it has not seen yet, in the order of writing."""
         while True:
@@ -185,7 +210,7 @@ class Run:
                 for name, columns in wanted.items():
                     pieces.setdefault(name, []).append((steps, x_RW[:, columns]))
         self._require(pieces, quantity, site)
-        return {name: _joined(parts) for name, parts in pieces.items()}
+        return {name: rows_in_order(parts) for name, parts in pieces.items()}
 
     def _require(self, found: Sized, quantity: str, site: str | None) -> None:
         if site is not None and not found:
@@ -366,19 +391,3 @@ def _damage_finding(sentence: str) -> Finding:
         message=f"the run file is damaged: {sentence}, and left out here",
         advice="restore the file from a copy; check the disk it lies on",
     )
-
-
-def _joined(parts: list[tuple[Steps, Array]]) -> tuple[Steps, Array]:
-    """Return one ascending series, the last written row of each step."""
-    heads = max(x_RW.shape[1] for _, x_RW in parts)
-    steps = np.concatenate([steps for steps, _ in parts])
-    x_RW = np.concatenate([_widened(x_RW, heads) for _, x_RW in parts])
-    _, last = np.unique(steps[::-1], return_index=True)
-    order = len(steps) - 1 - last
-    return steps[order], x_RW[order, 0] if heads == 1 else x_RW[order]
-
-
-def _widened(x_RW: Array, heads: int) -> Array:
-    """Return rows of ``heads`` values: NaN where a head did not exist then."""
-    missing = heads - x_RW.shape[1]
-    return np.pad(x_RW, ((0, 0), (0, missing)), constant_values=np.nan)

@@ -3,18 +3,22 @@
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError, RunFileError
-from equipoise.report.overview import judged, run_row
+from equipoise.report.overview import is_large, judged, run_row
 from equipoise.store import Run, open_run
 from equipoise.store.location import SUFFIX, run_files
 
 RESCAN_S = 1.0
-OPEN_RUNS = 16
-"""Run files of which something is kept in memory."""
+OPEN_RUNS, OPEN_LARGE = 16, 2
+"""Run files of which something is kept in memory, and large ones among them.
+
+The rules keep their latest readings: 70 MB of 96 layers with 32 heads.
+"""
 Signature = tuple[int, ...]
 
 
@@ -47,6 +51,10 @@ class Directory:
     _open: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     _judged: dict[str, _Judged] = field(default_factory=dict)
     _guard: threading.RLock = field(default_factory=threading.RLock)
+    _judging: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="judge")
+    )
+    _work: Future[object] | None = None
 
     def paths(self) -> dict[str, Path]:
         """Return every run's key and file, the newest first; scanned once a second."""
@@ -82,8 +90,9 @@ class Directory:
         run = open_run(path)
         with self._guard:
             self._open[key] = run
-            while len(self._open) > OPEN_RUNS:
-                self._open.popitem(last=False)
+            large = [k for k, one in self._open.items() if is_large(one)]
+            for old in large[:-OPEN_LARGE] or list(self._open)[:-OPEN_RUNS]:
+                del self._open[old]
         return run
 
     def row(self, key: str, *, judge: bool = False) -> dict[str, Any]:
@@ -105,6 +114,22 @@ class Directory:
             return {"key": key, **run_row(run, judged(run))}
         except EquipoiseError as error:
             return {"key": key, "label": key, "trouble": str(error), "verdict": None}
+
+    def judge(self, *, seconds: float) -> None:
+        """Bring lines of the list up to date, in a thread, and wait so long for it.
+
+        A large file takes longer; it goes on, and the next call waits again.
+        """
+        end = time.monotonic() + seconds
+        while (key := self.unjudged()) is not None:
+            with self._guard:
+                if self._work is None or self._work.done():
+                    self._work = self._judging.submit(self.row, key, judge=True)
+                work = self._work
+            try:
+                work.result(timeout=max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                return
 
     def unjudged(self) -> str | None:
         """Return the newest run whose line is not up to date."""

@@ -129,10 +129,16 @@ EQ.boardEvents = (page) => {
       frame = 0;
       const names = new Set(waiting);
       waiting.clear();
-      page.live.filter((one) => names.has(one.quantity)).forEach((one) => one.refresh());
+      page.live.filter((one) => names.has(one.quantity)).forEach(brought);
     }, 40);
   };
-  EQ.zoomed = () => new Set(page.live.map((one) => one.quantity)).forEach(page.refresh);
+  // What is not on the screen is brought up to date when one scrolls to it.
+  const brought = (one) => {
+    const surface = one.surface();
+    if (!surface || surface.visible) one.refresh();
+    else surface.onShow = () => { surface.onShow = null; one.refresh(); };
+  };
+  EQ.zoomed = () => page.live.forEach(brought);
   page.progressed = (run) => { page.status(""); judge(run); };
   page.happened = (run, events) => {
     run.events = [...run.events, ...events].slice(-400);

@@ -12,7 +12,7 @@ EQ.heatmap = (host, options) => {
 
   // One pixel per cell; the canvas stretches it.
   function painted() {
-    if (image?.of === now.rows && image.domain === now.domain) return image;
+    if (image?.of === now.rows && image.domain === String(now.domain)) return image;
     const [low, high] = now.domain ?? [0, 1];
     const colour = EQ.scale(now.scale, low, high, 0, 1);
     const canvas = document.createElement("canvas");
@@ -28,7 +28,7 @@ EQ.heatmap = (host, options) => {
       }
     });
     pen.putImageData(pixels, 0, 0);
-    image = { canvas, of: now.rows, domain: now.domain };
+    image = { canvas, of: now.rows, domain: String(now.domain) };
     return image;
   }
 
@@ -43,12 +43,9 @@ EQ.heatmap = (host, options) => {
     pen.beginPath();
     pen.rect(margin.left, margin.top, surface.width - margin.left - margin.right, surface.height - margin.top - margin.bottom);
     pen.clip();
-    const { canvas } = painted(), tall = surface.height - margin.top - margin.bottom;
-    for (let n = 0; n < columns(); n++) {
-      if (edge(n) < from || now.first[n] > end) continue;
-      const a = x(now.first[n]), b = x(edge(n));
-      pen.drawImage(canvas, n, 0, 1, canvas.height, a, margin.top, Math.max(1, b - a + 0.6), tall);
-    }
+    const shown = [];
+    for (let n = 0; n < columns(); n++) if (edge(n) >= from && now.first[n] <= end) shown.push(n);
+    stretched(pen, shown);
     broken(pen);
     pen.restore();
     labels(pen);
@@ -59,6 +56,22 @@ EQ.heatmap = (host, options) => {
       pen.setLineDash([]);
     }
     surface.describe(describe());
+  }
+
+  // Columns of one width are one picture; others are drawn one by one.
+  function stretched(pen, shown) {
+    if (!shown.length) return;
+    const { canvas } = painted(), tall = surface.height - margin.top - margin.bottom;
+    const first = shown[0], last = shown[shown.length - 1], a = x(now.first[first]);
+    const wide = (x(edge(last)) - a) / shown.length;
+    if (shown.every((n) => Math.abs(x(now.first[n]) - a - (n - first) * wide) < 1)) {
+      pen.drawImage(canvas, first, 0, shown.length, canvas.height, a, margin.top, wide * shown.length, tall);
+      return;
+    }
+    for (const n of shown) {
+      const left = x(now.first[n]), right = x(edge(n));
+      pen.drawImage(canvas, n, 0, 1, canvas.height, left, margin.top, Math.max(1, right - left + 0.6), tall);
+    }
   }
 
   function broken(pen) {
@@ -161,7 +174,6 @@ EQ.heatmap = (host, options) => {
     surface,
     update(next) {
       now = { ...now, ...next };
-      image = null;
       surface.box.style.height = `${height()}px`;
       surface.redraw();
     },

@@ -17,21 +17,22 @@ EQ.liveSource = (page) => {
   const fetched = (run, quantity, query = {}) => EQ.fetchJson(address("grid", run, { quantity, points: POINTS, ...query })).then(EQ.decode);
   const has = (run, quantity) => page.runs.some((r) => r.key === run && r.quantities.some((q) => q.name === quantity));
 
-  // A finer look at the window, if what is shown is merged there.
-  function refine(run, quantity, key) {
-    const window = EQ.state.window, label = `${Math.floor(window[0])} ${Math.ceil(window[1])}`;
-    const known = fine.get(key);
-    if (known?.label === label) return known.grid ?? null;
-    fine.set(key, { label, grid: known?.grid ?? null });
-    clearTimeout(under.get(key));
-    under.set(key, setTimeout(async () => {
-      const [from, to] = label.split(" ").map(Number);
-      const grid = await fetched(run, quantity, { from, to });
-      if (fine.get(key)?.label !== label) return;
-      fine.set(key, { label, grid });
-      page.refresh(quantity);
-    }, 120));
-    return known?.grid ?? null;
+  // A finer look at the window, if what is shown is merged there; null until it has come.
+  function refined(run, quantity, key) {
+    const [from, to] = [Math.floor(EQ.state.window[0]), Math.ceil(EQ.state.window[1])];
+    const known = fine.get(key), wanted = known?.wanted;
+    if (!wanted || wanted[0] !== from || wanted[1] !== to) {
+      clearTimeout(under.get(key));
+      fine.set(key, { ...known, wanted: [from, to] });
+      under.set(key, setTimeout(async () => {
+        under.delete(key);
+        const grid = await fetched(run, quantity, { from, to });
+        if (fine.get(key)?.wanted?.[0] !== from || fine.get(key).wanted[1] !== to) return;
+        fine.set(key, { wanted: [from, to], window: [from, to], grid });
+        page.refresh(quantity);
+      }, 120));
+    }
+    return known?.grid?.columns && known.window[0] <= from && known.window[1] >= to ? known.grid : null;
   }
 
   return {
@@ -41,11 +42,7 @@ EQ.liveSource = (page) => {
       const key = `${run} ${quantity}`;
       if (!whole.has(key)) whole.set(key, fetched(run, quantity));
       const grid = await whole.get(key);
-      if (EQ.state.window && grid.sampled) {
-        const better = refine(run, quantity, key);
-        if (better && covers(better, EQ.state.window)) return better;
-      }
-      return grid;
+      return (EQ.state.window && grid.sampled && refined(run, quantity, key)) || grid;
     },
     async heads(run, quantity, step) {
       if (!has(run, quantity)) return null;
@@ -61,11 +58,13 @@ EQ.liveSource = (page) => {
       const old = await whole.get(key), tail = EQ.decode(raw);
       const longer = extended(old, tail);
       whole.set(key, longer && longer.columns <= 2 * POINTS ? Promise.resolve(longer) : fetched(run, raw.quantity));
+      const near = fine.get(key);
+      if (!near?.grid || near.window[1] < tail.last[0]) return;
+      const grid = extended(near.grid, tail);
+      if (grid && grid.columns <= 2 * POINTS) fine.set(key, { ...near, grid }); else fine.delete(key);
     },
   };
 };
-
-const covers = (grid, [from, to]) => grid.columns > 0 && grid.first[0] <= to && grid.last[grid.columns - 1] >= from;
 
 function extended(old, tail) {
   const places = tail.sites.map((site) => old.sites.indexOf(site));

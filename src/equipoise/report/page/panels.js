@@ -119,7 +119,7 @@ EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, 
     });
     figure.caption.textContent = caption(series);
     figure.tools.append(EQ.copyButton(meta.title, chart.csv));
-    page.live.push({ quantity, refresh: async () => chart.update({ series: await load(), marks: EQ.marksOf(runs), span: EQ.spanOf(runs) }) });
+    page.live.push({ quantity, surface: () => chart.surface, refresh: async () => chart.update({ series: await load(), marks: EQ.marksOf(runs), span: EQ.spanOf(runs) }) });
   });
   function caption(series) {
     if (series.length > 1 && runs.length === 1) return `One line per layer. ${series.some((s) => s.band) ? "Band: lowest and highest head." : ""}`;
@@ -192,7 +192,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     show(found);
     figure.tools.append(scale, EQ.copyButton(meta.title, () => map.csv()));
     const refresh = async () => { const next = await load(); if (next) show(next); };
-    page.live.push({ quantity, refresh });
+    page.live.push({ quantity, refresh, surface: () => map.surface });
     EQ.state.on("change", refresh);
   });
   return { node: figure.node, ready };

@@ -27,7 +27,8 @@ EQ.verdictCard = (run) => {
     EQ.h("p", { class: "sentence" }, upper(verdict.sentence)),
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
     verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
-    others(verdict));
+    others(verdict),
+    verdict.basis ? EQ.h("p", { class: "unit" }, verdict.basis) : null);
 };
 
 // What began first is the likeliest cause.

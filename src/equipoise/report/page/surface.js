@@ -1,5 +1,5 @@
 // Two canvases in one box: the picture, and the crosshair over it. Sharp on any screen,
-// drawn when it is first seen, again when its size or the theme changes.
+// drawn while it is on the screen: what is elsewhere waits until one scrolls to it.
 EQ.surfaces = new Set();
 
 EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
@@ -10,7 +10,7 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
     style: { height: `${height}px` },
   }, base, over);
   host.append(box);
-  const own = { box, width: 0, height, seen: false, pending: 0 };
+  const own = { box, width: 0, height, seen: false, visible: false, stale: true, pending: 0, onShow: null };
 
   function fitted(canvas) {
     const ratio = Math.min(3, window.devicePixelRatio || 1);
@@ -28,20 +28,31 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
     own.width = box.clientWidth;
     own.height = box.clientHeight;
     if (!own.seen || !own.width) return;
+    own.stale = false;
     draw(fitted(base), own);
-    own.point();
+    paint();
   };
-  own.redraw = () => { if (!own.pending) own.pending = requestAnimationFrame(own.now); };
-  own.point = () => { if (own.seen && own.width && overlay) overlay(fitted(over), own); };
+  const paint = () => { if (own.seen && own.width && overlay) overlay(fitted(over), own); };
+  own.redraw = () => {
+    if (!own.visible) own.stale = true;
+    else if (!own.pending) own.pending = requestAnimationFrame(own.now);
+  };
+  own.point = () => { if (own.visible) paint(); else own.stale = true; };
   own.describe = (text) => box.setAttribute("aria-label", text);
-  own.remove = () => { watcher.disconnect(); sizes.disconnect(); EQ.surfaces.delete(own); box.remove(); };
+  own.remove = () => {
+    cancelAnimationFrame(own.pending);
+    watcher.disconnect();
+    sizes.disconnect();
+    EQ.surfaces.delete(own);
+    box.remove();
+  };
 
   const watcher = new IntersectionObserver((entries) => {
-    if (entries.some((entry) => entry.isIntersecting)) {
-      own.seen = true;
-      watcher.disconnect();
-      own.now();
-    }
+    own.visible = entries[entries.length - 1].isIntersecting;
+    if (!own.visible) return;
+    own.seen = true;
+    own.onShow?.();
+    if (own.stale) own.now();
   }, { rootMargin: "200px" });
   watcher.observe(box);
   const sizes = new ResizeObserver(() => { if (box.clientWidth !== own.width) own.redraw(); });
