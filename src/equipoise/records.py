@@ -4,7 +4,7 @@ import html
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 Severity = Literal["info", "warn", "error"]
@@ -92,6 +92,27 @@ class Finding(Record):
     advice: str = ""
     """The next thing to try."""
     evidence: dict[str, Scalar] = field(default_factory=dict)
+
+    @classmethod
+    def warn(
+        cls,
+        step: int,
+        rule: str,
+        message: str,
+        /,
+        *,
+        site: str = "",
+        advice: str = "",
+        **evidence: Scalar,
+    ) -> Self:
+        """Return a warning; what is given by another name is evidence."""
+        given = {"rule": rule, "site": site, "message": message, "advice": advice}
+        return cls(step=step, severity="warn", evidence=evidence, **given)
+
+    @classmethod
+    def error(cls, step: int, rule: str, message: str, /, **more: Any) -> Self:
+        """Return an error; its arguments are those of :meth:`warn`."""
+        return replace(cls.warn(step, rule, message, **more), severity="error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

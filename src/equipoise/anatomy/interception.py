@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -74,12 +73,7 @@ class Interceptor(TorchFunctionMode):
         self._around.enter_context(flex.intercepted(self, self._report_flex))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._around.close()
         self._settle()
         for who in self._flow.lost():

@@ -71,15 +71,7 @@ def start_findings(start: Start) -> list[Finding]:
 def _finding(
     rule: str, site: str, message: str, *, advice: str, **evidence: Scalar
 ) -> Finding:
-    return Finding(
-        step=0,
-        severity="warn",
-        rule=rule,
-        site=site,
-        message=message,
-        advice=advice,
-        evidence=evidence,
-    )
+    return Finding.warn(0, rule, message, site=site, advice=advice, **evidence)
 
 
 def updates_at_peak(start: Start) -> dict[str, float]:

@@ -186,13 +186,12 @@ class Judge:
 
 
 def _rule_failed(step: int, rule: Rule, error: Exception) -> Finding:
-    return Finding(
-        step=step,
-        severity="warn",
-        rule="rule.failed",
-        message=f"the rule {rule.name} failed and is switched off: {error!r}",
+    return Finding.warn(
+        step,
+        "rule.failed",
+        f"the rule {rule.name} failed and is switched off: {error!r}",
         advice=f'repair it, or switch it off in equipoise.toml: "{rule.name}" = false',
-        evidence={"rule": rule.name},
+        rule=rule.name,
     )
 
 
@@ -222,13 +221,12 @@ def _first_nonfinite(judge: Judge) -> Finding | None:
     if not broken or broken[-1][0] < alive_since:
         return None
     step, value = broken[0]
-    return Finding(
-        step=step,
-        severity="error",
-        rule="nonfinite.loss",
-        message=f"the loss is {value}",
+    return Finding.error(
+        step,
+        "nonfinite.loss",
+        f"the loss is {value}",
         advice="go back to a checkpoint before this step, and lower the learning rate",
-        evidence={"loss": value},
+        loss=value,
     )
 
 

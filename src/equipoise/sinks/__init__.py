@@ -169,11 +169,10 @@ class IsolatedSink:
             return []
         self._reported = True
         return [
-            Finding(
-                step=step,
-                severity="warn",
-                rule="sink.failed",
-                message=f"the sink {self._name} failed: {error!r}",
+            Finding.warn(
+                step,
+                "sink.failed",
+                f"the sink {self._name} failed: {error!r}",
                 advice="the run file has every reading; the sink is tried again, after "
                 "growing pauses",
             )

@@ -384,10 +384,9 @@ def _as_reading(quantity: str, layout: Layout, step: int, x_W: Array) -> Reading
 
 
 def _damage_finding(sentence: str) -> Finding:
-    return Finding(
-        step=0,
-        severity="error",
-        rule="store.damaged",
-        message=f"the run file is damaged: {sentence}, and left out here",
+    return Finding.error(
+        0,
+        "store.damaged",
+        f"the run file is damaged: {sentence}, and left out here",
         advice="restore the file from a copy; check the disk it lies on",
     )

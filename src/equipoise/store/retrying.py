@@ -100,11 +100,10 @@ def _size(readings: Sequence[Reading]) -> int:
 
 
 def _not_written(step: int, error: RunFileError) -> Finding:
-    return Finding(
-        step=step,
-        severity="warn",
-        rule="store.not_written",
-        message=f"{error}; readings are kept in memory and tried again every step",
+    return Finding.warn(
+        step,
+        "store.not_written",
+        f"{error}; readings are kept in memory and tried again every step",
         advice="make room, or make the directory writable again",
     )
 
@@ -123,22 +122,20 @@ def _written_again(step: int, dropped: int) -> Finding:
 
 
 def _rewritten(step: int, path: Path) -> Finding:
-    return Finding(
-        step=step,
-        severity="error",
-        rule="store.file_lost",
-        message=f"{path} was deleted or moved while it was written; it was made anew "
+    return Finding.error(
+        step,
+        "store.file_lost",
+        f"{path} was deleted or moved while it was written; it was made anew "
         "with all that was in it",
         advice="leave a run file where it is until its run has ended",
     )
 
 
 def _unsaved(step: int, readings: int, error: RunFileError) -> Finding:
-    return Finding(
-        step=step,
-        severity="error",
-        rule="store.not_saved",
-        message=f"{readings} readings are not in the run file: {error}",
+    return Finding.error(
+        step,
+        "store.not_saved",
+        f"{readings} readings are not in the run file: {error}",
         advice="make room, or make the directory writable, and run again",
-        evidence={"readings": readings},
+        readings=readings,
     )

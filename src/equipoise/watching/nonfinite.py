@@ -309,13 +309,12 @@ def _finding(
     step: int, origin: Origin | None, rank: int, *, expected: bool = False
 ) -> Finding:
     if origin is None:
-        return Finding(
-            step=step,
-            severity="error",
-            rule="nonfinite.unknown",
-            message="the loss is not finite; every tensor still in memory is finite",
+        return Finding.error(
+            step,
+            "nonfinite.unknown",
+            "the loss is not finite; every tensor still in memory is finite",
             advice="watch with hold_batch=True: the step is then replayed",
-            evidence={"rank": rank},
+            rank=rank,
         )
     return Finding(
         step=step,

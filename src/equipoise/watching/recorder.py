@@ -230,36 +230,33 @@ def _interval_changed(
 
 
 def _rank_lost(step: int, ranks: Ranks) -> Finding:
-    return Finding(
-        step=step,
-        severity="warn",
-        rule="watch.rank_lost",
-        message=f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
+    return Finding.warn(
+        step,
+        "watch.rank_lost",
+        f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
         "ended without closing; scalars since the last sample are this rank's",
         advice="look at the other ranks' logs; every sample before this is complete",
-        evidence={"rank": ranks.rank},
+        rank=ranks.rank,
     )
 
 
 def _not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
-    return Finding(
-        step=step,
-        severity="warn",
-        rule="watch.rank_lost",
-        message=f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
+    return Finding.warn(
+        step,
+        "watch.rank_lost",
+        f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
         f"of this step: a rank ended, or left out an optimizer.step(); from here on "
         f"values are this rank's alone ({type(error).__name__})",
         advice="call optimizer.step() on every rank or on none",
-        evidence={"rank": ranks.rank},
+        rank=ranks.rank,
     )
 
 
 def _probe_failed(step: int, name: str, error: BaseException) -> Finding:
-    return Finding(
-        step=step,
-        severity="warn",
-        rule="probe.failed",
-        message=f"the {name} probe failed and was detached: {error!r}",
+    return Finding.warn(
+        step,
+        "probe.failed",
+        f"the {name} probe failed and was detached: {error!r}",
         advice="training is unaffected; please report the logged traceback",
     )
 
