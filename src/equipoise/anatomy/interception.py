@@ -15,7 +15,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.hooks import inside_torch_func, is_active, pop_mode
 from equipoise.anatomy.multihead import FastPaths
 from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
-from equipoise.anatomy.sdpa import is_nested, padded, sdpa_call
+from equipoise.anatomy.sdpa import FusedArguments, is_nested, padded, sdpa_call
 from equipoise.anatomy.sharding import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, SoftmaxFlow
@@ -93,11 +93,7 @@ class Interceptor(TorchFunctionMode):
             pop_mode(self)
 
     def __torch_function__(
-        self,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -131,7 +127,8 @@ class Interceptor(TorchFunctionMode):
             self._miss(self._caller(), SPLIT_ROWS)
             return
         here = {name: _here(x) for name, x in kwargs.items()}
-        self._listener(sdpa_call(self._caller(), *map(_here, args), **here))
+        given = FusedArguments(*map(_here, args), **here)
+        self._listener(sdpa_call(self._caller(), given))
 
     def _flex(self, given: dict[str, Any]) -> None:
         self._listener(flex.flex_call(self._caller(), given))

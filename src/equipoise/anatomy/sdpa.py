@@ -110,30 +110,39 @@ def _grouped(x: Tensor, heads: int | None) -> Tensor:
     return heads_last.flatten(0, -4)
 
 
-def sdpa_call(
-    caller: Caller,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> AttentionCall:
-    """Return the call; the parameters are torch's own, in its order."""
-    heads = count(caller.module, HEAD_COUNTS)
-    q_BHQD = four(query, heads)
-    k_BGKD, v_BGKD = (_like(x, query, four(x, heads)) for x in (key, value))
+@dataclass(frozen=True, slots=True)
+class FusedArguments:
+    """The arguments of ``scaled_dot_product_attention``, in torch's order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    @property
+    def scaling(self) -> float:
+        """What q·k is multiplied by: 1/√d_h unless given."""
+        width = self.query.shape[-1]
+        return 1 / math.sqrt(width) if self.scale is None else self.scale
+
+
+def sdpa_call(caller: Caller, given: FusedArguments) -> AttentionCall:
+    """Return the call that these arguments make."""
+    heads, query = count(caller.module, HEAD_COUNTS), given.query
+    k_BGKD, v_BGKD = (_like(x, query, four(x, heads)) for x in (given.key, given.value))
     return AttentionCall(
         module=caller.module,
         kind="sdpa",
-        q_BHQD=q_BHQD,
+        q_BHQD=four(query, heads),
         k_BGKD=k_BGKD,
         v_BGKD=v_BGKD,
-        mask=_mask(attn_mask, query, heads),
-        causal=is_causal,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        mask=_mask(given.attn_mask, query, heads),
+        causal=given.is_causal,
+        scale=given.scaling,
         cross=caller.cross,
     )
 
@@ -173,32 +182,26 @@ class WrittenOut:
     weigh: Callable[[Tensor], Tensor] = _softmax
     mix: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Return the mixed values; the parameters are torch's own, in its order."""
-        if enable_gqa:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the mixed values; the parameters are torch's own."""
+        given = FusedArguments(*args, **kwargs)
+        query, key, value = given.query, given.key, given.value
+        if given.enable_gqa:
             copies = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(copies, -3) for x in (key, value))
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        z_HQK = self.scores(query * scale, key.mT)
-        if is_causal:
+        z_HQK = self.scores(query * given.scaling, key.mT)
+        if given.is_causal:
             future = future_QK(
                 slice(0, z_HQK.shape[-2]), key.shape[-2], device=key.device
             )
             z_HQK = z_HQK.masked_fill(future, -math.inf)
-        z_HQK = z_HQK if attn_mask is None else masked_scores(z_HQK, attn_mask)
+        if given.attn_mask is not None:
+            z_HQK = masked_scores(z_HQK, given.attn_mask)
         a_HQK = self.weigh(z_HQK)
         # Without dropout the call is left out: it would be one more operation seen.
-        return self.mix(F.dropout(a_HQK, dropout_p) if dropout_p else a_HQK, value)
+        if given.dropout_p:
+            a_HQK = F.dropout(a_HQK, given.dropout_p)
+        return self.mix(a_HQK, value)
 
 
 class OpenAttention(TorchFunctionMode):
@@ -212,11 +215,7 @@ class OpenAttention(TorchFunctionMode):
     attention: WrittenOut
 
     def __torch_function__(
-        self,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in FUSED:

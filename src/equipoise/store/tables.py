@@ -3,7 +3,7 @@
 The columns are made with NumPy; pandas, Polars and pyarrow are imported when asked for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -153,9 +153,11 @@ def library(name: str) -> Any:
         ) from missing
 
 
-def _check(form: str) -> None:
+def _wide(run: Readable, quantities: Quantities, form: str) -> WideTable | None:
+    """Return the wide form where it is asked for."""
     if form not in ("long", "wide"):
         raise InputError(f"form={form!r}: choose long or wide")
+    return wide_table(run, quantities) if form == "wide" else None
 
 
 def to_pandas(
@@ -172,19 +174,10 @@ def to_pandas(
     Raises:
         MissingExtraError: If pandas is not installed.
     """
-    _check(form)
     pd = library("pandas")
-    if form == "wide":
-        wide = wide_table(run, quantities)
+    if (wide := _wide(run, quantities, form)) is not None:
         return pd.DataFrame(wide.columns, index=pd.Index(wide.step, name="step"))
-    step, (names, quantity), (sites, site), head, value = _joined(run, quantities)
-    columns = {
-        "step": step,
-        "quantity": pd.Categorical.from_codes(quantity, names),
-        "site": pd.Categorical.from_codes(site, sites),
-        "head": head,
-        "value": value,
-    }
+    columns = _long_columns(run, quantities, pd.Categorical.from_codes)
     return pd.DataFrame(columns)
 
 
@@ -192,10 +185,8 @@ def to_polars(
     run: Readable, quantities: Quantities = None, *, form: Form = "long"
 ) -> Any:
     """Return a ``polars.DataFrame``; in the wide form null is "not recorded"."""
-    _check(form)
     pl = library("polars")
-    if form == "wide":
-        wide = wide_table(run, quantities)
+    if (wide := _wide(run, quantities, form)) is not None:
         series = [
             pl.Series(name, values).zip_with(
                 pl.Series(wide.recorded[name]),
@@ -204,14 +195,11 @@ def to_polars(
             for name, values in wide.columns.items()
         ]
         return pl.DataFrame([pl.Series("step", wide.step), *series])
-    step, (names, quantity), (sites, site), head, value = _joined(run, quantities)
-    columns = {
-        "step": step,
-        "quantity": pl.Series(names, dtype=pl.Categorical)[quantity],
-        "site": pl.Series(sites, dtype=pl.Categorical)[site],
-        "head": head,
-        "value": value,
-    }
+    columns = _long_columns(
+        run,
+        quantities,
+        lambda codes, names: pl.Series(names, dtype=pl.Categorical)[codes],
+    )
     return pl.DataFrame(columns)
 
 
@@ -219,10 +207,8 @@ def to_arrow(
     run: Readable, quantities: Quantities = None, *, form: Form = "long"
 ) -> Any:
     """Return a ``pyarrow.Table``; in the wide form null is "not recorded"."""
-    _check(form)
     pa = library("pyarrow")
-    if form == "wide":
-        wide = wide_table(run, quantities)
+    if (wide := _wide(run, quantities, form)) is not None:
         columns = {
             name: pa.array(values, mask=~wide.recorded[name])
             for name, values in wide.columns.items()
@@ -261,14 +247,14 @@ def arrow_empty() -> Any:
     return arrow_schema().empty_table()
 
 
-Coded = tuple[list[str], Integers]
-"""Names, and of each row the index of its name."""
+Coded = Callable[[Integers, list[str]], Any]
+"""Makes a column of names from the index of each row's name, and the names."""
 
 
-def _joined(
-    run: Readable, quantities: Quantities
-) -> tuple[Integers, Coded, Coded, Integers, Array]:
-    """Return the columns of the long form over all quantities."""
+def _long_columns(
+    run: Readable, quantities: Quantities, coded: Coded
+) -> dict[str, Any]:
+    """Return the columns of the long form over all quantities, by name."""
     parts = list(long_tables(run, quantities))
     sites = list(dict.fromkeys(site for part in parts for site in part.sites))
     position = {site: i for i, site in enumerate(sites)}
@@ -276,13 +262,14 @@ def _joined(
     nothing = np.empty(0, np.int64)
     quantity = [np.full(len(part), i, np.int64) for i, part in enumerate(parts)]
     site = [table[part.site] for table, part in zip(own, parts, strict=True)]
-    return (
-        np.concatenate([nothing, *(part.step for part in parts)]),
-        ([part.quantity for part in parts], np.concatenate([nothing, *quantity])),
-        (sites, np.concatenate([nothing, *site])),
-        np.concatenate([nothing, *(part.head for part in parts)]),
-        np.concatenate([np.empty(0), *(part.value for part in parts)]),
-    )
+    names = [part.quantity for part in parts]
+    return {
+        "step": np.concatenate([nothing, *(part.step for part in parts)]),
+        "quantity": coded(np.concatenate([nothing, *quantity]), names),
+        "site": coded(np.concatenate([nothing, *site]), sites),
+        "head": np.concatenate([nothing, *(part.head for part in parts)]),
+        "value": np.concatenate([np.empty(0), *(part.value for part in parts)]),
+    }
 
 
 class Shown(Readable, Protocol):

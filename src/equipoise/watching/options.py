@@ -7,7 +7,6 @@ first; each is made anew, because a probe keeps the state of one watched model.
 
 import difflib
 import os
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from equipoise.errors import InputError
 from equipoise.forecast.rules import load_rules
+from equipoise.forecast.rules.registry import FILE, settings_in
 from equipoise.forecast.verdict import STATES
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.backward import BackwardFactors
@@ -142,7 +142,6 @@ def _share(value: object) -> bool:
     return isinstance(value, Real) and 0 < float(value) <= 1
 
 
-FILE = "equipoise.toml"
 PREFIX = "EQUIPOISE_"
 # Read elsewhere: where runs are kept, how the command line reports its defects.
 OTHER_VARIABLES = {
@@ -165,14 +164,9 @@ def read_options(given: Mapping[str, Any]) -> WatchOptions:
 
 def from_file(path: Path) -> dict[str, Any]:
     """Return the ``[watch]`` table of a configuration file, if there is one."""
-    if not path.is_file():
-        return {}
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("watch", {})
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML ({error})") from error
+    table = settings_in(path, "watch")
     _known(table, f"{path} [watch]")
-    return dict(table)
+    return table
 
 
 def from_environment() -> dict[str, Any]:

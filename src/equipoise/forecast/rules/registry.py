@@ -213,7 +213,7 @@ def configured(path: Path | None = None) -> tuple[Rule, ...]:
     table sets any of threshold, release, persist, recover, severe and severity.
     """
     known, path = load_rules(), path or Path(FILE)
-    table = _table(path)
+    table = _flat(settings_in(path, "rules"))
     for name in table:
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.0)
@@ -222,16 +222,17 @@ def configured(path: Path | None = None) -> tuple[Rule, ...]:
     return tuple(r for r in found if r is not None)
 
 
-def _table(path: Path) -> dict[str, Any]:
+def settings_in(path: Path, table: str) -> dict[str, Any]:
+    """Return one table of ``equipoise.toml``; empty where there is none."""
     if not path.is_file():
         return {}
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8")).get("rules", {})
+        given = tomllib.loads(path.read_text(encoding="utf-8")).get(table, {})
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML ({error})") from error
     if not isinstance(given, dict):
-        raise InputError(f"{path}: [rules] is a table of rule names")
-    return _flat(given)
+        raise InputError(f"{path}: [{table}] is a table of names and values")
+    return given
 
 
 def _flat(table: Mapping[str, Any], start: str = "") -> dict[str, Any]:

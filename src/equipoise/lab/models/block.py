@@ -36,6 +36,11 @@ def sinusoidal(T: int, width: int) -> Float[Tensor, "T C"]:
     return torch.stack([a_TF.sin(), a_TF.cos()], -1).flatten(1)[:, :width]
 
 
+def add_sinusoidal(model: nn.Module, T: int, width: int) -> None:
+    """Give a model the table ``position_TC``, which no checkpoint holds."""
+    model.register_buffer("position_TC", sinusoidal(T, width), persistent=False)
+
+
 def rotated(x_BHTD: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T D"]:
     """Return x with each pair of channels turned by its phase; norms stay."""
     T, D = x_BHTD.shape[-2:]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.errors import InputError
-from equipoise.lab.models.block import blocks, final_norm, initialise, sinusoidal
+from equipoise.lab.models.block import add_sinusoidal, blocks, final_norm, initialise
 from equipoise.lab.models.config import BlockConfig
 from equipoise.lab.options import preset, require
 
@@ -48,8 +48,7 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.width)
         elif config.positions == "sinusoidal":
-            table_TC = sinusoidal(config.context, config.width)
-            self.register_buffer("position_TC", table_TC, persistent=False)
+            add_sinusoidal(self, config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = blocks(config, causal=True)
         self.final_norm = final_norm(config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import InputError
-from equipoise.lab.models.block import blocks, final_norm, initialise, sinusoidal
+from equipoise.lab.models.block import add_sinusoidal, blocks, final_norm, initialise
 from equipoise.lab.models.config import BlockConfig
 from equipoise.lab.options import one_of, preset, require
 
@@ -61,8 +61,7 @@ class ViT(nn.Module):
         if config.positions == "learned":
             self.position_TC = nn.Parameter(torch.empty(config.tokens, config.width))
         elif config.positions == "sinusoidal":
-            table_TC = sinusoidal(config.tokens, config.width)
-            self.register_buffer("position_TC", table_TC, persistent=False)
+            add_sinusoidal(self, config.tokens, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = blocks(config, causal=False)
         self.final_norm = final_norm(config)

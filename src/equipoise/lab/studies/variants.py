@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from equipoise.lab.models import GPTConfig
 from equipoise.lab.results.evidence import Evidence
@@ -25,21 +26,12 @@ GRADIENTS = ("gradient_least_to_last", "gradient_spread")
 def rmsnorm_recipe(quick: bool) -> Experiment:
     """(c) Does RMSNorm change the picture?"""
     models = {norm: replace(DEEP, norm=norm) for norm in ("layernorm", "rmsnorm")}
-    arms = _within_residuals(models, quick)
+    more = (*GRADIENTS, "S_residual", "theta_p5", "token_cosine")
     return Experiment(
         name="rmsnorm",
         question="Does RMSNorm vanish, carry and train as LayerNorm does?",
-        arms=arms,
-        baselines={a.name: f"{a.model.residual}-layernorm" for a in arms},
-        curves=("loss", "gradient.norm"),
-        measures=(
-            "validation",
-            "loss",
-            *GRADIENTS,
-            "S_residual",
-            "theta_p5",
-            "token_cosine",
-        ),
+        measures=("validation", "loss", *more),
+        **_within_residuals(models, quick),
     )
 
 
@@ -49,24 +41,26 @@ def experts_recipe(quick: bool) -> Experiment:
         str(count or "dense"): replace(SHAPE, experts=count, ffn_width=128)
         for count in ((0, 4) if quick else (0, 4, 8))
     }
-    arms = _within_residuals(models, quick)
     return Experiment(
         name="experts",
         question="Does a mixture of experts change who trains?",
-        arms=arms,
-        baselines={a.name: f"{a.model.residual}-dense" for a in arms},
-        curves=("loss", "gradient.norm"),
         measures=("validation", "loss", "spikes", *GRADIENTS, "S_residual", "theta_p5"),
+        **_within_residuals(models, quick),
     )
 
 
-def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> tuple[Arm, ...]:
+def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> dict[str, Any]:
+    """Return arms of every model in both forms, compared with the first of the form."""
     train = TrainOptions(steps=40 if quick else 60, warmup=10, every=20, lr=2e-3)
-    return tuple(
+    first = next(iter(models))
+    arms = tuple(
         Arm(name=f"{form}-{name}", model=replace(model, residual=form), train=train)
         for form in ("pre", "post")
         for name, model in models.items()
     )
+    baselines = {a.name: f"{a.model.residual}-{first}" for a in arms}
+    curves = ("loss", "gradient.norm")
+    return {"arms": arms, "baselines": baselines, "curves": curves}
 
 
 VANISHED = 1e-3

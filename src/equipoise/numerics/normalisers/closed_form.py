@@ -37,6 +37,16 @@ def _softmax(z_xK: Tensor, given: Rows) -> Tensor:
     return given.lit(z_xK.softmax(-1))
 
 
+def _tempered_jacobian(given: Rows, factor_x1: Tensor) -> LowRank:
+    """Return J of softmax(factor·z), the factor held fixed."""
+    return scaled(covariance(_softmax(given.scaled(factor_x1), given)), factor_x1)
+
+
+def _tempered_theta(given: Rows, factor_x1: Tensor) -> Interval:
+    p_xK = _softmax(given.scaled(factor_x1), given)
+    return covariance_theta(p_xK, factor=factor_x1)
+
+
 @dataclass(frozen=True, slots=True)
 class Softmax:
     """e^z / Σ e^z. J = diag(p) − p pᵀ; ‖J‖₂ ≤ ½ and ‖J‖_{∞→1} = θ(p) ≤ 1."""
@@ -76,12 +86,10 @@ class ScalableSoftmax:
         return self.s * given.n_x1.clamp_min(1).log()
 
     def jacobian(self, given: Rows) -> LowRank:
-        factor = self._factor(given)
-        return scaled(covariance(_softmax(given.scaled(factor), given)), factor)
+        return _tempered_jacobian(given, self._factor(given))
 
     def theta(self, given: Rows) -> Interval:
-        factor = self._factor(given)
-        return covariance_theta(_softmax(given.scaled(factor), given), factor=factor)
+        return _tempered_theta(given, self._factor(given))
 
     def lipschitz(self, n: int) -> Lipschitz:
         return _softmax_constants(n, float(self.s) * math.log(n))
@@ -145,12 +153,10 @@ class AdaptiveTemperature:
         return adaptive_factor(entropy, coefficients=self.coefficients)
 
     def jacobian(self, given: Rows) -> LowRank:
-        factor = self._factor(given)
-        return scaled(covariance(_softmax(given.scaled(factor), given)), factor)
+        return _tempered_jacobian(given, self._factor(given))
 
     def theta(self, given: Rows) -> Interval:
-        factor = self._factor(given)
-        return covariance_theta(_softmax(given.scaled(factor), given), factor=factor)
+        return _tempered_theta(given, self._factor(given))
 
     def lipschitz(self, n: int) -> Lipschitz:
         entropy = torch.linspace(0, math.log(max(n, 2)), 10_001, dtype=torch.float64)
