@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import (
-    BatchFile,
-    Html,
-    Json,
-    Model,
-    RandomTokens,
-    Rows,
-    TextFile,
-    print_json,
-)
-from equipoise.cli.progress import working
+from equipoise.cli.study import Studied, Typed, studies
 from equipoise.errors import InputError
 
 EXAMPLES = (
@@ -26,12 +16,10 @@ EXAMPLES = (
 )
 
 
+@studies(rows=40)
 def command(
-    model: Model,
+    typed: Typed,
     *,
-    batch: BatchFile = None,
-    text: TextFile = None,
-    random_tokens: RandomTokens = False,
     lr: Annotated[
         float | None,
         typer.Option(help="Learning rate to judge; SGD unless --optimizer."),
@@ -49,36 +37,24 @@ def command(
     micro_batch: Annotated[
         int | None, typer.Option(min=1, help="Samples at a time, to bound memory.")
     ] = None,
-    rows: Rows = 40,
-    html: Html = None,
-    json: Json = False,
-) -> None:
+) -> Studied:
     """Say which sublayer makes a loss sharp, and if a learning rate is too large."""
-    # Here, not above: --help must not load torch.
-    from equipoise.auditing.curvature.page import headline, print_study, write_study
-    from equipoise.auditing.curvature.study import study
-    from equipoise.cli.subject import loss_batch, optimizer_for, subject
-
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr {lr}: a learning rate is positive")
-    with working(f"opening {model}") as shown:
-        found = subject(
-            model, batch, text=text, random_tokens=random_tokens, targets=True
-        )
-        given = loss_batch(model, found)
-        shown.now(f"measuring the curvature of {model}")
-        result = study(
-            found.model,
-            given,
-            optimizer=optimizer_for(found.model, optimizer, lr=lr, momentum=momentum),
-            count=eigenvalues,
-            probes=probes,
-            every_block=every_block,
-            micro_batch=micro_batch,
-        )
-    if json:
-        print_json(result, source=found.source, headline=headline(result))
-    else:
-        print_study(result, rows=rows, source=found.source)
-    if html is not None:
-        typer.echo(f"wrote {write_study(result, html, source=found.source)}", err=json)
+    # Here, not above: --help must not load torch.
+    from equipoise.auditing.curvature import page
+    from equipoise.auditing.curvature.study import study
+    from equipoise.cli.subject import loss_batch, optimizer_for
+
+    found = typed.opened("measuring the curvature of", targets=True)
+    result = study(
+        found.model,
+        loss_batch(typed.model, found),
+        optimizer=optimizer_for(found.model, optimizer, lr=lr, momentum=momentum),
+        count=eigenvalues,
+        probes=probes,
+        every_block=every_block,
+        micro_batch=micro_batch,
+    )
+    more = {"headline": page.headline(result)}
+    return Studied(result=result, source=found.source, page=page, more=more)

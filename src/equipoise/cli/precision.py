@@ -4,17 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import (
-    BatchFile,
-    Html,
-    Json,
-    Model,
-    RandomTokens,
-    Rows,
-    TextFile,
-    print_json,
-)
-from equipoise.cli.progress import working
+from equipoise.cli.study import Studied, Typed, studies
 
 EXAMPLES = (
     "equipoise precision ./gpt2 --format fp16",
@@ -23,12 +13,10 @@ EXAMPLES = (
 )
 
 
+@studies(rows=20)
 def command(
-    model: Model,
+    typed: Typed,
     *,
-    batch: BatchFile = None,
-    text: TextFile = None,
-    random_tokens: RandomTokens = False,
     format: Annotated[
         str, typer.Option(help="bf16, fp16, tf32, e4m3, e5m2, or generic e5m10.")
     ] = "bf16",
@@ -43,33 +31,20 @@ def command(
     every_module: Annotated[
         bool, typer.Option(help="Also measure each module alone (slow).")
     ] = False,
-    rows: Rows = 20,
-    html: Html = None,
-    json: Json = False,
-) -> None:
+) -> Studied:
     """Predict and measure the error of a narrow format; say what to keep in fp32."""
     # Here, not above: --help must not load torch.
+    from equipoise.auditing.precision import page
     from equipoise.auditing.precision.emulation import Storage
-    from equipoise.auditing.precision.page import headline, print_study, write_study
     from equipoise.auditing.precision.study import study
-    from equipoise.cli.subject import checked_batch, subject
+    from equipoise.cli.subject import checked_batch
 
     # First what is cheap to refuse: weights may take minutes to load.
     storage = Storage.named(format, scaled=scaled)
-    with working(f"opening {model}") as shown:
-        found = subject(model, batch, text=text, random_tokens=random_tokens)
-        given = checked_batch(model, found)
-        shown.now(f"measuring {format} in {model}")
-        result = study(
-            found.model,
-            given,
-            storage=storage,
-            target=target,
-            every_module=every_module,
-        )
-    if json:
-        print_json(result, source=found.source, headline=headline(result))
-    else:
-        print_study(result, rows=rows, source=found.source)
-    if html is not None:
-        typer.echo(f"wrote {write_study(result, html, source=found.source)}", err=json)
+    found = typed.opened(f"measuring {format} in")
+    batch = checked_batch(typed.model, found)
+    result = study(
+        found.model, batch, storage=storage, target=target, every_module=every_module
+    )
+    more = {"headline": page.headline(result)}
+    return Studied(result=result, source=found.source, page=page, more=more)
