@@ -4,9 +4,11 @@
 """
 
 import dataclasses
+import functools
+import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,6 +79,47 @@ def _page(path: Path | None) -> Path | None:
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write one offline page.", callback=_page)
 ]
+
+
+Options = Mapping[str, tuple[type, str]]
+"""Name → type and help of an option without a default."""
+
+
+def with_options(
+    table: Options, *, before: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options to a command, which takes those that are given by ``**name``."""
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, typer.Option(help=text)],
+        )
+        for name, (kind, text) in table.items()
+    ]
+
+    def declare(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def given_only(**values: Any) -> None:
+            absent = {name for name in table if values[name] is None}
+            command(**{k: v for k, v in values.items() if k not in absent})
+
+        return declared(given_only, added, before=before)
+
+    return declare
+
+
+def declared(
+    command: Callable[..., None], added: Sequence[inspect.Parameter], *, before: str
+) -> Callable[..., None]:
+    """Let a command show more options, in place of ``**name``, before its own one."""
+    *shown, _ = inspect.signature(command).parameters.values()
+    place = [parameter.name for parameter in shown].index(before)
+    parameters = [*shown[:place], *added, *shown[place:]]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def print_json(found: Any, **more: Any) -> None:

@@ -1,5 +1,6 @@
 """``equipoise plan``: what to set before training, and why."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,15 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.cli.arguments import Json
+from equipoise.cli.arguments import Json, with_options
 from equipoise.errors import InputError
 from equipoise.planning import (
-    ATTENTIONS,
-    FEEDFORWARDS,
-    NORMS,
-    PRECISIONS,
-    RESIDUALS,
-    WARMUPS,
+    CHOICES,
+    Model,
     Plan,
     plan,
 )
@@ -28,8 +25,22 @@ EXAMPLES = (
     "equipoise plan 36 1280 20 --precision fp16 --json",
 )
 SIZES = ("depth", "width", "heads")
+DEFAULTS = {field.name: field.default for field in fields(Model)}
+PREFIXES = {"precision": "Format the norms compute in: "}
+OPTIONS = {
+    "depth": (int, "Layers (of the encoder, if two stacks)."),
+    "width": (int, "Width of the residual stream."),
+    "heads": (int, "Attention heads."),
+    **{
+        name: (str, f"{PREFIXES.get(name, '')}{' · '.join(known)} ({DEFAULTS[name]})")
+        for name, known in CHOICES.items()
+    },
+    "beta2": (float, f"Adam's β₂ ({DEFAULTS['beta2']})."),
+    "decoder_depth": (int, "Layers of the decoder, if there are two stacks."),
+}
 
 
+@with_options(OPTIONS, before="beside")
 def command(
     model: Annotated[
         list[str] | None,
@@ -40,51 +51,17 @@ def command(
         ),
     ] = None,
     *,
-    depth: Annotated[
-        int | None, typer.Option(help="Layers (of the encoder, if two stacks).")
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Width of the residual stream.")
-    ] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
-    residual: Annotated[
-        str | None, typer.Option(help=f"{' · '.join(RESIDUALS)} (pre)")
-    ] = None,
-    attention: Annotated[
-        str | None, typer.Option(help=f"{' · '.join(ATTENTIONS)} (standard)")
-    ] = None,
-    norm: Annotated[
-        str | None, typer.Option(help=f"{' · '.join(NORMS)} (layernorm)")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Format the norms compute in: {' · '.join(PRECISIONS)} (bf16)"
-        ),
-    ] = None,
-    warmup: Annotated[
-        str | None, typer.Option(help=f"{' · '.join(WARMUPS)} (learning-rate)")
-    ] = None,
-    beta2: Annotated[float | None, typer.Option(help="Adam's β₂ (0.95).")] = None,
-    decoder_depth: Annotated[
-        int | None, typer.Option(help="Layers of the decoder, if there are two stacks.")
-    ] = None,
-    feedforward: Annotated[
-        str | None, typer.Option(help=f"{' · '.join(FEEDFORWARDS)} (plain)")
-    ] = None,
     beside: Annotated[
         str | None,
         typer.Option(help=f"Also what its authors did: {' · '.join(PUBLISHED)}"),
     ] = None,
     json: Json = False,
+    **given: Any,
 ) -> None:
     """Recommend gains, residual multipliers, warm-up and ε, each with its reference.
 
     What a model's config.json says is taken from there; an option goes before it.
     """
-    # Every option but these is one of plan's, under the same name.
-    named = {k: v for k, v in locals().items() if k not in ("model", "json", "beside")}
-    given = {name: value for name, value in named.items() if value is not None}
     found = plan(**_complete({**_sizes(model or []), **given}))
     if json:
         typer.echo(found.to_json())

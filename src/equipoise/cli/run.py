@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from equipoise.cli.arguments import with_options
+
 # Everything behind the script is the script's, even if it looks like an option of ours.
 CONTEXT = {
     "allow_extra_args": True,
@@ -17,8 +19,14 @@ EXAMPLES = (
     "equipoise run --every 20 --name baseline train.py --lr 3e-4",
     "equipoise run --budget 0.02 --sink tensorboard train.py",
 )
+OPTIONS = {
+    "preset": (str, "minimal, default or deep: what is measured."),
+    "every": (int, "Sample one step in this many (10)."),
+    "budget": (float, "Largest share of time for sampling, such as 0.02."),
+}
 
 
+@with_options(OPTIONS, before="sink")
 def command(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
@@ -28,29 +36,19 @@ def command(
         str | None,
         typer.Option(help="What the run is called."),
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="minimal, default or deep: what is measured.")
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(help="Sample one step in this many (10).")
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Largest share of time for sampling, such as 0.02."),
-    ] = None,
     sink: Annotated[
         list[str] | None,
         typer.Option(help="jsonl, tensorboard, wandb or mlflow; may be repeated."),
     ] = None,
+    **given: Any,
 ) -> None:
     """Run a script and watch whatever it trains; options come before the script."""
     # Here, not above: --help must not load torch.
     from equipoise.integrations.launcher import launched
 
     # What is not given here may be given by EQUIPOISE_EVERY or equipoise.toml.
-    asked: dict[str, Any] = {"preset": preset, "every": every, "budget": budget}
-    asked["sinks"] = tuple(sink) if sink else None
-    given = {option: value for option, value in asked.items() if value is not None}
+    if sink:
+        given["sinks"] = tuple(sink)
     launched(script, context.args, report=_report, run=run, name=name, **given)
 
 

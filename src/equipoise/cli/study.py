@@ -20,6 +20,7 @@ from equipoise.cli.arguments import (
     RandomTokens,
     Rows,
     TextFile,
+    declared,
     print_json,
 )
 from equipoise.cli.progress import Working, working
@@ -98,20 +99,8 @@ def studies(*, rows: int) -> Callable[[Callable[..., Studied]], Callable[..., No
                 page = study.page.write_study(study.result, html, source=study.source)
                 typer.echo(f"wrote {page}", err=json)
 
-        return _declared(command, measure)
+        _, *own = inspect.signature(measure).parameters.values()
+        command.__doc__ = measure.__doc__
+        return declared(command, own, before="rows")
 
     return made
-
-
-def _declared(
-    command: Callable[..., None], measure: Callable[..., Studied]
-) -> Callable[..., None]:
-    """Give a command the options and the help of its measure, before ``--rows``."""
-    _, *own = inspect.signature(measure).parameters.values()
-    shared = list(inspect.signature(command).parameters.values())[:-1]
-    place = [parameter.name for parameter in shared].index("rows")
-    parameters = [*shared[:place], *own, *shared[place:]]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = measure.__doc__
-    return command

@@ -1,5 +1,7 @@
 """``plan``: what to set before training a model of a given size, and why."""
 
+from typing import Any
+
 from equipoise.planning.depth import (
     PLACEMENTS,
     epsilon,
@@ -10,6 +12,7 @@ from equipoise.planning.depth import (
 )
 from equipoise.planning.model import (
     ATTENTIONS,
+    CHOICES,
     FEEDFORWARDS,
     NORMS,
     PRECISIONS,
@@ -22,6 +25,7 @@ from equipoise.planning.model import (
 
 __all__ = [
     "ATTENTIONS",
+    "CHOICES",
     "FEEDFORWARDS",
     "NORMS",
     "PRECISIONS",
@@ -34,32 +38,14 @@ __all__ = [
 ]
 
 
-def plan(
-    depth: int,
-    width: int,
-    heads: int,
-    *,
-    residual: str = "pre",
-    attention: str = "standard",
-    norm: str = "layernorm",
-    precision: str = "bf16",
-    warmup: str = "learning-rate",
-    beta2: float = 0.95,
-    feedforward: str = "plain",
-    decoder_depth: int | None = None,
-) -> Plan:
+def plan(depth: int, width: int, heads: int, **options: Any) -> Plan:
     """Return what to set before training such a model, with formula and reference.
 
     Args:
-        depth: Layers N, each of an attention and a feed-forward branch.
-        residual: pre, post, sandwich, deepnorm (LN(X + αf)), deepnorm-original
-            (LN(aX + f)).
-        attention: standard (m = 4 maps in the sensitive path), shared (W_Q = W_K, 3),
-            linear (2).
-        precision: The format the normalisers compute in; fp32 under autocast.
-        warmup: Of the learning rate, or of the softmax temperature.
-        feedforward: plain, or gated (SwiGLU).
-        decoder_depth: For an encoder–decoder; ``depth`` is the encoder then.
+        depth: Layers; of the encoder, where there is a decoder too.
+        width: Of the residual stream.
+        heads: Attention heads.
+        options: The other fields of :class:`Model`, which lists what each takes.
 
     Example:
         >>> plan(8, 512, 8, residual="deepnorm-original")["residual.skip"]
@@ -67,21 +53,9 @@ def plan(
         >>> plan(16, 64, 4, precision="fp16")["norm.eps"]
         0.0001
     """
-    model = Model(
-        depth=depth,
-        width=width,
-        heads=heads,
-        residual=residual,
-        attention=attention,
-        norm=norm,
-        precision=precision,
-        warmup=warmup,
-        beta2=beta2,
-        feedforward=feedforward,
-        decoder_depth=decoder_depth,
-    )
+    model = Model(depth=depth, width=width, heads=heads, **options)
     parts = (
-        *(scores, std, feedforward_width, PLACEMENTS[residual]),
+        *(scores, std, feedforward_width, PLACEMENTS[model.residual]),
         *(warmup_of, epsilon),
     )
     return Plan(model=model, settings=tuple(s for part in parts for s in part(model)))

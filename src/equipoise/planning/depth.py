@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from equipoise.numerics.formats import FORMATS, Format
 from equipoise.numerics.scaling import (
@@ -112,13 +113,8 @@ def _feedforward_gain(model: Model, measured: bool) -> Setting:
 def _plain(model: Model) -> Iterator[Setting]:
     yield from _path(model)
     yield _multiplier("residual.branch", 1.0, "1", EMADI)
-    yield Setting(
-        name="init.gain.output",
-        value=output_gain(model.depth),
-        formula="(2N)^(-1/2)",
-        reference="Radford et al. 2019 (GPT-2)",
-        note="on W_O and the last FFN matrix only",
-    )
+    note = "on W_O and the last FFN matrix only"
+    yield _output(model, "init.gain.output", "Radford et al. 2019 (GPT-2)", note=note)
 
 
 def _post(model: Model) -> Iterator[Setting]:
@@ -128,13 +124,15 @@ def _post(model: Model) -> Iterator[Setting]:
 
 def _sandwich(model: Model) -> Iterator[Setting]:
     yield from _path(model)
-    yield Setting(
-        name="init.norm.output",
-        value=output_gain(model.depth),
-        formula="(2N)^(-1/2)",
-        reference="ours: 2N branches add up to the variance of one",
-        note="weight of the normaliser after each branch, which undoes W_O's gain",
-    )
+    reference = "ours: 2N branches add up to the variance of one"
+    note = "weight of the normaliser after each branch, which undoes W_O's gain"
+    yield _output(model, "init.norm.output", reference, note=note)
+
+
+def _output(model: Model, name: str, reference: str, *, note: str) -> Setting:
+    value = output_gain(model.depth)
+    found = _multiplier(name, value, "(2N)^(-1/2)", reference)
+    return replace(found, note=note)
 
 
 def _deepnorm(model: Model) -> Iterator[Setting]:

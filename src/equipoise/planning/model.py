@@ -1,7 +1,7 @@
 """The model a plan is for, with the combinations that were analysed, and the plan."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from equipoise.errors import InputError
@@ -16,12 +16,15 @@ FEEDFORWARDS = ("plain", "gated")
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 NORMS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 """Normaliser → the ε in common use."""
-
-
-def _known(name: str, given: str, known: Iterable[str]) -> None:
-    names = list(known)
-    if given not in names:
-        raise InputError(f"{name} {given!r} is not known; known: {', '.join(names)}")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "residual": RESIDUALS,
+    "attention": ATTENTIONS,
+    "norm": tuple(NORMS),
+    "precision": PRECISIONS,
+    "warmup": WARMUPS,
+    "feedforward": FEEDFORWARDS,
+}
+"""Option → the names it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +32,18 @@ class Model:
     """The model a plan is for."""
 
     depth: int
+    """Layers N, each of an attention and a feed-forward branch."""
     width: int
     heads: int
     residual: str = "pre"
+    """pre, post, sandwich, deepnorm (LN(X + αf)), deepnorm-original (LN(aX + f))."""
     attention: str = "standard"
+    """standard (m = 4 maps in the sensitive path), shared (W_Q = W_K: 3), linear (2)"""
     norm: str = "layernorm"
     precision: str = "bf16"
     """The format the normalisers compute in: under autocast that is fp32."""
     warmup: str = "learning-rate"
+    """Of the learning rate, or of the softmax temperature."""
     beta2: float = 0.95
     """Adam's."""
     feedforward: str = "plain"
@@ -45,12 +52,11 @@ class Model:
     """Makes it an encoder–decoder whose encoder has ``depth`` layers."""
 
     def __post_init__(self) -> None:
-        _known("residual", self.residual, RESIDUALS)
-        _known("attention", self.attention, ATTENTIONS)
-        _known("norm", self.norm, NORMS)
-        _known("warmup", self.warmup, WARMUPS)
-        _known("precision", self.precision, PRECISIONS)
-        _known("feedforward", self.feedforward, FEEDFORWARDS)
+        for name, known in CHOICES.items():
+            given = getattr(self, name)
+            if given not in known:
+                names = ", ".join(known)
+                raise InputError(f"{name} {given!r} is not known; known: {names}")
         for name in ("depth", "width", "heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: at least 1 is needed")
