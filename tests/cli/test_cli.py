@@ -14,7 +14,7 @@ from equipoise.errors import RunFileError, SilentSiteError
 from tests.report.runs import pre_and_post, sick
 
 COMMAND_FILES = Path(cli.__file__).parent
-SHARED = {"__init__", "arguments", "subject", "lab_actions", "progress"}
+SHARED = {"__init__", "arguments", "study", "subject", "lab_actions", "progress"}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -101,9 +101,9 @@ def with_options(
 
     def declare(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def given_only(**values: Any) -> None:
-            absent = {name for name in table if values[name] is None}
-            command(**{k: v for k, v in values.items() if k not in absent})
+        def given_only(*words: Any, **values: Any) -> None:
+            absent = {name for name in table if values.get(name) is None}
+            command(*words, **{k: v for k, v in values.items() if k not in absent})
 
         return declared(given_only, added, before=before)
 
