@@ -46,7 +46,8 @@ def healthy(
 def judged(readings: Iterable[Reading]) -> tuple[Judge, list[Finding]]:
     """Return the judge at the end, and everything the rules found on the way."""
     judge = Judge(DETAILS, rules=tuple(RULES.values()))
-    return judge, judge.add(readings)
+    found = judge.add(readings)
+    return judge, [f for f in found if f.rule != "rules.unread"]
 
 
 def names(found: Iterable[Finding]) -> set[str]:

@@ -1,6 +1,7 @@
 """States, sentences and evidence; the same live as from a file."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,24 @@ def test_going_back_to_an_earlier_step_forgets_what_came_after() -> None:
     assert judge.verdict.state == "failing"
     judge.add(Reading.scalar(step, "loss", falling(step)) for step in range(60, 200))
     assert judge.verdict.state == "healthy"
+
+
+def test_rules_that_need_another_preset_are_named_once() -> None:
+    judge = Judge(DETAILS)
+    found = [f for f in judge.add(healthy(400)) if f.rule == "rules.unread"]
+    assert len(found) == 1 and found[0].severity == "info"
+    assert "curvature.beyond_edge" in found[0].message and "deep" in found[0].advice
+    assert "attention.sinks" not in found[0].message  # any preset reads it
+    assert judge.verdict.state == "healthy"
+
+
+def test_advice_on_the_learning_rate_gives_its_peak_and_when() -> None:
+    def readings() -> Iterable[Reading]:
+        for reading in healthy(gradient=lambda step, layer: 10.0 ** (layer - 3)):
+            if reading.quantity == "loss":
+                rate = 0.004 * min(1.0, (reading.step + 1) / 25)
+                yield Reading.scalar(reading.step, "learning_rate", rate)
+            yield reading
+
+    advice = judged(readings())[0].verdict.advice
+    assert advice.endswith("(learning rate: peak 0.004, reached at step 24)")

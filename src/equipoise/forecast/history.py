@@ -61,6 +61,9 @@ class Curve:
     """The lowest mean of a block."""
     peak: float = -math.inf
     """The highest mean of a block since the lowest."""
+    largest: float = -math.inf
+    largest_step: int = -1
+    """The largest value, and the first step that had it."""
     usual: float = math.nan
     """The median of the latest 64."""
     deviation: float = math.inf
@@ -75,6 +78,8 @@ class Curve:
         self.steps.append(step)
         self.values.append(value)
         self.count += 1
+        if value > self.largest:
+            self.largest, self.largest_step = value, step
         self._open.append((step, value))
         if len(self._open) >= self.size:
             self._close_block()

@@ -80,6 +80,7 @@ class Judge:
     _held: list[Condition] = field(default_factory=list)
     """Conditions that fired before there were enough samples to judge."""
     _by_quantity: dict[str, list[Condition]] = field(default_factory=dict)
+    _noted_unread: bool = False
 
     def __post_init__(self) -> None:
         self.history = History(self.details)
@@ -108,7 +109,19 @@ class Judge:
                 for condition in asking:
                     if self._is_complete(condition.rule, reading.step):
                         found += self._asked(condition)
+            if not self._noted_unread and self.history.sampled > LEAST_SAMPLES:
+                found += self._unread_rules(reading.step)
         return found
+
+    def _unread_rules(self, step: int) -> list[Finding]:
+        """Return, once, which rules need what another preset takes."""
+        self._noted_unread = True
+        idle = [
+            c.rule.name
+            for c in self.conditions
+            if c.rule.preset and not all(q in self.history for q in c.rule.reads)
+        ]
+        return [_needs_preset(step, idle)] if idle else []
 
     @property
     def is_early(self) -> bool:
@@ -168,9 +181,10 @@ class Judge:
         """What fires now, the gravest first, then the earliest."""
         early = self.is_early
         found = [
-            c.finding
+            current
             for c in self.conditions
-            if c.finding is not None and not (early and c.rule.about != "loss")
+            if (current := c.current) is not None
+            and not (early and c.rule.about != "loss")
         ]
         return sorted(found, key=lambda f: (ORDER[f.severity], f.step))
 
@@ -192,6 +206,18 @@ def _rule_failed(step: int, rule: Rule, error: Exception) -> Finding:
         f"the rule {rule.name} failed and is switched off: {error!r}",
         advice=f'repair it, or switch it off in equipoise.toml: "{rule.name}" = false',
         rule=rule.name,
+    )
+
+
+def _needs_preset(step: int, names: Sequence[str]) -> Finding:
+    return Finding(
+        step=step,
+        severity="info",
+        rule="rules.unread",
+        message=f"{len(names)} rules have nothing to judge, because this preset does "
+        f"not read what they need: {', '.join(names)}",
+        advice='watch(..., preset="deep") reads it',
+        evidence={"rules": ", ".join(names)},
     )
 
 
@@ -242,6 +268,7 @@ def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
 def _judged(judge: Judge) -> Verdict | None:
     """What rules fire: about the loss it is failing, about the model at risk."""
     about = {c.rule.name: c.rule.about for c in judge.conditions}
+    now = {c.rule.name: c.sentence for c in judge.conditions}
     firing = [f for f in judge.firing if f.severity != "info"]
     if not firing:
         return None
@@ -250,16 +277,28 @@ def _judged(judge: Judge) -> Verdict | None:
     worst = (causes or loss)[0]
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
-    sentence = worst.message
-    if loss and causes:
-        sentence = f"{loss[0].message}; {causes[0].message}"
+    named = (loss[0], worst) if loss and causes else (worst,)
     return Verdict(
         state=state,
-        sentence=f"{sentence} (since step {worst.evidence['since']})",
+        sentence="; ".join(now[finding.rule] for finding in named),
         since=min(int(f.evidence["since"] or 0) for f in firing),
         findings=tuple(judge.firing),
-        advice=worst.advice or (loss[0].advice if loss else ""),
+        advice=_with_rate(worst.advice or (loss[0].advice if loss else ""), judge),
     )
+
+
+def _with_rate(advice: str, judge: Judge) -> str:
+    """Return the advice with the learning rate it is about: its peak, and when.
+
+    >>> judge = Judge(rules=())
+    >>> _with_rate("halve the learning rate", judge)
+    'halve the learning rate'
+    """
+    curve = judge.history.curve("learning_rate")
+    if "learning rate" not in advice or not curve.count:
+        return advice
+    peak = f"peak {curve.largest:.3g}, reached at step {curve.largest_step}"
+    return f"{advice} (learning rate: {peak})"
 
 
 def _unread(judge: Judge) -> Verdict | None:

@@ -1,7 +1,9 @@
 """Activations: the residual stream, the norms that read it, and routers of experts."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from equipoise.forecast.history import History, by_site, finite
@@ -22,17 +24,22 @@ class Growth:
     ratio: float
 
 
-def largest_growth(history: History, quantity: str, floor: float) -> Growth | None:
-    """Return the site that has grown most; growth up to the floor does not count."""
+def growths(history: History, quantity: str, floor: float) -> list[Growth]:
+    """Return how far each site has grown; growth up to the floor does not count."""
     track = history.track(quantity)
     if track.count < 2:
-        return None
+        return []
     began = {site: row[0] for site, row in by_site(track.first[0])}
-    grown = [
+    return [
         Growth(site=s, began=began[s], now=row[0], ratio=row[0] / max(began[s], floor))
         for s, row in by_site(track.recent[-1])
         if s in began and max(began[s], floor) > 0
     ]
+
+
+def largest_growth(history: History, quantity: str, floor: float) -> Growth | None:
+    """Return the site that has grown most; None without any."""
+    grown = growths(history, quantity, floor)
     return max(grown, key=lambda one: one.ratio) if grown else None
 
 
@@ -55,7 +62,7 @@ def tokens_collapsed(history: History) -> Measured | None:
     if reading is None or not values or history.track(COSINE).count < 10:
         return None
     site = max(by_site(reading), key=lambda pair: pair[1][0])[0]
-    return measured(median(values), site, largest=max(values))
+    return measured(median(values), most_in=site, largest=max(values))
 
 
 @measures("residual.growing")
@@ -67,11 +74,31 @@ def growing(history: History) -> Measured | None:
     first = history.track(NORMED).first
     sizes = [row[0] for row in first[0].values] if first else []
     floor = max(finite(sizes), default=0.0)
-    found = largest_growth(history, SIZE, floor)
-    if found is None:
+    grown = growths(history, SIZE, floor)
+    if not grown:
         return None
-    began = max(found.began, floor)
-    return measured(found.ratio, found.site, size=found.now, began=began)
+    most, site = max(grown, key=lambda one: one.ratio), adds_most(grown)
+    return measured(
+        most.ratio,
+        site,
+        most_in=most.site,
+        size=most.now,
+        began=max(most.began, floor),
+        source=f"{site or 'no single block'} adds most of it",
+    )
+
+
+def adds_most(grown: Sequence[Growth]) -> str:
+    """Return the block behind which the growth, in logarithms, rises most.
+
+    Nothing where no block makes half of it: then all of them grow, or what enters the
+    first. The stream is read where a block begins, so a block's own part is behind it.
+    """
+    logs = [math.log(max(one.ratio, 1e-9)) for one in grown]
+    steps = [after - before for before, after in pairwise(logs)]
+    if not steps or max(steps) <= 0.5 * max(logs):
+        return ""
+    return grown[steps.index(max(steps))].site
 
 
 @measures("residual.embedding_large")

@@ -40,7 +40,7 @@ def saturated(history: History) -> Measured | None:
     started = history.track(THETA).first[0]
     if history.is_continued and median(finite(heads(started)) or [1.0]) < 0.2:
         return None  # it came like that, and it works
-    return measured(value, lowest, heads=len(values), lowest_head=min(values))
+    return measured(value, most_in=lowest, heads=len(values), lowest_head=min(values))
 
 
 @measures("attention.logits_large")
@@ -76,7 +76,8 @@ def entropy_collapsed(history: History) -> Measured | None:
     if not now or began <= 0:
         return None
     lowest = min(by_site(track.recent[-1]), key=lambda p: sum(p[1]) / len(p[1]))[0]
-    return measured(median(now) / began, lowest, entropy=median(now), began=began)
+    value = median(now) / began
+    return measured(value, most_in=lowest, entropy=median(now), began=began)
 
 
 @measures("attention.uniform")

@@ -6,7 +6,8 @@ Between the two limits nothing changes, so it does not flicker; a step at which 
 cannot know (None) changes nothing, so missing data never end an alarm.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from equipoise.forecast.history import History
@@ -26,9 +27,15 @@ class Condition:
     since: int = -1
     """The step at which the value first passed the threshold, this time."""
     finding: Finding | None = None
-    """What it said when it fired; None while it does not fire."""
+    """What it reported when it fired; None while it does not fire."""
     fired: int = 0
     """How often it has fired."""
+    noticed: int = -1
+    """The step at which it fired, this time."""
+    began: float = math.nan
+    """The value at ``since``."""
+    latest: tuple[int, Measured] | None = None
+    """The last step at which the value was beyond the threshold, and what was found."""
     _beyond: int = 0
     _past: int = 0
 
@@ -39,17 +46,25 @@ class Condition:
             return []
         if not isinstance(found, Measured):
             found = measured(float(found))
+        beyond = self.rule.is_beyond(found.value, self.rule.threshold)
+        if beyond:
+            self.latest = history.step, found
         if self.phase == "firing":
             return self._while_firing(history.step, found)
-        if not self.rule.is_beyond(found.value, self.rule.threshold):
+        if not beyond:
             self.phase, self._beyond = "quiet", 0
             return []
-        self.since = self.since if self.phase == "pending" else history.step
+        return self._while_pending(history.step, found)
+
+    def _while_pending(self, step: int, found: Measured) -> list[Finding]:
+        if self.phase != "pending":
+            self.since, self.began = step, found.value
         self.phase, self._beyond = "pending", self._beyond + 1
         if self._beyond < self.rule.persist:
             return []
         self.phase, self._past, self.fired = "firing", 0, self.fired + 1
-        finding = self._report(history.step, found)
+        self.noticed = step
+        finding = self._report(step, found)
         if not self.rule.lasts:
             self.phase, self._beyond, self.finding = "quiet", 0, None
         return [finding]
@@ -60,7 +75,7 @@ class Condition:
         self._past = self._past + 1 if over else 0
         if self._past >= rule.recover:
             return [self._end(step, found)]
-        if self._severity(found) == "error" and self._said() != "error":
+        if self._severity(found) == "error" and self._reported() != "error":
             return [self._report(step, found)]
         return []
 
@@ -88,6 +103,7 @@ class Condition:
                 "value": found.value,
                 "threshold": self.rule.threshold,
                 "since": self.since,
+                "value_since": self.began,
                 "quantity": self.rule.reads[0],
                 **found.evidence,
             },
@@ -99,5 +115,27 @@ class Condition:
         worse = severe is not None and self.rule.is_beyond(found.value, severe)
         return "error" if worse else self.rule.severity
 
-    def _said(self) -> Severity:
+    @property
+    def current(self) -> Finding | None:
+        """What it reported when it fired, with the latest value beside it."""
+        if self.finding is None or self.latest is None:
+            return self.finding
+        step, found = self.latest
+        now = {"now": found.value, "now_step": step, "noticed": self.noticed}
+        return replace(self.finding, evidence={**self.finding.evidence, **now})
+
+    @property
+    def sentence(self) -> str:
+        """What holds now, the step it was read at, since when, and when it fired."""
+        if self.finding is None or self.latest is None:
+            return ""
+        step, found = self.latest
+        when = [f"step {step}"]
+        if self.since < step:
+            when.append(f"since step {self.since}")
+        if self.since < self.noticed < step:
+            when.append(f"noticed at step {self.noticed}")
+        return f"{self.rule.sentence(found)} ({', '.join(when)})"
+
+    def _reported(self) -> Severity:
         return self.finding.severity if self.finding else "info"

@@ -8,6 +8,8 @@ from equipoise.forecast.rules.registry import Measured, measures
 from equipoise.forecast.score import Forecast, Forecaster
 
 FORECAST = "forecast.failure"
+LOCAL = ("residual", "router", "init")
+"""Causes that may lie in one block; of the others no block is named."""
 
 
 def sample_from(history: History) -> Sample:
@@ -39,7 +41,7 @@ def failure(history: History) -> Measured:
     reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
     return Measured(
         value=found.stake,
-        site=found.site,
+        site=found.site if found.cause in LOCAL else "",
         advice=advise(REMEDIES.get(found.cause, ())),
         evidence={
             "probability": found.probability,

@@ -99,7 +99,8 @@ def qk_starved(history: History) -> Measured | None:
     if not ratios:
         return None
     lowest = min(ratios, key=lambda site: ratios[site])
-    return measured(median(ratios.values()), lowest, lowest=ratios[lowest])
+    value = median(ratios.values())
+    return measured(value, most_in=lowest, lowest=ratios[lowest])
 
 
 def _total(history: History) -> float:
@@ -122,7 +123,7 @@ def of_median_block(values: dict[str, float]) -> Measured | None:
     if not values:
         return None
     site = max(values, key=lambda name: values[name])
-    return measured(median(values.values()), site, largest=values[site])
+    return measured(median(values.values()), most_in=site, largest=values[site])
 
 
 @measures("update.too_large")
@@ -149,7 +150,8 @@ def too_small(history: History) -> Measured | None:
     if not ratios:
         return None
     site = min(ratios, key=lambda name: ratios[name])
-    return measured(median(ratios.values()), site, lowest=ratios[site], rate=rate)
+    value = median(ratios.values())
+    return measured(value, most_in=site, lowest=ratios[site], rate=rate)
 
 
 @measures("curvature.beyond_edge")

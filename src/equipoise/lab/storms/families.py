@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.lab.data import Batch, Batches
-from equipoise.lab.models import GPTConfig, MixtureOfExperts
+from equipoise.lab.models import GPTConfig
 from equipoise.lab.storms.plan import Storm
 from equipoise.lab.training.options import TrainOptions
 from equipoise.lab.training.trainer import Trainer
@@ -191,19 +191,14 @@ def _adam(storm: Storm) -> Change:
 
 def _router(storm: Storm) -> Change:
     """A load-balance loss with the wrong sign: tokens crowd into few experts."""
-    weight = 0.01 - between(3e-3, 300.0, storm.severity)
-
-    def sharpen(model: nn.Module) -> None:
-        for module in model.modules():
-            if isinstance(module, MixtureOfExperts):
-                module.router.weight.data.mul_(1 + 9 * storm.severity)
-
-    return Change(train={"balance_weight": weight, "lr": 6e-3}, prepare=sharpen)
+    weight = 0.01 - between(3e-4, 3e3, storm.severity)
+    sharpen = _scale(("router",), 1 + 30 * storm.severity**2)
+    return Change(train={"balance_weight": weight}, prepare=sharpen)
 
 
 def _residual(storm: Storm) -> Change:
     """One block writes more with every step from a quarter on: decay's wrong sign."""
-    growth, start = between(3e-3, 8e-2, storm.severity), storm.steps // 4
+    growth, start = between(2e-3, 0.15, storm.severity), storm.steps // 4
     layer = storm.seed % shape_of(storm).depth
     writers = ("attention.o_proj", "feedforward.down_proj")
     grow = _scale(tuple(f"blocks.{layer}.{name}" for name in writers), 1 + growth)
@@ -216,7 +211,11 @@ def _residual(storm: Storm) -> Change:
 
 
 def _init(storm: Storm) -> Change:
-    """Embeddings too large for odd seeds, all matrices for even ones."""
+    """Embeddings too large for odd seeds; all matrices, or one block's, for others."""
+    if storm.seed % 4 == 0:
+        layer = storm.seed // 4 % shape_of(storm).depth
+        times = 1 + between(0.02, 20.0, storm.severity)
+        return Change(prepare=_scale((f"blocks.{layer}.",), times), layer=layer)
     if storm.seed % 2:
         return Change(model={"embedding_std": between(0.15, 12.0, storm.severity)})
     return Change(model={"init_std": between(0.03, 0.8, storm.severity)})

@@ -111,31 +111,43 @@ def severity(family: str, seed: int, span: tuple[float, float]) -> float:
     return round(span[0] + (span[1] - span[0]) * draw, 4)
 
 
+TUNED, SCORED = 1, 9
+"""The first seed to tune on, and the first that nothing may be tuned on."""
+
+
+def seeds_of(count: int) -> list[int]:
+    """Return the seeds of so many runs: half to tune on, half to score on.
+
+    Seeds 5 to 8 were looked at in an earlier scoring; only a larger plan has them.
+
+    >>> seeds_of(8), seeds_of(1)
+    ([1, 2, 3, 4, 9, 10, 11, 12], [1])
+    """
+    tuned = min(SCORED - TUNED, (count + 1) // 2)
+    return [*range(TUNED, TUNED + tuned), *range(SCORED, SCORED + count - tuned)]
+
+
 def plan(size: Size = NORMAL) -> list[Storm]:
     """Return every run, seed by seed, of both halves in turn; deep ones among them.
 
     Cut short, all families have as many, to tune on and to score on.
     """
-    seeds = max(size.pairs, size.controls)
-    half = (seeds + 1) // 2
-    turns = [s for k in range(1, half + 1) for s in (k, k + half) if s <= seeds]
+    seeds = seeds_of(max(size.pairs, size.controls))
+    half = (len(seeds) + 1) // 2
+    turns = [s for k in range(half) for s in seeds[k::half]]
+    deep = list(range(SCORED, SCORED + size.deep_pairs))
     tasks: list[Storm] = []
-    for turn, seed in enumerate(turns, 1):
+    for turn, seed in enumerate(turns):
         tasks += _of_seed(seed, size)
-        if turn >= half:
-            tasks += _deep(turn - half + 1, size)
-    for seed in range(1, size.deep_pairs + 1):  # those that had no turn yet
-        tasks += _deep(seed, size)
+        if turn >= half and deep:
+            tasks += _faults(DEEP_FAMILIES, deep.pop(0), "deep", size.deep_steps)
+    for seed in deep:  # those that had no turn yet
+        tasks += _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
     return list(dict.fromkeys(tasks))
 
 
-def _deep(seed: int, size: Size) -> Iterable[Storm]:
-    if seed <= size.deep_pairs:
-        yield from _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
-
-
 def _of_seed(seed: int, size: Size) -> Iterable[Storm]:
-    for kind in CONTROLS if seed <= size.controls else ():
+    for kind in CONTROLS if seed in seeds_of(size.controls) else ():
         yield Storm(
             role="control",
             family=kind,
@@ -143,7 +155,7 @@ def _of_seed(seed: int, size: Size) -> Iterable[Storm]:
             seed=seed,
             steps=size.control_steps,
         )
-    if seed <= size.pairs:
+    if seed in seeds_of(size.pairs):
         yield from _faults(FAMILIES, seed, "small", size.steps)
 
 
