@@ -181,10 +181,9 @@ class Judge:
         """What fires now, the gravest first, then the earliest."""
         early = self.is_early
         found = [
-            current
+            c.finding
             for c in self.conditions
-            if (current := c.current) is not None
-            and not (early and c.rule.about != "loss")
+            if c.finding is not None and not (early and c.rule.about != "loss")
         ]
         return sorted(found, key=lambda f: (ORDER[f.severity], f.step))
 

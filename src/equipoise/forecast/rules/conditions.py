@@ -7,7 +7,7 @@ cannot know (None) changes nothing, so missing data never end an alarm.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from equipoise.forecast.history import History
@@ -114,15 +114,6 @@ class Condition:
         severe = self.rule.severe
         worse = severe is not None and self.rule.is_beyond(found.value, severe)
         return "error" if worse else self.rule.severity
-
-    @property
-    def current(self) -> Finding | None:
-        """What it reported when it fired, with the latest value beside it."""
-        if self.finding is None or self.latest is None:
-            return self.finding
-        step, found = self.latest
-        now = {"now": found.value, "now_step": step, "noticed": self.noticed}
-        return replace(self.finding, evidence={**self.finding.evidence, **now})
 
     @property
     def sentence(self) -> str:
