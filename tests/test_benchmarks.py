@@ -1,9 +1,12 @@
 """What ``./dev bench`` lists can be run, and nothing else is listed."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.__main__ import main, names
 from benchmarks.house_counts import code_lines, counts, cycles, imports
+from benchmarks.unused_names import unpassed, unused_names, uses
 
 
 def test_only_what_can_be_run_is_listed() -> None:
@@ -33,3 +36,20 @@ def test_a_module_imported_once_is_a_one_caller_module() -> None:
     found = counts(tree)
     assert found["one-caller modules"] == 1 and found["files"] == 3
     assert found["lines"] == 4 and found["files over 400 lines"] == 0
+
+
+def test_unused_names_and_parameters_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "src" / "a.py").write_text(
+        "USED = 1\nDEAD = USED\n"
+        "def called(x, y=1, *, z=2, named=3): return x\n"
+        "class Box:\n    def read(self): ...\n    def left(self): ...\n"
+    )
+    (tmp_path / "tests" / "b.py").write_text(
+        "from a import called, Box\ncalled(1, 2, named=3)\nBox().read()\n"
+    )
+    found = uses(tmp_path)
+    assert unused_names(found, tmp_path) == ["src/a.py:2 DEAD", "src/a.py:6 left"]
+    assert unpassed(found, tmp_path) == ["src/a.py:3 called(z)"]

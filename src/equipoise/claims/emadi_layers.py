@@ -202,8 +202,8 @@ def norm_constant_is_true_and_empty() -> Found:
     }
 
 
-def _heads(rng: torch.Generator, *, gain: float = 1.0, heads: int = 4) -> Heads:
-    width, each = 32, 8
+def _heads(rng: torch.Generator, *, gain: float = 1.0) -> Heads:
+    heads, width, each = 4, 32, 8
     q, k, v = (gain * _normal(heads, width, each, rng=rng) / 32**0.5 for _ in range(3))
     out = gain * _normal(heads, each, width, rng=rng) / 32**0.5
     return Heads(w_q_HDE=q, w_k_GDE=k, w_v_GDF=v, w_o_HFD=out)

@@ -13,8 +13,6 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.records import Reading
-
 Vector = NDArray[np.float64]
 Rows = Mapping[str, Sequence[float]]
 """site → values."""
@@ -36,14 +34,6 @@ class Sample:
     def numbers(self, quantity: str) -> list[float]:
         """Return every value of a quantity over sites and heads."""
         return [value for row in self.table.get(quantity, {}).values() for value in row]
-
-
-def sample_of(
-    step: int, readings: Sequence[Reading], blocks: Sequence[str] = ()
-) -> Sample:
-    """Return the sample that some readings of one step make."""
-    table = {r.quantity: dict(zip(r.sites, r.values, strict=True)) for r in readings}
-    return Sample(step, table, blocks)
 
 
 def _ln(value: float) -> float:

@@ -45,7 +45,6 @@ def lead(
     x: ArrayLike,
     y: ArrayLike,
     *,
-    max_lag: int = MAX_LAG,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> Lead:
@@ -58,7 +57,7 @@ def lead(
     a, b = innovations(x), innovations(y)
     if len(a) != len(b):
         raise InputError(f"series of {len(a)} and {len(b)} steps cannot be compared")
-    lags = _lags(len(a), max_lag)
+    lags = _lags(len(a))
     r = lagged_correlations(a, b, lags)
     best = int(np.argmax(np.abs(r)))
     chance = correlations_when_shuffled(a, b, lags, count=permutations, seed=seed)
@@ -143,24 +142,22 @@ def _correlation(a: Array, b: Array) -> Array:
     return out
 
 
-def _lags(n: int, max_lag: int) -> NDArray[np.int_]:
-    reach = min(max_lag, n // 3)
+def _lags(n: int) -> NDArray[np.int_]:
+    reach = min(MAX_LAG, n // 3)
     return np.arange(-reach, reach + 1)
 
 
 HORIZON, WINDOW, SIGMAS = 40, 20, 1.5
 
 
-def published_lead(
-    x: ArrayLike, y: ArrayLike, *, permutations: int = 1000, seed: int = 0
-) -> Lead:
+def published_lead(x: ArrayLike, y: ArrayLike, *, permutations: int = 1000) -> Lead:
     """Return the signed argmax of r over ±60 lags and its iid-permutation p."""
     a, b = (_scored(checked(z)) for z in (x, y))
     reach = min(MAX_LAG, len(a) // 3)
     lags = np.arange(-reach, reach + 1)
     r = lagged_correlations(a, b, lags)
     best = int(np.argmax(r))
-    chance = correlations_when_shuffled(a, b, lags, count=permutations, seed=seed)
+    chance = correlations_when_shuffled(a, b, lags, count=permutations, seed=0)
     p = (1 + int((chance.max(-1) >= r[best]).sum())) / (1 + permutations)
     return Lead(lag=int(lags[best]), r=float(r[best]), p=p)
 

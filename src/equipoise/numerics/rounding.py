@@ -90,16 +90,14 @@ def ulp(x: Float[Tensor, "*x"], format: Format) -> Float[Tensor, "*x"]:
     return power.clamp(min=format.smallest_normal) * format.spacing
 
 
-def rounding_variance(
-    x: Float[Tensor, "*x"], format: Format, *, saturate: bool = False
-) -> Float[Tensor, "*x"]:
+def rounding_variance(x: Float[Tensor, "*x"], format: Format) -> Float[Tensor, "*x"]:
     """Return w(x) = (fl(x) - x)², the squared residual of rounding x once.
 
     On average over a binade it is ulp²/12, the textbook variance; unlike that it is 0
     for numbers the format holds exactly (zeros, gains of 1), and x² for those flushed
     to zero. Infinite entries (masked scores) count as exact.
     """
-    near = rounded(x, format, saturate=saturate)
+    near = rounded(x, format)
     return torch.where(x.isinf(), 0.0, near - x).square()
 
 

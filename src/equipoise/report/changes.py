@@ -31,6 +31,7 @@ WINDOW = 6
 SETTLING = 0.1
 """Share of the steps at the start in which every healthy run changes too."""
 NEVER = -1
+MOST_CHANGES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,14 @@ class Change:
     broken: bool = False
 
 
-def changes(grids: Sequence[Grid], *, limit: int = 60) -> list[Change]:
+def changes(grids: Sequence[Grid]) -> list[Change]:
     """Return the first change of every quantity at its first layer, by onset.
 
     One line per quantity: the layer that moved first, and how many followed is to be
     seen in the heatmap.
     """
     found = [change for grid in grids for change in _of_grid(grid)[:1]]
-    return sorted(found, key=lambda c: (c.step, -c.strength))[:limit]
+    return sorted(found, key=lambda c: (c.step, -c.strength))[:MOST_CHANGES]
 
 
 def _of_grid(grid: Grid) -> list[Change]:

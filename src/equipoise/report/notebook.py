@@ -40,9 +40,7 @@ class HasPath(Protocol):
 Followed = Run | HasPath | str | os.PathLike[str]
 
 
-def show(
-    run: Run | HasPath | str | os.PathLike[str], *, refresh: float = 2.0
-) -> "Show":
+def show(run: Followed, *, refresh: float = 2.0) -> "Show":
     """Show a run below this cell, and keep it current until the run has ended.
 
     Args:

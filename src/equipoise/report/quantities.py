@@ -80,8 +80,6 @@ baek_v2 | Baek v2 | | log | high | precision
 
 CATALOGUE = dict(_entry(line) for line in _TABLE.strip().splitlines())
 RANKS = {name: rank for rank, name in enumerate(CATALOGUE)}
-HEADLINE = tuple(CATALOGUE)[:16]
-"""Quantities that a page shows without being asked, where a run has them."""
 
 
 def shown(name: str) -> Shown:

@@ -96,6 +96,6 @@ def _listener(options: BoardOptions) -> socket.socket:
     raise InputError(f"{options.host}:{wanted[-1]}: {reason}; give another --port")
 
 
-def open_browser(address: str, *, after: float = 0.3) -> None:
+def open_browser(address: str) -> None:
     """Open the page once the board answers, without waiting for the browser."""
-    threading.Timer(after, webbrowser.open, [address]).start()
+    threading.Timer(0.3, webbrowser.open, [address]).start()

@@ -119,7 +119,6 @@ def excess_risk(
     *,
     samples: int,
     parameters: tuple[str, ...],
-    damping: float = 0.0,
 ) -> float:
     """Return Takeuchi's tr(H⁻¹C)/(2k) over some parameters: what more data is worth.
 
@@ -129,9 +128,7 @@ def excess_risk(
     """
     block = gauss_newton(model, batch, parameters=parameters)
     slopes_SN = torch.stack(list(_gradients(model, batch, parameters)))
-    return takeuchi(
-        block.dense(), torch.cov(slopes_SN.mT), samples=samples, damping=damping
-    )
+    return takeuchi(block.dense(), torch.cov(slopes_SN.mT), samples=samples)
 
 
 def _gradients(

@@ -87,15 +87,15 @@ def from_bytes(data: bytes, info: Mapping[str, str | int] | None = None) -> Corp
     return Corpus(tokens=tokens, vocabulary=256, info={**known, "bytes": len(data)})
 
 
-def token_file(path: str | Path, *, vocabulary: int = 50257) -> Corpus:
-    """Return a memory-mapped file of uint16 tokens, as nanoGPT writes ``train.bin``."""
+def token_file(path: str | Path) -> Corpus:
+    """Return a mapped file of GPT-2's tokens in uint16, as nanoGPT's ``train.bin``."""
     found = _found(path)
     size = found.stat().st_size
     if size == 0 or size % 2:
         raise InputError(f"{path} holds {size} bytes: not a file of uint16 tokens")
     tokens = np.memmap(found, dtype=np.uint16, mode="r")
     info: dict[str, str | int] = {"source": found.name, "tokens": len(tokens)}
-    return Corpus(tokens=tokens, vocabulary=vocabulary, info=info)
+    return Corpus(tokens=tokens, vocabulary=50257, info=info)
 
 
 def _found(path: str | Path) -> Path:

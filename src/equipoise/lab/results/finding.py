@@ -223,7 +223,7 @@ def over_training(
 
 
 def over_depth(
-    evidence: Evidence, name: str, *, title: str, y: str = "", log: bool = False
+    evidence: Evidence, name: str, *, title: str, log: bool = False
 ) -> Figure:
     """Return a quantity over layers at the first sample and at the end, per arm."""
     lines = [
@@ -232,7 +232,7 @@ def over_depth(
         for key, when in (("end", "end"), ("start", "init"))
     ]
     file, axes = _file(name, "depth"), "y" if log else ""
-    return chart(file, title, lines, x="layer", y=y, log=axes)
+    return chart(file, title, lines, x="layer", y="", log=axes)
 
 
 def _drawn(evidence: Evidence, name: str) -> list[tuple[str, Mapping[str, Any]]]:

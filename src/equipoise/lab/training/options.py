@@ -76,10 +76,10 @@ def _jumped(past: np.ndarray, value: float) -> bool:
     return bool(value > median + max(LEAST, DEVIATIONS * deviation))
 
 
-def spike_score(values: Sequence[float], *, window: int = 1000) -> float:
+def spike_score(values: Sequence[float]) -> float:
     """Return the share of values at least 7 rolling standard deviations from the mean.
 
-    The mean and deviation are of the ``window`` values before, as OLMo 2 defines it.
+    The mean and deviation are of the 1000 values before, as OLMo 2 defines it.
 
     >>> spike_score([0.0, 1.0] * 50 + [100.0])
     0.009900990099009901
@@ -87,7 +87,7 @@ def spike_score(values: Sequence[float], *, window: int = 1000) -> float:
     x = np.asarray(values, dtype=float)
     if not len(x):
         return math.nan
-    far = [_is_far(x[max(0, t - window) : t], x[t]) for t in range(len(x))]
+    far = [_is_far(x[max(0, t - 1000) : t], x[t]) for t in range(len(x))]
     return sum(far) / len(x)
 
 
@@ -98,9 +98,9 @@ def _is_far(past: np.ndarray, value: float) -> bool:
     return not bool(abs(value - past.mean()) < 7 * past.std())
 
 
-def gradient_spikes(norms: Sequence[float], *, clip: float, times: float = 5) -> int:
-    """Return how many steps had ‖g‖ above ``times`` · clip, Emadi's reading of §7."""
-    return sum(not norm <= times * clip for norm in norms)
+def gradient_spikes(norms: Sequence[float], *, clip: float) -> int:
+    """Return how many steps had ‖g‖ above 5 · clip, Emadi's reading of §7."""
+    return sum(not norm <= 5 * clip for norm in norms)
 
 
 Precision = Literal["fp32", "bf16", "fp16"]

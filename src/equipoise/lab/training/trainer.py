@@ -285,7 +285,6 @@ ROLES = (
     ("feedforward", "feedforward"),
     ("embedding", "embedding"),
 )
-ATTENTION = ("q", "k", "v", "o")
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 

@@ -207,12 +207,10 @@ def ks_power(
     size: int,
     *,
     generator: torch.Generator,
-    level: float = 0.01,
-    draws: int = 2000,
 ) -> float:
     """Return how often two normal samples a ``shift`` (in σ) apart are told apart."""
-    pairs = _pairs(size, draws, generator)
-    return _seen(pairs, shift, ks_threshold(size, level))
+    pairs = _pairs(size, 2000, generator)
+    return _seen(pairs, shift, ks_threshold(size, 0.01))
 
 
 def detectable_shift(
@@ -220,18 +218,16 @@ def detectable_shift(
     *,
     generator: torch.Generator,
     level: float = 0.01,
-    power: float = 0.8,
-    draws: int = 500,
 ) -> float:
-    """Return the shift (in σ of heads) the test sees with this power; inf if none."""
+    """Return the shift (in σ of heads) the test sees 4 times in 5; inf if none."""
     threshold = ks_threshold(size, level)
     if threshold > 1:
         return math.inf
-    pairs = _pairs(size, draws, generator)  # one set: power then grows with the shift
+    pairs = _pairs(size, 500, generator)  # one set: power then grows with the shift
     low, high = 0.0, 16.0
     for _ in range(10):
         middle = (low + high) / 2
-        seen = _seen(pairs, middle, threshold) >= power
+        seen = _seen(pairs, middle, threshold) >= 0.8
         low, high = (low, middle) if seen else (middle, high)
     return high
 

@@ -249,14 +249,12 @@ def random_separability(
     *,
     generator: torch.Generator,
     draws: int = 16,
-    metric: Metric = "euclidean",
 ) -> Separability:
     """Return the means over random rankings, each around its own sum: the control."""
     if draws < 1:
         raise InputError(f"draws {draws}: the control needs at least one ranking")
     found = [
-        separability(ranked_at_random(given, generator), top, metric=metric)
-        for _ in range(draws)
+        separability(ranked_at_random(given, generator), top) for _ in range(draws)
     ]
     return Separability(
         recall=torch.stack([f.recall for f in found]).mean(0),

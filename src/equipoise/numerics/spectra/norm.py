@@ -237,9 +237,6 @@ def spectral_norm(
 
 def spectral_norms(
     *stacks: Tensor | Iterable[Tensor],
-    search: Search | None = None,
-    starts: Iterable[Tensor | None] | None = None,
-    generator: torch.Generator | None = None,
 ) -> tuple[Estimate, ...]:
     """Return the spectral norm of each matrix, or each product, of a stack.
 
@@ -251,12 +248,7 @@ def spectral_norms(
         >>> [round(found.value, 4) for found in two]
         [1.0, 1.0]
     """
-    rows = list(zip(*stacks, strict=True))
-    warm = [None] * len(rows) if starts is None else list(starts)
-    return tuple(
-        spectral_norm(*row, search=search, start=start, generator=generator)
-        for row, start in zip(rows, warm, strict=True)
-    )
+    return tuple(spectral_norm(*row) for row in zip(*stacks, strict=True))
 
 
 def _dense(product: Product) -> Estimate:
