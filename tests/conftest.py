@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +34,8 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 NEEDS = {
     "chromium": lambda: shutil.which("chromium") or shutil.which("google-chrome"),
     "c++": lambda: shutil.which("g++") or shutil.which("clang++"),
+    # flash-attn's Python code, which ./dev puts beside the other packages.
+    "flash-attn": (Path(sys.prefix) / "flash-attn").is_dir,
 }
 
 

@@ -63,13 +63,13 @@ def test_what_was_heard_is_not_listed() -> None:
 
 
 def test_a_kernel_from_outside_torch_is_named() -> None:
-    library = torch.library.Library("flash_attn", "DEF")
+    library = torch.library.Library("vllm_flash_attn", "DEF")
     library.define("_flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
     library.impl("_flash_attn_forward", lambda q, k, v: v, "CompositeExplicitAutograd")
 
     class Flash(Site):
         def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = torch.ops.flash_attn._flash_attn_forward(q, k, v)
+            out: Tensor = torch.ops.vllm_flash_attn._flash_attn_forward(q, k, v)
             return out
 
     try:
@@ -77,7 +77,7 @@ def test_a_kernel_from_outside_torch_is_named() -> None:
             found = reasons(nn.Sequential(Flash()), torch.randn(2, 5, 8))
     finally:
         library._destroy()
-    assert "flash_attn._flash_attn_forward" in found["0"]
+    assert "vllm_flash_attn._flash_attn_forward" in found["0"]
 
 
 def test_a_function_of_flash_attn_or_xformers_is_named(

@@ -9,10 +9,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from equipoise.anatomy import flex, multihead
+from equipoise.anatomy import multihead
 from equipoise.anatomy.call_stack import Caller, caller, sounds_like_attention
 from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.fused_kernels import (
+    Given,
+    NotReadError,
+    is_known,
+    kernel_call,
+    operator_arguments,
+)
 from equipoise.anatomy.hooks import inside_torch_func, is_active, pop_mode
+from equipoise.anatomy.kernel_functions import (
+    KernelFunctions,
+    Reader,
+    flex_call,
+    flex_intercepted,
+)
 from equipoise.anatomy.multihead import FastPaths
 from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
 from equipoise.anatomy.sdpa import FusedArguments, is_nested, padded, sdpa_call
@@ -60,17 +73,21 @@ class Interceptor(TorchFunctionMode):
         self._anatomy = anatomy
         self.gaps = Gaps() if gaps is None else gaps
         self._sites = {id(site.module) for site in anatomy.attention}
-        self._listener = listener
-        self._flow = SoftmaxFlow(listener, self._miss)
+        self._listener_of_calls, self._read = listener, 0
+        self._flow = SoftmaxFlow(self._listener, self._miss)
         self._notice, self._settle = guarded(self._look), guarded(self._flow.settle)
         self._report_flex = guarded(self._flex)
-        self._fast = FastPaths(self, anatomy, listener, guarded=guarded)
+        self._fast = FastPaths(self, anatomy, self._listener, guarded=guarded)
+        self._kernels = KernelFunctions(
+            self, anatomy, count=lambda: self._read, report=guarded(self._kernel)
+        )
         self._around, self._over = ExitStack(), False
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
         self._around.enter_context(self._fast.installed())
-        self._around.enter_context(flex.intercepted(self, self._report_flex))
+        self._around.enter_context(flex_intercepted(self, self._report_flex))
+        self._around.enter_context(self._kernels.installed())
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -114,10 +131,32 @@ class Interceptor(TorchFunctionMode):
             self._listener(multihead.from_function(self._caller(), args, kwargs))
         elif func in SOFTMAXES:
             self._flow.start(self._caller(), out, _softmax_given(*args, **kwargs))
+        elif kernel := foreign_kernel(func):
+            self._operator(kernel, func, args, kwargs)
         elif self._flow:
             self._flow.follow(func, args, out, kwargs)
-        elif kernel := foreign_kernel(func):
-            self._miss(self._caller(), f"{kernel} returns no scores")
+
+    def _listener(self, call: AttentionCall) -> None:
+        self._read += 1
+        self._listener_of_calls(call)
+
+    def _operator(self, name: str, func: Function, args: Any, kwargs: Any) -> None:
+        """Read a kernel's operator; one that is not known may be wrapped further out.
+
+        A kernel that keeps its arguments to itself is named as not read.
+        """
+        if is_known(func):
+            given = operator_arguments(func, args, kwargs)
+            self._kernel(name, kernel_call, given)
+        elif not self._kernels.inside:
+            self._miss(self._caller(), f"{name} returns no scores")
+
+    def _kernel(self, name: str, reader: Reader, given: Given) -> None:
+        who = self._caller()
+        try:
+            self._listener(reader(who, given))
+        except NotReadError as why:
+            self._miss(who, f"{name} {why}")
 
     def _sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_nested(args, kwargs):
@@ -131,7 +170,7 @@ class Interceptor(TorchFunctionMode):
         self._listener(sdpa_call(self._caller(), given))
 
     def _flex(self, given: dict[str, Any]) -> None:
-        self._listener(flex.flex_call(self._caller(), given))
+        self._listener(flex_call(self._caller(), given))
 
     def _caller(self) -> Caller:
         return caller(self._anatomy.names, self._sites)

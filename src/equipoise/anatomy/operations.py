@@ -176,6 +176,7 @@ WINDOWS = {F.unfold, Tensor.unfold}
 FOREIGN_KERNELS = (
     *("flash_attn", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flash_api"),
     *("vllm_flash_attn", "xformers", "sageattention", "transformer_engine", "aiter"),
+    *("xformers_flash", "mslk_flash", "torch_attn"),
 )
 
 
