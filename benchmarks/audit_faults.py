@@ -1,7 +1,7 @@
 """Plant faults in models and count which of them an audit names, with their place.
 
-``python -m benchmarks.audit_faults [PLACES]``: six faults in five families at so many
-places each (8), half-loaded weights of MiniLM and of a model trained here, layers
+``python -m benchmarks.audit_faults [PLACES [SEED]]``: six faults in five families at so
+many places each (8), half-loaded weights of MiniLM and of a model trained here, layers
 swapped against the checkpoint before, and clean models of the zoo, of which none may
 be warned of. A fault counts as named when the finding has its rule and its place, and
 no finding of that rule names another place.
@@ -201,10 +201,12 @@ def is_named(planted: Planted, found: Audit) -> bool:
     return right and sites <= {planted.place, *planted.also}
 
 
-def run(name: str, build: Callable[[], nn.Module], places: int) -> list[dict[str, Any]]:
+def run(
+    name: str, build: Callable[[], nn.Module], *, places: int, seed: str
+) -> list[dict[str, Any]]:
     rows = []
     for fault, plant in FAULTS.items():
-        rng = random.Random(f"{name} {fault}")
+        rng = random.Random(f"{seed}{name} {fault}")
         named = [_named(plant(build(), rng)) for _ in range(places)]
         rows.append(
             {"fault": fault, "model": name, "planted": places, "named": sum(named)}
@@ -259,11 +261,16 @@ def clean() -> list[dict[str, Any]]:
 
 def main() -> None:
     places = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    rows = [row for name, build in FAMILIES.items() for row in run(name, build, places)]
+    seed = f"{sys.argv[2]} " if len(sys.argv) > 2 else ""
+    rows = [
+        row
+        for name, build in FAMILIES.items()
+        for row in run(name, build, places=places, seed=seed)
+    ]
     trained = trained_models()
     for name, build in trained.items():
         for fault, plant in {"half-loaded": half_loaded, "swapped": swapped}.items():
-            rng = random.Random(f"{name} {fault}")
+            rng = random.Random(f"{seed}{name} {fault}")
             named = sum(_named(plant(build(), rng)) for _ in range(places))
             row = {"fault": fault, "model": name, "planted": places, "named": named}
             rows.append(row)
@@ -272,6 +279,7 @@ def main() -> None:
     publish(
         "audit_faults",
         rows,
+        seed=seed.strip(),
         planted=sum(row["planted"] for row in rows),
         named=sum(row["named"] for row in rows),
         clean=len(zoo),

@@ -1,6 +1,6 @@
 """Damage checkpoints in many ways; an audit must answer, or refuse in one line.
 
-``python -m benchmarks.mutated_checkpoints [FILES]``; 10,000 unless said otherwise.
+``python -m benchmarks.mutated_checkpoints [FILES [SEED]]``; 10,000 files by default.
 Sound files of every format are mutated as bytes (as run files are) and as what they
 mean: shapes, offsets, names, types, pickles that call code. Each outcome is *refused*
 (our own error), *audited*, or *foreign* (an exception that is not ours). Counted beside
@@ -228,8 +228,9 @@ def campaign(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder:
-        found = campaign(Path(folder), count)
+        found = campaign(Path(folder), count, seed=seed)
     total: Counter[str] = sum(found["outcomes"].values(), Counter())
     rows = [
         {"mutation": kind.strip("_"), "files": sum(outcomes.values()), **outcomes}
@@ -239,6 +240,7 @@ def main() -> None:
         "mutated_checkpoints",
         rows,
         files=count,
+        seed=seed,
         slowest_cpu_seconds=found["slowest"],
         peak_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         executed=found["executed"],

@@ -18,10 +18,19 @@ from rich.console import Console
 import equipoise
 from equipoise.cli.plan import command, print_plan
 from equipoise.errors import InputError
+from equipoise.lab.results.statistics import paired
 from equipoise.numerics.formats import FORMATS
 from equipoise.planning import ATTENTIONS, NORMS, PRECISIONS, RESIDUALS, WARMUPS, plan
 from equipoise.planning.depth import stored
-from equipoise.planning.evidence import LARGEST_GAIN, LEVELS, authors_of
+from equipoise.planning.evidence import (
+    DEEPNORM_MINUS_POST,
+    DEEPNORM_MINUS_PRE,
+    LARGEST_GAIN,
+    LEVELS,
+    SOURCES,
+    WARMUP,
+    authors_of,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -90,9 +99,43 @@ def test_the_evidence_is_what_the_experiment_found() -> None:
         assert not found.low <= predicted <= found.high
 
 
+def test_deepnorm_is_measured_here() -> None:
+    """Numbers come from the committed runs, by the statistics of the lab."""
+    runs = json.loads((DOCS / "results" / "prepost" / "raw.json").read_text())["runs"]
+    losses = {
+        arm: [found[seed]["validation"] for seed in sorted(found)]
+        for arm, found in runs.items()
+    }
+    pairs = {"pre": DEEPNORM_MINUS_PRE, "post": DEEPNORM_MINUS_POST}
+    for arm, noted in pairs.items():
+        found = paired(losses["deepnorm"], losses[arm])
+        shown = [float(f"{x:.3g}") for x in (found.mean, found.low, found.high)]
+        assert shown == [noted.found, noted.low, noted.high]
+        assert noted.high < 0
+    for residual, name in (
+        ("deepnorm", "residual.branch"),
+        ("deepnorm-original", "residual.skip"),
+    ):
+        made = {s.name: s for s in plan(24, 64, 4, residual=residual)}
+        assert made[name].evidence == "measured here"
+        assert "-0.093 nats [-0.123, -0.063]" in made[name].because
+        # The experiment left the gains at 1.
+        assert made["init.gain.v"].evidence == "published only"
+
+
+def test_warmup_is_undecided_here() -> None:
+    page = (DOCS / "results" / "temperature" / "README.md").read_text()
+    for arm in ("post lr -0.042 [-0.159, +0.074]", "pre lr +0.002 [-0.071, +0.075]"):
+        assert arm in page
+        assert all(number in WARMUP for number in re.findall(r"[-+][\d.]+", arm))
+    warmup = {s.name: s for s in plan(12, 64, 4)}["warmup.steps"]
+    assert (warmup.evidence, warmup.because) == ("published only", WARMUP)
+
+
 def test_a_gated_net_beside_llama() -> None:
     found = plan(32, 4096, 32, norm="rmsnorm", precision="fp32", feedforward="gated")
     theirs = authors_of("llama-7b")
+    assert "not theirs" in SOURCES["llama-7b"]
     for name in ("ffn.width", "norm.eps", "attention.scale", "residual.branch"):
         assert found[name] == theirs[name]
     gated, plain = (
@@ -194,6 +237,7 @@ def test_for_programs_and_for_people() -> None:
     assert "N^(-1/4)" in screen.getvalue()
     assert "contradicted here" in screen.getvalue()
     assert "11008" in screen.getvalue()
+    assert "2302.13971" in screen.getvalue()
     assert "[1]" in screen.getvalue()
 
 

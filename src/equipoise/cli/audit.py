@@ -149,6 +149,7 @@ class _progress:
             TimeRemainingColumn(),
             transient=True,
             console=Console(stderr=True),
+            speed_estimate_period=600.0,  # a large matrix takes seconds
         )
         self.bar.start()
         task = self.bar.add_task("", total=1.0)

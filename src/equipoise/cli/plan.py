@@ -17,7 +17,7 @@ from equipoise.planning import (
     plan,
 )
 from equipoise.planning.config import options_of
-from equipoise.planning.evidence import PUBLISHED, authors_of
+from equipoise.planning.evidence import PUBLISHED, SOURCES, authors_of
 
 EXAMPLES = (
     "equipoise plan ./gpt2",
@@ -120,3 +120,5 @@ def print_plan(
     console.print(table, markup=False, highlight=False)
     for note, number in notes.items():
         console.print(f"[{number}] {note}", markup=False, highlight=False)
+    if beside is not None:
+        console.print(f"{beside}: {SOURCES[beside]}", markup=False, highlight=False)

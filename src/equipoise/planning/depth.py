@@ -14,7 +14,7 @@ from equipoise.numerics.scaling import (
     output_gain,
     path_gain,
 )
-from equipoise.planning.evidence import LARGEST_GAIN, TEMPERATURE
+from equipoise.planning.evidence import DEEPNORM, LARGEST_GAIN, TEMPERATURE, WARMUP
 from equipoise.planning.model import NORMS, Model, Setting
 
 EMADI = "Emadi 2026, §6"
@@ -137,14 +137,17 @@ def _output(model: Model, name: str, reference: str, *, note: str) -> Setting:
 
 def _deepnorm(model: Model) -> Iterator[Setting]:
     found = deepnorm(model.depth)
-    yield _multiplier("residual.branch", found.branch, "(2N)^(-1/4)", EMADI)
+    branch = _multiplier("residual.branch", found.branch, "(2N)^(-1/4)", EMADI)
+    yield replace(branch, evidence="measured here", because=DEEPNORM)
     yield from _gains(found.gain, "(8N)^(-1/4)")
 
 
 def _deepnorm_original(model: Model) -> Iterator[Setting]:
     if model.decoder_depth is None:
         found = deepnorm_original(model.depth)
-        yield _multiplier("residual.skip", found.skip, "(2N)^(1/4)", WANG)
+        skip = _multiplier("residual.skip", found.skip, "(2N)^(1/4)", WANG)
+        same = f"{DEEPNORM}; LN(aX + f) is LN(X + f/a) up to ε"
+        yield replace(skip, evidence="measured here", because=same)
         yield from _gains(found.gain, "(8N)^(-1/4)")
         return
     encoder, decoder = deepnorm_encoder_decoder(model.depth, model.decoder_depth)
@@ -189,6 +192,7 @@ def warmup_of(model: Model) -> Iterator[Setting]:
         note="at least; post-LN needs it most (Xiong et al. 2020)"
         if post
         else "at least",
+        because=WARMUP,
     )
     if model.warmup == "temperature":
         yield _temperature(model)

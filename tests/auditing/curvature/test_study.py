@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, AdamW
 from typer.testing import CliRunner
 
@@ -55,6 +56,9 @@ def test_the_verdict_compares_with_the_step_size(found: CurvatureStudy) -> None:
     assert found.edge is not None and found.edge.threshold == pytest.approx(20)
     said = "beyond" if found.edge.ratio > 1 else "within"
     assert f"is {said} what sgd allows, 20" in headline(found)
+    # One number for one thing: λ₁ is not estimated a second time.
+    assert found.edge.value is found.top[0]
+    assert headline(found).count(f"sharpness λ₁ {short(found.top[0].value)}") == 2
     model = subjects.gpt(depth=1)
     bare = study(model, BATCH, count=1, probes=2, steps=4)
     assert "stable here up to lr" in headline(bare)
@@ -68,6 +72,15 @@ def test_along_adams_step(found: CurvatureStudy) -> None:
     other = study(model, BATCH, optimizer=adam, count=1, probes=2, steps=4)
     assert other.edge is not None and other.edge.kind == "adam"
     assert "preconditioned sharpness" in headline(other)
+    groups = [{"params": p, "lr": 0.1 + 0.1 * i} for i, p in enumerate(two(model))]
+    split = study(model, BATCH, optimizer=SGD(groups), count=1, probes=2, steps=4)
+    assert split.edge is not None and split.edge.value is not split.top[0]
+    assert "scaled by each group's learning rate" in headline(split)
+
+
+def two(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    every = list(model.parameters())
+    return every[:3], every[3:]
 
 
 def test_the_page_is_whole_and_offline(found: CurvatureStudy, tmp_path: Path) -> None:

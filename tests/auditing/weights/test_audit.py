@@ -14,6 +14,7 @@ from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swa
 from equipoise.auditing.audit import audit, judged_at_once
 from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
+from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
 from equipoise.forecast.weight_rules import weight_findings
 from equipoise.lab.models import GPT, GPTConfig
@@ -183,3 +184,19 @@ def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
     assert json.loads(data.read_text())["verdict"]["state"] == "dead"
     clean = ["audit", str(tmp_path / "m.pt"), "--fail-on", "often"]
     assert CliRunner().invoke(application(clean), clean).exit_code != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
+def test_sizes_are_right_at_every_scale(dtype: torch.dtype, scale: float) -> None:
+    """Rows of 4096 are summed in float32, unless their squares leave its range."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = (torch.randn(2, 8192, generator=generator) * scale).to(dtype)
+    numbers[0, :3] = 0.0
+    numbers[0, 3] = 1e-40  # below the smallest normal number of both
+    found = statistics(numbers, smallest=float(torch.finfo(dtype).smallest_normal))
+    exact = numbers.double()
+    assert found.rms == pytest.approx(float(exact.square().mean().sqrt()), rel=2e-6)
+    assert found.largest == float(exact.abs().max())
+    assert found.zeros * numbers.numel() == 3
+    assert found.subnormal * numbers.numel() == 1

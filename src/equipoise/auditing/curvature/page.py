@@ -72,7 +72,11 @@ def verdict(study: CurvatureStudy) -> str:
     if edge is None:
         most = 2 / study.top[0].value if study.top[0].value > 0 else float("inf")
         return f"Plain gradient descent is stable here up to lr {short(most)}."
-    name = {"adam": "preconditioned sharpness", "sgd": "sharpness"}[edge.kind]
+    name = {
+        "adam": "preconditioned sharpness",
+        "sgd": "sharpness scaled by each group's learning rate,",
+    }[edge.kind]
+    name = "sharpness λ₁" if edge.value is study.top[0] else name
     beyond = "beyond" if edge.ratio > 1 else "within"
     return (
         f"At lr {short(edge.lr)} the {name} {short(edge.value.value)} is {beyond} what "

@@ -125,13 +125,18 @@ def study(
         kinds=_joined([part.by_kind() for part in parts]),
         totals=_three([part.total for part in parts]),
         residual=max(part.residual / max(abs(part.total), 1e-30) for part in parts),
-        edge=None if optimizer is None else _edge(operator, model, optimizer),
+        edge=None if optimizer is None else _edge(operator, top[0], model, optimizer),
     )
 
 
-def _edge(operator: Operator, model: nn.Module, optimizer: Optimizer) -> Edge:
+def _edge(
+    operator: Operator, first: Estimate, model: nn.Module, optimizer: Optimizer
+) -> Edge:
+    """Return the edge; where all steps have one size its sharpness is λ₁ itself."""
     scale = scale_of(model, optimizer)
-    (value,) = eigenvalues(preconditioned(operator, scale), search=COARSE)
+    value = first
+    if any(bool((d != 1).any()) for d in scale.by_name.values()):
+        (value,) = eigenvalues(preconditioned(operator, scale), search=COARSE)
     return Edge(value=value, threshold=scale.threshold, kind=scale.kind, lr=scale.lr)
 
 

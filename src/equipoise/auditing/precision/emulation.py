@@ -171,6 +171,9 @@ class Bench:
     _wide_model: nn.Module = field(init=False)
     _wide_batch: Batch = field(init=False)
     _memory: Memory = field(init=False, default_factory=dict)
+    _errors: dict[tuple[Storage, frozenset[str]], float] = field(
+        init=False, default_factory=dict
+    )
     reference: Tensor = field(init=False)
     """The output in the wide dtype."""
 
@@ -198,6 +201,13 @@ class Bench:
         ):
             found = output_of(self._wide_model, self._wide_batch)
         return relative_error(found, self.reference)
+
+    def keeping(self, storage: Storage, kept: Iterable[str] = ()) -> float:
+        """Return the mismatch with all modules narrow but some; measured once each."""
+        key = (storage, frozenset(kept))
+        if key not in self._errors:
+            self._errors[key] = self.mismatch(storage, narrow=all_but(key[1]))
+        return self._errors[key]
 
     def sites(self, storage: Storage) -> tuple[str, ...]:
         """Return the modules that store anything, in the order they first do."""
