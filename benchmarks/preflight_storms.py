@@ -1,7 +1,7 @@
 """Judge the first 20 steps of the storms' runs as a pre-flight would.
 
-``python -m benchmarks.preflight_storms LAB``: LAB holds runs made by ``equipoise lab
-run storms``. A run that fails counts if its fault is there within the first 20 steps;
+``python -m benchmarks.preflight_storms LAB [SEED]``: LAB holds runs made by ``equipoise
+lab run storms``; of those with a smaller seed none is read. A run that fails counts if its fault is there within the first 20 steps;
 the others are counted apart. Runs were sampled every 5 steps, a pre-flight samples
 every step, so it sees no less.
 """
@@ -50,8 +50,11 @@ def kind(label: Label) -> str:
 
 def main() -> None:
     root = Path(sys.argv[1])
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     found: dict[tuple[str, str], list[list[str]]] = {}
     for label in labels(root):
+        if label.storm.seed < first:
+            continue
         key = (kind(label), label.storm.family)
         found.setdefault(key, []).append(warned(label.folder))
     rows: list[dict[str, Any]] = []
@@ -74,7 +77,7 @@ def main() -> None:
         }
         for outcome in {row["outcome"] for row in rows}
     }
-    publish("preflight_storms", rows, **totals)
+    publish("preflight_storms", rows, first_seed=first, **totals)
 
 
 if __name__ == "__main__":

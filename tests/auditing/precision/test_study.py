@@ -1,8 +1,10 @@
 """From a typed name to a verdict: measuring, keeping, loading, showing."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +81,47 @@ def test_kept_sets_reach_their_target() -> None:
     assert set(everything.sites) == set(found.variance)
     with pytest.raises(InputError, match="must be positive"):
         kept_by_measurement(bench, storage=BF16, target=0.0)
+
+
+def test_trials_that_are_left_out_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ids = tokens()
+    found = predicted(model, ids, storage=BF16, probes=4)
+    runs: list[str] = []
+    monkeypatch.setattr(Bench, "mismatch", counted(Bench.mismatch, runs))
+    target = 0.5 * Bench(model, ids).keeping(BF16)
+
+    def kept() -> tuple[tuple[str, ...], int]:
+        runs.clear()
+        bench = Bench(model, ids)
+        kept = kept_by_prediction(bench, found, storage=BF16, target=target)
+        return kept.sites, len(runs)
+
+    few, cost = kept()
+    # Without a prediction and without float32, every module kept is tried.
+    monkeypatch.setattr("equipoise.auditing.precision.study.SPARE", math.inf)
+    monkeypatch.setattr("equipoise.auditing.precision.study.CLEAR", math.inf)
+    every, most = kept()
+    assert few == every and len(few) > 2
+    assert cost < most
+
+
+def counted(run: Callable[..., float], runs: list[str]) -> Callable[..., float]:
+    def noted(*args: Any, **kwargs: Any) -> float:
+        runs.append("run")
+        return run(*args, **kwargs)
+
+    return noted
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "e4m3"])
+def test_sums_in_float32_are_near_enough_for_a_trial(name: str) -> None:
+    model, ids = tokens()
+    bench, storage = Bench(model, ids), Storage.named(name)
+    quick = bench.nearly_keeping(storage, ["head"])
+    assert quick == pytest.approx(bench.keeping(storage, ["head"]), rel=0.02)
+    assert bench.nearly_keeping(storage, ["head"]) == bench.keeping(storage, ["head"])
 
 
 def test_ranges_are_told() -> None:

@@ -154,6 +154,8 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - wide).norm()) / size if size else math.nan
 
 
+NARROW_ENOUGH = 11
+"""Bits of a significand, fp16's: float32 rounds such numbers wrongly once in 1e3."""
 NATIVE = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -174,6 +176,7 @@ class Bench:
     _errors: dict[tuple[Storage, frozenset[str]], float] = field(
         init=False, default_factory=dict
     )
+    _quick: tuple[nn.Module, Batch] | None = field(init=False, default=None)
     reference: Tensor = field(init=False)
     """The output in the wide dtype."""
 
@@ -208,6 +211,26 @@ class Bench:
         if key not in self._errors:
             self._errors[key] = self.mismatch(storage, narrow=all_but(key[1]))
         return self._errors[key]
+
+    def nearly_keeping(self, storage: Storage, kept: Iterable[str] = ()) -> float:
+        """Return the same with sums in float32: a third of the time, right to 1 %.
+
+        Formats near float32 itself need the wide sums.
+        """
+        known = (storage, frozenset(kept)) in self._errors
+        if known or storage.format.significand > NARROW_ENOUGH:
+            return self.keeping(storage, kept)
+        if self._quick is None:
+            batch = batch_as(self.batch, torch.float32)
+            self._quick = (widened(self.model, torch.float32), batch)
+        model, batch = self._quick
+        narrow = all_but(frozenset(kept))
+        with (
+            torch.no_grad(),
+            emulated(model, storage, narrow=narrow, memory=self._memory),
+        ):
+            found = output_of(model, batch)
+        return relative_error(found, self.reference)
 
     def sites(self, storage: Storage) -> tuple[str, ...]:
         """Return the modules that store anything, in the order they first do."""

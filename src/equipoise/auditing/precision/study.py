@@ -83,9 +83,11 @@ def _size(kinds: Mapping[str, float]) -> float:
     return math.inf if math.isnan(total) else total
 
 
-SPARE = 2.0
-"""Measured mean squares of single modules are rarely below half the predicted ones
-(``benchmarks.fragility_models``: 5th percentile of the errors' ratio 0.7)."""
+SPARE = 8.0
+"""Times the room that is left. Measured mean squares of single modules are rarely below
+half the predicted ones (``benchmarks.fragility_models``)."""
+CLEAR = 1.02
+"""Times the target: beyond it an error with sums in float32 settles a trial."""
 
 
 def _pruned(
@@ -94,15 +96,18 @@ def _pruned(
     """Return the set without what it can do without, least shares tried first.
 
     ``added`` is the mean square that each module would bring back by the prediction.
-    One that needs far more than the target has to spare is kept without a trial.
+    One that needs far more than the target has room for is kept without a trial, and
+    a trial that fails clearly with sums in float32 is not repeated in float64.
     """
     kept = list(added)
     for site in reversed(kept):
         left = bench.keeping(storage, kept)
-        spare = (target - left) * (target + left)
-        if added[site] > SPARE * spare and math.isfinite(added[site]):
+        room = (target - left) * (target + left)
+        if added[site] > SPARE * room and math.isfinite(added[site]):
             continue
         fewer = [s for s in kept if s != site]
+        if bench.nearly_keeping(storage, fewer) > CLEAR * target:
+            continue
         if bench.keeping(storage, fewer) <= target:
             kept = fewer
     return kept
