@@ -8,12 +8,11 @@ import pytest
 
 from equipoise.errors import InputError
 from equipoise.lab.results.evidence import Evidence, varied
-from equipoise.lab.results.finding import rows
 from equipoise.lab.results.statistics import power_law, rank_correlation
 from equipoise.lab.running.experiment import Experiment
 from equipoise.lab.studies.catalogue import QUESTIONS, finding, recipe
 from equipoise.lab.studies.exponents import edge, interval
-from equipoise.lab.studies.prepost import EMADI, beside
+from equipoise.lab.studies.prepost import EMADI, Pattern, beside, judged
 from equipoise.lab.studies.rates import edges, left_out, score
 
 Answers = Mapping[str, float]
@@ -39,9 +38,16 @@ def evidence(experiment: Experiment, run: Run, **changes: Any) -> Evidence:
 
 
 def prepost(**by_arm: Answers) -> Evidence:
-    runs = {arm: {1: dict(found)} for arm, found in by_arm.items()}
+    """Three seeds that differ by a thousandth: intervals are narrow, not points."""
+    runs = {
+        arm: {
+            seed: {k: v * (1 + seed / 1000) for k, v in found.items()}
+            for seed in (1, 2, 3)
+        }
+        for arm, found in by_arm.items()
+    }
     full = recipe("prepost", quick=True)
-    return evidence(full, lambda arm, seed: {}, runs=runs, seeds=(1,))
+    return evidence(full, lambda arm, seed: {}, runs=runs, seeds=(1, 2, 3))
 
 
 def test_the_prepost_sentence() -> None:
@@ -52,7 +58,7 @@ def test_the_prepost_sentence() -> None:
     said = finding(found).verdict
     assert "1.0e-06" in said and "factor of 6" in said
     assert "pre-LN ends 0.50 nats per token below post-LN" in said
-    assert "1 of 1 published patterns hold" in said
+    assert "Of 1 published patterns 1 hold" in said
 
 
 def test_a_pattern_that_does_not_appear_is_not_claimed() -> None:
@@ -60,7 +66,7 @@ def test_a_pattern_that_does_not_appear_is_not_claimed() -> None:
     healthy = {"validation": 2.0, "gradient_least_to_last": 0.5}
     said = finding(prepost(pre=pre, post=healthy)).verdict
     assert "do not learn" not in said and "post-LN ends 0.50" in said
-    assert "0 of 1 published patterns" in said
+    assert "Of 1 published patterns 0 hold at this scale, 1 do not" in said
     assert "not both finished" in finding(prepost(pre=pre)).verdict
     assert "not recorded" in finding(prepost(pre={}, post={})).verdict
 
@@ -68,13 +74,24 @@ def test_a_pattern_that_does_not_appear_is_not_claimed() -> None:
 def test_the_papers_numbers_stand_beside_ours() -> None:
     like = {"validation": 1.0, "S_residual": 1e5, "S_residual_cv": 0.9, "spikes": 0.0}
     unlike = {"validation": 2.0, "S_residual": 1e3, "S_residual_cv": 0.4, "spikes": 1.0}
-    lines = beside(rows(prepost(pre=like, post=unlike)))
-    assert len(lines) == 4 and {line[3] for line in lines} == {"holds"}
-    lines = beside(rows(prepost(pre=unlike, post=like)))
-    assert {line[3] for line in lines} == {"does not hold here"}
+    lines = beside(prepost(pre=like, post=unlike))
+    assert len(lines) == 4 and {line[-1] for line in lines} == {"holds"}
+    lines = beside(prepost(pre=unlike, post=like))
+    assert {line[-1] for line in lines} == {"does not hold here"}
     every = {pattern.measure: 1.0 for pattern in EMADI}
-    assert len(beside(rows(prepost(pre=every, post=every)))) == len(EMADI)
-    assert beside(rows(prepost(pre=like))) == []
+    assert len(beside(prepost(pre=every, post=every))) == len(EMADI)
+    assert beside(prepost(pre=like)) == []
+
+
+@pytest.mark.parametrize("pattern", EMADI, ids=lambda p: f"{p.where} {p.measure}")
+def test_nothing_in_both_arms_supports_no_pattern(pattern: Pattern) -> None:
+    assert judged(pattern, [(0.0, 0.0)] * 3) != "holds"
+
+
+def test_a_pattern_that_seeds_do_not_agree_on_is_undecided() -> None:
+    (loss, *_) = EMADI
+    said = judged(loss, [(1.0, 1.3), (1.0, 1.1), (1.0, 0.9), (1.0, 1.2)])
+    assert said.startswith("undecided; about ") and said.endswith("seeds would decide")
 
 
 def test_without_a_finder_pairs_are_listed() -> None:
@@ -230,15 +247,30 @@ def test_variants_are_compared_within_their_residual_form() -> None:
     found = evidence(recipe("rmsnorm"), run)
     said = finding(found).verdict
     assert "pre-rmsnorm against pre-layernorm: ends within a hundredth" in said
-    assert "post-rmsnorm against post-layernorm: ends higher (+1.000 nats" in said
-    assert "gradients vanish (weakest ÷ last 1e-05)" in said
+    assert "post-rmsnorm against post-layernorm: ends higher: +1.000 nats" in said
+    assert "weakest ÷ last gradient 1e-05 and 1e-05, ratio 1 [1, 1]: the same" in said
     assert "minus its baseline" in finding(found).grids[0].cells[-1][0]
     better = evidence(
         recipe("experts"),
         lambda arm, seed: {"validation": 2.0 - arm.model.experts + seed / 1e5},
     )
     assert "ends lower" in finding(better).verdict
-    assert "were not recorded" in finding(better).verdict
+    assert "gradients were not recorded" in finding(better).verdict
+
+
+def test_gradients_are_compared_by_an_interval_not_by_a_limit() -> None:
+    """0.00085 and 0.0012 lie on both sides of 0.001, and seeds overlap."""
+    shares = {"layernorm": (4e-4, 2.3e-3, 9e-4), "rmsnorm": (1.4e-3, 5e-4, 6.5e-4)}
+
+    def run(arm: Any, seed: int) -> Answers:
+        share = shares[arm.model.norm][experiment.seeds.index(seed)]
+        times = 100 if arm.name == "pre-rmsnorm" else 1
+        return {"validation": 2.0 + seed / 1e5, "gradient_least_to_last": times * share}
+
+    experiment = recipe("rmsnorm")
+    pre, post = finding(evidence(experiment, run)).verdict.split("post-rmsnorm against")
+    assert "cannot be told apart (about " in post and "vanish" not in post
+    assert ": different." in pre
 
 
 def test_every_finder_survives_json() -> None:

@@ -142,6 +142,9 @@ class Evidence:
     runs: Mapping[str, Runs]
     curves: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    digits: int | None = DIGITS
+    """To which the runs' numbers were rounded; None: not at all. Files without it were
+    written when they were."""
 
     def mean(self, arm: str, measure: str) -> float:
         """Return the mean over seeds; NaN where nothing was measured."""
@@ -193,11 +196,12 @@ def gather(experiment: Experiment, root: Path) -> Evidence:
         runs={arm: runs for arm, runs in found.items() if runs},
         curves=rounded(curves(experiment, root)),
         about={**_about(experiment), "cpu_minutes": rounded(spent / 60)},
+        digits=None,
     )
 
 
 def _kept(run: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    return {name: rounded(run[name]) for name in names if name in run}
+    return {name: run[name] for name in names if name in run}
 
 
 def _about(experiment: Experiment) -> dict[str, Any]:

@@ -5,13 +5,20 @@ baseline; a measure without a name in ``NAMES`` is called by its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.lab.results.evidence import Evidence, gather
 from equipoise.lab.results.figures import Figure, Line, chart
-from equipoise.lab.results.statistics import Paired, Runs, Summary, paired, summary
+from equipoise.lab.results.statistics import (
+    Paired,
+    Runs,
+    Summary,
+    holm,
+    paired,
+    summary,
+)
 from equipoise.lab.running.experiment import Experiment
 
 
@@ -33,21 +40,27 @@ def results(experiment: Experiment, root: Path) -> list[Row]:
 
 
 def rows(evidence: Evidence) -> list[Row]:
-    """Return the evidence arm by arm."""
-    first = next(iter(evidence.arms))
-    return [
+    """Return the evidence arm by arm; p-values hold for all comparisons at once."""
+    found = [
         Row(
             arm=arm,
             values=_summaries(runs, evidence.measures),
             against_first=against(
-                runs,
-                evidence.runs.get(evidence.baselines.get(arm, first), {}),
-                evidence.measures[0],
+                evidence, (arm, baseline(evidence, arm)), evidence.measures[0]
             ),
             seeds=tuple(runs),
         )
         for arm, runs in evidence.runs.items()
     ]
+    return _corrected(found)
+
+
+def _corrected(found: list[Row]) -> list[Row]:
+    pairs = [(i, row.against_first) for i, row in enumerate(found)]
+    known = [(i, pair) for i, pair in pairs if pair is not None]
+    for (i, pair), p in zip(known, holm([p.p for _, p in known]), strict=True):
+        found[i] = replace(found[i], against_first=replace(pair, p=p))
+    return found
 
 
 def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
@@ -57,19 +70,30 @@ def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
     return {name: summary(values) for name, values in columns.items() if values}
 
 
-def against(runs: Runs, baseline: Runs, measure: str) -> Paired | None:
-    """Return the paired difference over shared seeds; None for an arm and itself."""
+def against(
+    evidence: Evidence,
+    arms: tuple[str, str],
+    measure: str,
+    *,
+    change: Callable[[float], float] | None = None,
+) -> Paired | None:
+    """Return the paired difference over shared seeds; None for an arm and itself.
+
+    ``change`` is applied to every number first: the difference of logarithms is one of
+    ratios.
+    """
+    ours, theirs = (evidence.runs.get(arm, {}) for arm in arms)
     shared = [
         seed
-        for seed in runs
-        if measure in runs[seed] and measure in baseline.get(seed, {})
+        for seed in ours
+        if measure in ours[seed] and measure in theirs.get(seed, {})
     ]
-    if runs is baseline or not shared:
+    if ours is theirs or not shared:
         return None
-    return paired(
-        [runs[seed][measure] for seed in shared],
-        [baseline[seed][measure] for seed in shared],
-    )
+    one, other = ([runs[seed][measure] for seed in shared] for runs in (ours, theirs))
+    if change is None:
+        return paired(one, other, digits=evidence.digits)
+    return paired(list(map(change, one)), list(map(change, other)))
 
 
 NAMES = {
@@ -196,9 +220,11 @@ def measured(evidence: Evidence, found: Sequence[Row]) -> Grid:
     versus = {baseline(evidence, row.arm) for row in found if row.against_first}
     text = f"minus {versus.pop()}" if len(versus) == 1 else "minus its baseline"
     pairs = [str(row.against_first or "–") for row in found]
+    several = sum(row.against_first is not None for row in found)
+    holms = f"; p by Holm over {several} comparisons" if several > 1 else ""
     return Grid(
         title="Mean ± standard deviation over seeds; the last line is paired, "
-        "with its 95 % interval",
+        f"with its 95 % interval{holms}",
         head=["", *(f"{row.arm} ({len(row.seeds)})" for row in found)],
         cells=[*cells, [f"{NAMES.get(first, first)}: {text}", *pairs]],
     )

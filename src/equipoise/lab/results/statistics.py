@@ -61,11 +61,18 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(mean=statistics.fmean(values), sd=sd, n=len(values))
 
 
-def paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
+def paired(
+    arm: Sequence[float], baseline: Sequence[float], *, digits: int | None = None
+) -> Paired:
     """Return arm - baseline with its 95 % interval, pair by pair.
+
+    ``digits`` is to how many both were rounded; by that much the interval is wider and
+    the difference that is tested smaller, since rounding is no chance.
 
     >>> str(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]))
     '+1.033 [+0.89, +1.18], p = 0.001'
+    >>> str(paired([3.01, 3.02, 3.0], [3.01, 3.02, 3.0], digits=4))
+    '+0 [-0.001, +0.001], p = 1'
     """
     if len(arm) != len(baseline) or not arm:
         raise InputError(f"{len(arm)} runs cannot be paired with {len(baseline)}")
@@ -77,17 +84,57 @@ def paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
         )
     from scipy import stats
 
+    lost = 0.0 if digits is None else _lost([*arm, *baseline], digits)
     error = found.sd / math.sqrt(found.n)
-    half = float(stats.t.ppf(0.975, found.n - 1)) * error
+    half = float(stats.t.ppf(0.975, found.n - 1)) * error + lost
+    tested = max(0.0, abs(found.mean) - lost)
     # No spread at all: the interval is a point, and t says nothing about chance.
-    p = (
-        2 * float(stats.t.sf(abs(found.mean / error), found.n - 1))
-        if error
-        else math.nan
-    )
+    p = 1.0 if lost and not tested else math.nan
+    if error:
+        p = 2 * float(stats.t.sf(tested / error, found.n - 1))
     return Paired(
         mean=found.mean, low=found.mean - half, high=found.mean + half, p=p, n=found.n
     )
+
+
+def _lost(values: Sequence[float], digits: int) -> float:
+    """Return how far rounding may have moved a difference: half a unit, twice."""
+    largest = max(map(abs, values))
+    return 10.0 ** (math.floor(math.log10(largest)) + 1 - digits) if largest else 0.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values that hold for all comparisons at once (Holm, 1979).
+
+    >>> [round(p, 6) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    found, least = list(p_values), 0.0
+    for rank, (p, i) in enumerate(known):
+        least = max(least, min(1.0, (len(known) - rank) * p))
+        found[i] = least
+    return found
+
+
+def seeds_to_decide(found: Paired, *, most: int = 1000) -> int | None:
+    """Return how many pairs of this spread would give an interval without 0.
+
+    None where no number up to ``most`` would, or where it is decided already.
+
+    >>> seeds_to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
+    13
+    """
+    if found.n < 2 or not found.low <= 0 <= found.high or not found.mean:
+        return None
+    from scipy import stats
+
+    sd = (found.high - found.mean) / float(stats.t.ppf(0.975, found.n - 1))
+    sd *= math.sqrt(found.n)
+    for n in range(found.n + 1, most + 1):
+        if float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) < abs(found.mean):
+            return n
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,9 +280,9 @@ def scaled(evidence: Evidence) -> dict[str, tuple[Paired, Paired]]:
     found = {}
     widths = sorted({int(arm.split("-")[1]) for arm in evidence.runs if "gpt" in arm})
     for small, large in zip(widths, widths[1:], strict=False):
-        start = evidence.runs.get(f"gpt-{small}-1x", {})
-        data = against(evidence.runs.get(f"gpt-{small}-4x", {}), start, "validation")
-        model = against(evidence.runs.get(f"gpt-{large}-1x", {}), start, "validation")
+        start = f"gpt-{small}-1x"
+        data = against(evidence, (f"gpt-{small}-4x", start), "validation")
+        model = against(evidence, (f"gpt-{large}-1x", start), "validation")
         if data is not None and model is not None:
             found[f"gpt-{small}"] = (data, model)
     return found

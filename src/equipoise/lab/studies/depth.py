@@ -21,6 +21,7 @@ from equipoise.lab.results.finding import (
     over_training,
     rows,
 )
+from equipoise.lab.results.statistics import paired
 from equipoise.lab.running.execution import Trained
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
@@ -198,9 +199,10 @@ def _from_what(evidence: Evidence) -> str:
         )
 
     norm, branch = both("ln_norm_factors"), both("ln_branch_factors")
-    least, cosine, qk = (
-        both(name) for name in ("gradient_least_to_last", "token_cosine", "first_qk")
-    )
+    cosine, qk = (both(name) for name in ("token_cosine", "first_qk"))
+    least = [
+        _interval(evidence, f"gradient_least_to_last{when}") for when in ("_start", "")
+    ]
     lost = "branches" if branch[1] - branch[0] < norm[1] - norm[0] else "norms"
     return (
         f"{_moment('At init', least[0], norm[0], branch[0])} "
@@ -212,13 +214,28 @@ def _from_what(evidence: Evidence) -> str:
     )
 
 
-def _moment(when: str, least: float, norm: float, branch: float) -> str:
-    word = "vanishes" if least < VANISHED else "does not vanish"
+def _interval(evidence: Evidence, measure: str) -> tuple[float, float, float]:
+    """Return post-LN's geometric mean over seeds with its 95 % interval."""
+    logs = [_ln(evidence.value("post", seed, measure)) for seed in evidence.seeds]
+    found = paired(logs, [0.0] * len(logs))
+    return _exp(found.low), _exp(found.mean), _exp(found.high)
+
+
+def _moment(
+    when: str, least: tuple[float, float, float], norm: float, branch: float
+) -> str:
+    low, middle, high = least
+    word = "vanishes" if high < VANISHED else "may vanish"
+    word = "does not vanish" if low >= VANISHED else word
     return (
-        f"{when} the gradient {word}: the weakest layer has {least:.1e} of the last "
-        f"one's; the norms' factors multiply to e^{norm:+.1f}, the branches' to "
-        f"e^{branch:+.1f}, together e^{norm + branch:+.1f}."
+        f"{when} the gradient {word}: the weakest layer has {middle:.1e} of the last "
+        f"one's [{low:.1e}, {high:.1e}]; the norms' factors multiply to e^{norm:+.1f}, "
+        f"the branches' to e^{branch:+.1f}, together e^{norm + branch:+.1f}."
     )
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
 
 
 def _ln(value: float) -> float:

@@ -3,6 +3,8 @@
 Same order of depth, same operator norms; and Fig. 3, the theorem against brute force.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +19,7 @@ from equipoise.lab.results.finding import (
     over_training,
     rows,
 )
+from equipoise.lab.results.statistics import paired, seeds_to_decide
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -62,19 +65,21 @@ def recipe(quick: bool) -> Experiment:
     )
 
 
-Means = dict[str, dict[str, float]]
-"""arm → measure → mean over seeds."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """One published statement about pre-LN and post-LN."""
+    """One published statement about pre-LN and post-LN, and what would refute it."""
 
     where: str
     says: str
     measure: str
-    holds: Callable[[float, float], bool]
-    """Of the means of pre and post."""
+    needs: str
+    """What must be above 0, in words."""
+    gaps: Callable[[float, float], tuple[float, ...]]
+    """Of one seed's pre and post; every one must be above 0, by its interval."""
+
+
+def _ln(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
 EMADI = (
@@ -82,95 +87,125 @@ EMADI = (
         where="Table 1",
         says="loss 51.45 < 61.15 (inferred: 3.216 < 3.822 nats)",
         measure="validation",
-        holds=lambda pre, post: pre < post,
+        needs="post − pre",
+        gaps=lambda pre, post: (post - pre,),
     ),
     Pattern(
         where="Table 1",
         says="spikes 0 and 0.3 ± 0.5",
         measure="spikes",
-        holds=lambda pre, post: pre <= post,
+        needs="post − pre",
+        gaps=lambda pre, post: (post - pre,),
     ),
     Pattern(
         where="Fig. 1",
         says="post-LN vanishes in layers 1–30, pre-LN does not",
         measure="gradient_least_to_last",
-        holds=lambda pre, post: post < 1e-3 and pre > 1e-1,
+        needs="ln(pre ÷ post) − ln 100, and ln(10·pre)",
+        gaps=lambda pre, post: (_ln(pre) - _ln(post) - _ln(100), _ln(10 * pre)),
     ),
     Pattern(
         where="Fig. 2",
         says="G grows in training",
         measure="growth_G",
-        holds=lambda pre, post: pre > 0 and post > 0,
+        needs="the growth of each",
+        gaps=lambda pre, post: (pre, post),
     ),
     Pattern(
         where="Fig. 4",
         says="θ/τ = 1.000 throughout (here: 5th percentile of rows)",
         measure="theta_p5",
-        holds=lambda pre, post: min(pre, post) > 0.9995,
+        needs="θ − 0.9995 of each",
+        gaps=lambda pre, post: (pre - 0.9995, post - 0.9995),
     ),
     Pattern(
         where="Fig. 5",
         says="S, residual stream: ~1e5 for pre, ~1e3 for post",
         measure="S_residual",
-        holds=lambda pre, post: pre > 10 * post,
+        needs="ln(pre ÷ post) − ln 10",
+        gaps=lambda pre, post: (_ln(pre) - _ln(post) - _ln(10),),
     ),
     Pattern(
         where="Fig. 5",
-        says="CV of S over layers .97 and .40",
+        says="CV of S over layers 0.97 and 0.40",
         measure="S_residual_cv",
-        holds=lambda pre, post: pre > post,
+        needs="pre − post",
+        gaps=lambda pre, post: (pre - post,),
     ),
     Pattern(
         where="Fig. 6",
         says="S grows with depth in pre-LN, flat in post-LN",
         measure="S_residual_slope",
-        holds=lambda pre, post: pre > 1 and abs(post) < pre,
+        needs="pre − 1, and pre ÷ 2 − |post|",
+        gaps=lambda pre, post: (pre - 1, pre / 2 - abs(post)),
     ),
     Pattern(
         where="E.6",
         says="Δ ln G 1.29 and 1.13",
         measure="growth_G",
-        holds=lambda pre, post: pre > post > 0,
+        needs="post, and pre − post",
+        gaps=lambda pre, post: (post, pre - post),
     ),
     Pattern(
         where="E.6",
         says="Δ ln B̄² 2.91 and about 0",
         measure="growth_B2",
-        holds=lambda pre, post: pre > 10 * abs(post),
+        needs="pre − 10·|post|",
+        gaps=lambda pre, post: (pre - 10 * abs(post),),
     ),
 )
 
 
-def beside(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
-    """Return (where, the paper, ours, verdict) for what was measured."""
-    means: Means = {
-        row.arm: {name: found.mean for name, found in row.values.items()}
-        for row in rows
-    }
-    pre, post = means.get("pre", {}), means.get("post", {})
-    return [
-        _line(pattern, pre[pattern.measure], post[pattern.measure])
-        for pattern in EMADI
-        if pattern.measure in pre and pattern.measure in post
-    ]
+def beside(evidence: Evidence) -> list[tuple[str, ...]]:
+    """Return where, the paper, ours, what is needed and the verdict, line by line."""
+    found = []
+    for pattern in EMADI:
+        pairs = [
+            (pre, post)
+            for seed in evidence.seeds
+            if math.isfinite(pre := evidence.value("pre", seed, pattern.measure))
+            and math.isfinite(post := evidence.value("post", seed, pattern.measure))
+        ]
+        if pairs:
+            means = (statistics.fmean(one) for one in zip(*pairs, strict=True))
+            ours = " and ".join(f"{mean:.4g}" for mean in means)
+            verdict = judged(pattern, pairs)
+            found.append((pattern.where, pattern.says, ours, pattern.needs, verdict))
+    return found
 
 
-def _line(pattern: Pattern, pre: float, post: float) -> tuple[str, str, str, str]:
-    verdict = "holds" if pattern.holds(pre, post) else "does not hold here"
-    return pattern.where, pattern.says, f"{pre:.4g} and {post:.4g}", verdict
+def judged(pattern: Pattern, pairs: Sequence[tuple[float, float]]) -> str:
+    """Return holds, does not hold here, or undecided with the seeds that would decide.
+
+    Every interval must be above 0: nothing in both arms is no evidence.
+
+    >>> judged(EMADI[1], [(0, 0)] * 3), judged(EMADI[1], [(0, 3), (0, 2), (1, 3)])
+    ('undecided', 'holds')
+    """
+    seeds = [pattern.gaps(pre, post) for pre, post in pairs]
+    tests = [paired(gap, [0.0] * len(gap)) for gap in zip(*seeds, strict=True)]
+    if all(test.low > 0 for test in tests):
+        return "holds"
+    if any(test.high < 0 for test in tests):
+        return "does not hold here"
+    counts = [n for test in tests if (n := seeds_to_decide(test)) is not None]
+    return (
+        f"undecided; about {max(counts)} seeds would decide" if counts else "undecided"
+    )
 
 
 def finding(evidence: Evidence) -> Finding:
     """Figs 1, 2, 4, 5, 6, Table 1 and E.6."""
     found = rows(evidence)
-    lines = beside(found)
-    held = sum(line[3] == "holds" for line in lines)
+    lines = beside(evidence)
     verdict = sentence(found)
     if lines:
-        verdict += f" {held} of {len(lines)} published patterns hold at this scale."
+        verdict += f" {_counted([line[-1] for line in lines])}"
     paper = Grid(
-        title="The paper's numbers (774M parameters, 5000 steps) beside ours",
-        head=["", "Emadi 2026", "ours, pre and post", "pattern"],
+        title="The paper's numbers (774M parameters, 5000 steps) beside ours; a "
+        "pattern holds where the 95 % interval over seeds of what it needs lies above "
+        "0 (exploratory: not corrected for their number)",
+        head=["", "Emadi 2026", "ours, pre and post", "needs above 0", "pattern"],
         cells=lines,
     )
     figures = [
@@ -199,6 +234,15 @@ def finding(evidence: Evidence) -> Finding:
         verdict=verdict,
         grids=[measured(evidence, found), paper],
         figures=[f for f in figures if f.lines],
+    )
+
+
+def _counted(verdicts: Sequence[str]) -> str:
+    held = verdicts.count("holds")
+    failed = verdicts.count("does not hold here")
+    return (
+        f"Of {len(verdicts)} published patterns {held} hold at this scale, {failed} do "
+        f"not; undecided: {len(verdicts) - held - failed}."
     )
 
 

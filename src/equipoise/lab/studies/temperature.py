@@ -10,7 +10,12 @@ from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure
 from equipoise.lab.results.finding import Finding, Grid, against, over_training
 from equipoise.lab.results.measures import GROUPS
-from equipoise.lab.results.statistics import Paired, paired, summary
+from equipoise.lab.results.statistics import (
+    Paired,
+    paired,
+    seeds_to_decide,
+    summary,
+)
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -101,10 +106,7 @@ def name(setting: Setting, warmup: str) -> str:
 
 
 def _difference(evidence: Evidence, setting: Setting, a: str, b: str) -> Paired | None:
-    runs = evidence.runs
-    return against(
-        runs.get(name(setting, a), {}), runs.get(name(setting, b), {}), "validation"
-    )
+    return against(evidence, (name(setting, a), name(setting, b)), "validation")
 
 
 def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
@@ -123,12 +125,19 @@ def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
         answer = "Temperature warm-up is not worse than learning-rate warm-up here"
     else:
         answer = "Undecided by loss: learning-rate warm-up does not clearly help here"
+        answer += _deciding(pairs["lr", "none"])
     return (
         f"{answer}. Intervals clear of zero, {count}: τ ends above LR in {higher} and "
         f"below in {lower}; LR ends below no warm-up in {lr_helped}, τ in "
         f"{tau_helped}. τ moves the held-out loss by at most {moved:.3f} nats against "
         "no warm-up. " + _sensitive(evidence, settings)
     )
+
+
+def _deciding(pairs: Sequence[Paired | None]) -> str:
+    """Say how many seeds would decide the clearest of the differences."""
+    counts = [n for d in pairs if d is not None and (n := seeds_to_decide(d))]
+    return f" (about {min(counts)} seeds would decide the clearest)" if counts else ""
 
 
 def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Variants of a part, RMSNorm and experts, compared within each residual form."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,14 @@ from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.finding import (
     Finding,
     Row,
+    against,
     baseline,
     measured,
     over_depth,
     over_training,
     rows,
 )
+from equipoise.lab.results.statistics import Paired, seeds_to_decide
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -63,9 +66,10 @@ def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> dict[str,
     return {"arms": arms, "baselines": baselines, "curves": curves}
 
 
-VANISHED = 1e-3
 SMALL = 0.01
 """Nats: a difference below this does not matter, however steady it is."""
+SAME = 1.2
+"""Upper over lower end of a ratio's interval within which it says: the same."""
 
 
 def finding(evidence: Evidence) -> Finding:
@@ -73,7 +77,7 @@ def finding(evidence: Evidence) -> Finding:
     found = rows(evidence)
     by_arm = {row.arm: row for row in found}
     parts = [
-        _sentence(row, by_arm[baseline(evidence, row.arm)])
+        _sentence(evidence, row, by_arm[baseline(evidence, row.arm)])
         for row in found
         if row.against_first is not None and baseline(evidence, row.arm) in by_arm
     ]
@@ -88,27 +92,44 @@ def finding(evidence: Evidence) -> Finding:
     )
 
 
-def _sentence(row: Row, other: Row) -> str:
+def _sentence(evidence: Evidence, row: Row, other: Row) -> str:
     pair = row.against_first
     assert pair is not None
-    if abs(pair.mean) < SMALL:
+    if max(abs(pair.low), abs(pair.high)) < SMALL:
         loss = "ends within a hundredth of a nat"
     elif pair.low > 0:
         loss = "ends higher"
     elif pair.high < 0:
         loss = "ends lower"
     else:
-        loss = "ends no differently"
+        loss = f"losses cannot be told apart{_more_seeds(pair)}"
     return (
-        f"{row.arm} against {other.arm}: {loss} ({pair.mean:+.3f} nats "
-        f"[{pair.low:+.3f}, {pair.high:+.3f}]); its gradients {_pattern(row)}, "
-        f"{other.arm}'s {_pattern(other)}."
+        f"{row.arm} against {other.arm}: {loss}: {pair.mean:+.3f} nats "
+        f"[{pair.low:+.3f}, {pair.high:+.3f}]; {_gradients(evidence, row, other)}."
     )
 
 
-def _pattern(row: Row) -> str:
-    least = row.values.get("gradient_least_to_last")
-    if least is None:
-        return "were not recorded"
-    word = "vanish" if least.mean < VANISHED else "do not vanish"
-    return f"{word} (weakest ÷ last {least.mean:.2g})"
+def _more_seeds(pair: Paired) -> str:
+    count = seeds_to_decide(pair)
+    return "" if count is None else f" (about {count} seeds would decide)"
+
+
+def _gradients(evidence: Evidence, row: Row, other: Row) -> str:
+    """Compare the weakest layer's share of the gradient as a ratio with its interval.
+
+    A mean below a limit beside one above it says nothing when seeds overlap.
+    """
+    measure = "gradient_least_to_last"
+    least = [one.values.get(measure) for one in (row, other)]
+    if least[0] is None or least[1] is None:
+        return "gradients were not recorded"
+    pair = against(evidence, (row.arm, other.arm), measure, change=math.log)
+    assert pair is not None
+    words = f"weakest ÷ last gradient {least[0].mean:.2g} and {least[1].mean:.2g}"
+    ratio, low, high = (math.exp(x) for x in (pair.mean, pair.low, pair.high))
+    shown = f"{words}, ratio {ratio:.3g} [{low:.3g}, {high:.3g}]"
+    if not low <= 1 <= high:
+        return f"{shown}: different"
+    if high < SAME * low:
+        return f"{shown}: the same"
+    return f"{shown}: cannot be told apart{_more_seeds(pair)}"

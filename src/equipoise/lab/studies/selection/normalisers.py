@@ -211,7 +211,7 @@ def finding(evidence: Evidence) -> Finding:
 
 def difference(evidence: Evidence, arm: str, measure: str) -> Paired | None:
     """Return arm minus softmax over the seeds both finished; None for softmax."""
-    return against(evidence.runs[arm], evidence.runs[BASE], measure)
+    return against(evidence, (arm, BASE), measure)
 
 
 def apart(evidence: Evidence, measure: str, *, sign: int) -> list[str]:
