@@ -1,9 +1,9 @@
 """Judge the first 20 steps of the storms' runs as a pre-flight would.
 
 ``python -m benchmarks.preflight_storms LAB [SEED]``: LAB holds runs made by ``equipoise
-lab run storms``; of those with a smaller seed none is read. A run that fails counts if its fault is there within the first 20 steps;
-the others are counted apart. Runs were sampled every 5 steps, a pre-flight samples
-every step, so it sees no less.
+lab run storms``; those with a smaller seed are left out. A run that fails counts if its
+fault is there within the first 20 steps; the others are counted apart. Runs were
+sampled every 5 steps, a pre-flight samples every step, so it sees no less.
 """
 
 import math
