@@ -156,7 +156,7 @@ EMADI = (
 )
 
 
-def beside(evidence: Evidence) -> list[tuple[str, ...]]:
+def beside(evidence: Evidence) -> list[tuple[str, str, str, str, str]]:
     """Return where, the paper, ours, what is needed and the verdict, line by line."""
     found = []
     for pattern in EMADI:
