@@ -77,7 +77,8 @@ def main() -> None:
         }
         for outcome in {row["outcome"] for row in rows}
     }
-    publish("preflight_storms", rows, first_seed=first, **totals)
+    name = "preflight_storms_fresh" if first else "preflight_storms"
+    publish(name, rows, first_seed=first, **totals)
 
 
 if __name__ == "__main__":
