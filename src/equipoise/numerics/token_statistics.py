@@ -49,14 +49,15 @@ def token_sizes(x_xD: Float[Tensor, "*x D"]) -> Sizes:
     if not _readable(x_xD) or x_xD.ndim == 0:
         return Sizes(rms(x_xD), layer_norm_scale(x_xD, eps=0.0))
     x_ND = host_view(x_xD).reshape(-1, x_xD.shape[-1])
-    out = np.empty((2, len(x_ND)), np.float32)
-    over_rows(lambda i, j: _sizes(x_ND[i:j], out[:, i:j]), *x_ND.shape)
-    zero, mean = torch.from_numpy(out).reshape(2, *x_xD.shape[:-1]).unbind(0)
+    out_N2 = np.empty((len(x_ND), 2), np.float32)
+    over_rows(lambda i, j: _sizes(x_ND[i:j], out_N2[i:j]), *x_ND.shape)
+    out_2N = torch.from_numpy(np.ascontiguousarray(out_N2.T))
+    zero, mean = out_2N.reshape(2, *x_xD.shape[:-1]).unbind(0)
     return Sizes(zero, mean)
 
 
 @compiled(reorder=True)
-def _sizes(x_ND: Singles, out_2N: Singles) -> None:
+def _sizes(x_ND: Singles, out_N2: Singles) -> None:
     D = x_ND.shape[1]
     for n in range(x_ND.shape[0]):
         total, square, centred = 0.0, 0.0, 0.0
@@ -67,8 +68,8 @@ def _sizes(x_ND: Singles, out_2N: Singles) -> None:
             x = np.float64(x_ND[n, d])
             square += x * x
             centred += (x - mean) * (x - mean)
-        out_2N[0, n] = math.sqrt(square / D)
-        out_2N[1, n] = math.sqrt(centred / D)
+        out_N2[n, 0] = math.sqrt(square / D)
+        out_N2[n, 1] = math.sqrt(centred / D)
 
 
 def kurtosis(x: Float[Tensor, "*x"]) -> Tensor:

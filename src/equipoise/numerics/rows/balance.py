@@ -123,7 +123,7 @@ def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
     mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
-    options = (enough(dtype), MASS_TOLERANCE, effort)
+    options = (enough(dtype), MASS_TOLERANCE, float(effort))
     compiled = p_NK.device.type == "cpu" and COMPILED
     kernel = _on_cpu if compiled else torch_rows.intervals
     low, high = outward(kernel(p_NK, mask_NK, options), dtype)
@@ -151,10 +151,12 @@ def _warn_of_unread(low_x: Tensor) -> None:
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache, the CPU kernels that most rows need."""
+    """Compile, or load from the cache, every CPU kernel that ``balance`` calls."""
     if COMPILED:
         for dtype in (np.float32, np.float64):
             ladder.intervals(np.ones((1, 1), dtype), None, (0.0, 1.0, 0.0))
+        v_Nn, bounds_N3 = np.ones((1, 3)), np.zeros((1, 3))
+        ladder.search_rows(v_Nn, np.zeros((1, 3), np.uint8), bounds_N3, 0.0, 1.0)
 
 
 # Scores of one block, in entries: 8 MiB in float32, and softmax needs as much again.

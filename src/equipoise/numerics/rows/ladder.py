@@ -1,7 +1,6 @@
 """The ladder on the CPU: every row climbs only as far as it must.
 
-Axes, in this file:  N row · K key · n visible key, sorted from large to small ·
-C column of facts.
+Axes, in this file:  N row · K key · n visible key, sorted from large to small.
 Float32 rows are first closed unsorted (``window``); what is left open, and every
 float64 row, is sorted (``steps``); what is open then is searched (``search``).
 """
@@ -11,19 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import compiled, over_rows
+from equipoise.numerics.rows.compiled import compiled, inner, over_rows
 from equipoise.numerics.rows.search import search_rows
 from equipoise.numerics.rows.steps import Row, Side, sort_steps
 from equipoise.numerics.rows.window import (
-    BELOW,
-    FACTS,
     OPEN,
-    SOME,
-    STOP,
-    TOP,
-    TOPS,
     Singles,
-    close,
+    closed,
     scratch,
 )
 
@@ -39,7 +32,7 @@ _ALIKE = 1e-6
 _GATHERED = 1 << 18
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, Any, Any]:
     """Return the mass, the largest bit pattern and how many keys are above 0.
 
@@ -53,7 +46,7 @@ def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, Any, Any]:
     return total, top, some
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _apart(p_K: Singles, top: np.float32) -> tuple[float, Any]:
     """Return the mass below the largest key, summed directly, and how many equal it."""
     below, tops = 0.0, np.int32(0)
@@ -64,24 +57,27 @@ def _apart(p_K: Singles, top: np.float32) -> tuple[float, Any]:
 
 
 @compiled()
-def weigh(p_NK: Singles, bits_NK: NDArray[np.uint32], fact_NC: Row, off: float) -> None:
-    """Write what ``close`` needs; no largest key for rows that are not sound."""
+def close(
+    p_NK: Singles,
+    bits_NK: NDArray[np.uint32],
+    bounds_N2: Row,
+    options: tuple[float, float],
+    room: Singles,
+) -> None:
+    """Write θ's interval of every row that is sound; others stay as they are."""
+    enough, off = options
     for i in range(p_NK.shape[0]):
         total, pattern, some = _summed(p_NK[i], bits_NK[i])
-        top, sound = np.uint32(pattern).view(np.float32), pattern < _BITS_OF_TWO
-        below, tops = (
-            total - float(top),
-            int(sound and top > 0 and abs(total - 1.0) <= off),
-        )
-        if tops:
-            ratio = total / top
-            if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
-                below, tops = _apart(p_NK[i], top)
-        fact_NC[i, BELOW] = below
-        fact_NC[i, TOP] = top
-        fact_NC[i, TOPS] = tops
-        fact_NC[i, SOME] = some
-        fact_NC[i, STOP] = p_NK.shape[1]
+        top, tops = np.uint32(pattern).view(np.float32), np.int64(1)
+        if not (0 < pattern < _BITS_OF_TWO and abs(total - 1.0) <= off):
+            continue
+        below, ratio = total - float(top), total / top
+        if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
+            below, tops = _apart(p_NK[i], top)
+        counts = (np.int64(tops), np.int64(some), p_NK.shape[1])
+        low, high = closed(p_NK[i], (below, np.float64(top)), counts, enough, room)
+        bounds_N2[i, 0] = low
+        bounds_N2[i, 1] = high
 
 
 def climbed(v_Nn: Row, side_Nn: Side, options: Options) -> Bounds:
@@ -141,9 +137,8 @@ def intervals(p_NK: Rows, mask_NK: Side | None, options: Options) -> Bounds:
         p, bounds_n2 = p_NK[start:stop], bounds_N2[start:stop]
         sides = None if mask_NK is None else mask_NK[start:stop]
         if p.dtype == np.float32 and sides is None:
-            fact_nC = np.empty((len(p), FACTS))
-            weigh(p, p.view(np.uint32), fact_nC, options[1])
-            close(p, fact_nC, options[0], bounds_n2, scratch(p.shape[1]))
+            room = scratch(p.shape[1])
+            close(p, p.view(np.uint32), bounds_n2, options[:2], room)
         finish(p, sides, bounds_n2, options)
 
     over_rows(work, *p_NK.shape)

@@ -1,17 +1,15 @@
 """What an instrument reads off attention scores: θ, logits, entropy, sink, per row.
 
-Axes, in this file:  x any leading axes · N row · K key.
-
-All statistics of a row of scores in one visit, compiled.
-
-Axes, in this file:  N row · K key · C column of the result.
-A row of scores is read once from memory; its exponentials live in a scratch row that
-stays in the first-level cache, and θ is found there by ``balance_window``.
+Axes, in this file:  x any leading axes · N row · n open row · K key · C column of the
+result.
+All statistics of a row in one visit, compiled: a row of scores is read once from
+memory; its exponentials live in a scratch row that stays in the first-level cache, and
+θ is found there by ``window``.
 """
 
 import math
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,23 +19,21 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.compiled import COMPILED, compiled, host_view, over_rows
+from equipoise.numerics.rows.compiled import (
+    COMPILED,
+    compiled,
+    host_view,
+    inner,
+    over_rows,
+)
 from equipoise.numerics.rows.window import (
-    BELOW,
-    FACTS,
     OPEN,
-    SOME,
-    STOP,
-    TOP,
-    TOPS,
-    close,
+    closed,
     scratch,
 )
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
-Facts = NDArray[np.float64]
-Limits = NDArray[np.int64]
 # Columns of the result.
 LOWER, UPPER, MAX_LOGIT, ENTROPY, SINK, TOP_MASS, SCORES, MASSES, VISIBLE = range(9)
 COLUMNS = 9
@@ -57,7 +53,11 @@ _TO_INTEGER = np.float32(1.5 * 2**23)
 _FLOOR = np.float32(-87.0)
 
 
-@compiled()
+# |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
+_ENOUGH = 2.0**-11
+
+
+@inner()
 def exponentials(z_K: Scores, stop: int, top: np.float32, e_K: Scores) -> None:
     """Write exp(z - top), accurate to two units in the last place of z - top's image.
 
@@ -78,7 +78,7 @@ def exponentials(z_K: Scores, stop: int, top: np.float32, e_K: Scores) -> None:
         e_K[k] = scaled if d > _FLOOR else np.float32(0)
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _extremes(z_K: Scores, stop: int) -> tuple[np.int32, np.int32, np.int32]:
     """Return the smallest and largest score as ordered integers, and the visible count.
 
@@ -95,7 +95,7 @@ def _extremes(z_K: Scores, stop: int) -> tuple[np.int32, np.int32, np.int32]:
     return low, high, seen
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _moments(
     z_K: Scores, stop: int, e_K: Scores, top: np.float32
 ) -> tuple[float, float, float, float]:
@@ -110,7 +110,7 @@ def _moments(
     return below, first, scores, masses
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _counts(e_K: Scores, stop: int) -> tuple[np.int32, np.int32]:
     """Return how many keys have the largest mass, which is 1, and how many have any."""
     tops, some = np.int32(0), np.int32(0)
@@ -120,60 +120,68 @@ def _counts(e_K: Scores, stop: int) -> tuple[np.int32, np.int32]:
     return tops, some
 
 
-@compiled()
-def _row(
-    z_K: Scores, limit: int, e_K: Scores, fact_C: Facts, out_CN: Statistics, i: int
-) -> None:
-    low, high, seen = _extremes(z_K, limit)
-    out_CN[VISIBLE, i] = seen
-    fact_C[BELOW], fact_C[TOP], fact_C[TOPS], fact_C[STOP] = 0.0, 1.0, 1.0, 0.0
+@inner()
+def _unread(low: Any, high: Any, out_C: Statistics) -> None:
+    """Write the row of a NaN, of +inf, or of no visible key."""
     broken = low < _LEAST or high > _INFINITY
-    if broken or high == _INFINITY or seen == 0:
-        nothing = seen == 0 and not broken
-        for c in range(VISIBLE):
-            out_CN[c, i] = 0.0 if nothing else np.nan
-        fact_C[BELOW] = out_CN[ENTROPY, i]
-        if not broken:
-            out_CN[MAX_LOGIT, i] = -np.inf if nothing else np.inf
+    nothing = out_C[VISIBLE] == _ZERO and not broken
+    for c in range(VISIBLE):
+        out_C[c] = 0.0 if nothing else np.nan
+    if not broken:
+        out_C[MAX_LOGIT] = -np.inf if nothing else np.inf
+
+
+@inner()
+def _row(z_K: Scores, limit: int, e_K: Scores, room: Scores, out_C: Statistics) -> None:
+    """Write all statistics of one row of scores."""
+    low, high, seen = _extremes(z_K, limit)
+    out_C[VISIBLE] = seen
+    if low < _LEAST or high >= _INFINITY or seen == 0:
+        _unread(low, high, out_C)
         return
     stop = limit
     while z_K[stop - 1] == _NOTHING:
         stop -= 1
-    fact_C[STOP] = stop
     top = np.int32(high ^ ((high >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
     exponentials(z_K, stop, top, e_K)
     below, first, scores, masses = _moments(z_K, stop, e_K, top)
     tops, some = _counts(e_K, stop)
-    fact_C[BELOW], fact_C[TOPS], fact_C[SOME] = below, tops, some
+    counts = (np.int64(tops), np.int64(some), stop)
+    lower, upper = closed(e_K, (below, 1.0), counts, _ENOUGH, room)
     mass = below + tops
     entropy = math.log(mass) - first / mass
-    out_CN[MAX_LOGIT, i] = top
-    out_CN[ENTROPY, i] = entropy if entropy > 0.0 else 0.0
-    out_CN[SINK, i] = e_K[0] / mass
-    out_CN[TOP_MASS, i] = 1.0 / mass
-    out_CN[SCORES, i] = scores
-    out_CN[MASSES, i] = masses / (mass * mass)
+    out_C[LOWER], out_C[UPPER] = lower, upper
+    out_C[MAX_LOGIT] = top
+    out_C[ENTROPY] = entropy if entropy > 0.0 else 0.0
+    out_C[SINK] = e_K[0] / mass
+    out_C[TOP_MASS] = 1.0 / mass
+    out_C[SCORES] = scores
+    out_C[MASSES] = masses / (mass * mass)
 
 
 @compiled()
-def exponentiated(
-    z_NK: Scores, limit_N: Limits, e_NK: Scores, fact_NC: Facts, out_CN: Statistics
+def read_rows(
+    z_NK: Scores,
+    sees: tuple[int, int, int],
+    e_K: Scores,
+    room: Scores,
+    out_NC: Statistics,
 ) -> None:
-    """Write all but θ of every row of scores, the exponentials, and what θ needs.
+    """Write the statistics of every row of scores; masked keys are -inf.
 
-    Masked keys are -inf; row i sees no key from ``limit_N[i]`` on, whatever its score.
+    Row i of all sees ``sees[0]`` keys and one more for each row since the last multiple
+    of ``sees[1]``, whatever the scores beyond; ``sees[2]`` is the first row here.
     """
+    first, period, begin = sees
     K = z_NK.shape[1]
     for i in range(z_NK.shape[0]):
-        limit = limit_N[i] if limit_N[i] < K else K
-        _row(z_NK[i], limit, e_NK[i], fact_NC[i], out_CN, i)
+        limit = first + (begin + i) % period
+        _row(z_NK[i], limit if limit < K else K, e_K, room, out_NC[i])
 
 
-# |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
-_ENOUGH = 2.0**-11
 _OPTIONS = (_ENOUGH, float("inf"), 1.0)
-# Exponentials at a time: 512 KiB, so that they are near when θ is read, and calls few.
-_CACHED = 1 << 17
+# Open rows gathered at a time.
+_TOGETHER = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -300,26 +308,27 @@ def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
 
 def _on_cpu(z_NK: Tensor, sees: tuple[int, int], sort_open: bool) -> Tensor:
     z = host_view(z_NK.contiguous())
-    out_CN = np.empty((COLUMNS, len(z)), np.float32)
-    few = max(1, _CACHED // z.shape[1])
+    out_NC = np.empty((len(z), COLUMNS), np.float32)
 
     def work(start: int, stop: int) -> None:
-        e_nK, room = np.empty((few, z.shape[1]), np.float32), scratch(z.shape[1])
-        for i in range(start, stop, few):
-            j = min(i + few, stop)
-            limit_n = sees[0] + np.arange(i, j) % sees[1]
-            e, out = e_nK[: j - i], out_CN[:, i:j]
-            fact_nC, bounds_n2 = np.empty((j - i, FACTS)), np.empty((j - i, 2))
-            exponentiated(z[i:j], limit_n, e, fact_nC, out)
-            close(e, fact_nC, _ENOUGH, bounds_n2, room)
-            if sort_open:
-                e[np.arange(e.shape[1]) >= fact_nC[:, STOP, None]] = 0
-                ladder.finish(e, None, bounds_n2, _OPTIONS)
-            bounds_n2[:, 1][bounds_n2[:, 1] == OPEN] = 1.0
-            out[:2] = bounds_n2.T
+        e_K, room = np.empty(z.shape[1], np.float32), scratch(z.shape[1])
+        read_rows(z[start:stop], (*sees, start), e_K, room, out_NC[start:stop])
+        left = start + np.flatnonzero(out_NC[start:stop, UPPER] == OPEN)
+        out_NC[left, UPPER] = 1.0
+        for i in range(0, left.size if sort_open else 0, _TOGETHER):
+            few = left[i : i + _TOGETHER]
+            out_NC[few, :2] = _sorted(z[few], sees[0] + few % sees[1])
 
     over_rows(work, *z.shape)
-    return torch.from_numpy(out_CN)
+    return torch.from_numpy(np.ascontiguousarray(out_NC.T))
+
+
+def _sorted(z_nK: Scores, limit_n: NDArray[np.int64]) -> ladder.Bounds:
+    """Return θ's bounds of rows that the unsorted pass left open."""
+    hidden_nK = np.arange(z_nK.shape[1]) >= limit_n[:, None]
+    z_nK = np.where(hidden_nK, _NOTHING, z_nK)
+    e_nK = np.exp(z_nK - z_nK.max(-1, keepdims=True), dtype=np.float64)
+    return ladder.intervals(e_nK, None, _OPTIONS)
 
 
 def _in_torch(z_NK: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""θ of float32 rows, unsorted: closed forms, a fill in order, subsets of twelve keys.
+"""θ of one float32 row, unsorted: closed forms, a fill, subsets of twelve keys.
 
-Axes, in this file:  N row · K key · n key, compacted · m large key · C column of facts
-· b subset sum of six keys · a subset sum of the others.
+Axes, in this file:  K key · m large key · s, t subset sums of some keys and of others.
 For an instrument that reads every row of every head: no row is sorted and no set is
 written down. Large keys are dealt, most others are taken in order until half of the
-mass is nearly reached, and the subsets of twelve keys close what is left. The loop over
-subsets is in float32 and on bit patterns, because integer minima vectorise; what it
+mass is nearly reached, and the subsets of twelve keys close what is left. Subset sums
+are in float32 and compared as bit patterns, because integer minima vectorise; what they
 cannot tell apart is decided in float64.
 
 Kernels take whole arrays and bounds, not slices, and write loops out: each slice, sum
@@ -19,37 +18,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import compiled
+from equipoise.numerics.rows.compiled import inner
 
 Row = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Ends = tuple[Any, Any]
-Room = tuple[Row, Row, Row, Singles, Singles, Singles]
-# What is known of a row: the mass below the largest key, that key, how many keys equal
-# it (0 for a row that is not sound), how many are above 0, and where they end.
-BELOW, TOP, TOPS, SOME, STOP = range(5)
-FACTS = 5
+Masses = tuple[float, float]
+"""The mass below the largest key, and that key."""
+Counts = tuple[Any, Any, Any]
+"""How many keys equal the largest, how many are above 0, and where they end."""
 # An upper bound that no row has: the row needs the next steps of the ladder.
 OPEN = -1.0
 # The inner list: a constant length, or the loop would not be unrolled.
 _INNER = 6
 _SUMS = 1 << _INNER
-# Large keys that are dealt by all subsets: the largest is in S, 2⁹ sums are outside.
+# Rows of so few keys are searched completely: the largest is in S, 2⁹ sums are outside.
 FEW = _INNER + 10
 # Keys that close most rows.
 WINDOW = 2 * _INNER
-# Float32 sums and differences are off by less than this share of the mass.
-_SLACK = 2.0**-21
+# Sums of up to fifteen keys in float32, and two differences, are off by less than this
+# share of the mass: sixteen roundings of half a unit in the last place.
+_SLACK = 1.25 * 2.0**-20
 # Lists start with every other key taken: sums of half of the keys lie densest.
 _ALTERNATE = 0b101010101
 # A key above this many times the mean, and above 1/32 of the mass, is large.
 _LARGE, _WIDTH = 4.0, 32
 # Each takes keys a quarter as large as large ones.
 _ATTEMPTS = 4
+# Where in the room two lists of sums and what is near begin, and the keys. One array: a
+# tuple of four is counted in and out at every call, which takes longer than to use it.
+_FIRST, _SECOND, _NEAR, _KEYS = 0, _SUMS, _SUMS + (1 << 9), _SUMS + (2 << 9)
 _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 
-@compiled()
+@inner()
 def theta(inside: float, outside: float) -> float:
     """Return 4ab/(a+b)², written 1 - ((a-b)/(a+b))² where that rounds less."""
     total = inside + outside
@@ -58,118 +60,102 @@ def theta(inside: float, outside: float) -> float:
     return 4.0 * (inside / total) * (outside / total)
 
 
-@compiled()
-def _summed(w_n: Row, first: int, stop: int, sum_s: Row, sum32_s: Singles) -> int:
-    """Write all subset sums of some keys in both formats; return how many there are."""
-    sum_s[0], count = 0.0, 1
-    for k in range(first, stop):
-        for s in range(count):
-            sum_s[count + s] = sum_s[s] + w_n[k]
+@inner()
+def _summed(room: Singles, ends: Ends, start: int) -> Any:
+    """Write all subset sums of the keys between ``ends``; return how many there are."""
+    count = np.int64(1)
+    room[start] = np.float32(0)
+    for k in range(ends[0], ends[1]):
+        key = room[_KEYS + k]
+        for s in range(start, start + count):
+            room[count + s] = room[s] + key
         count *= 2
-    for s in range(count):
-        sum32_s[s] = sum_s[s]
     return count
 
 
-@compiled()
-def _decided(target: float, outer: int, least: np.float32, room: Room) -> float:
-    """Return the smallest of the differences that are near in float32, in float64."""
-    _, a_s, b_s, _, _, near_s = room
+@inner(reorder=True)
+def _least(left: np.float32, room: Singles) -> Any:
+    """Return the distance to the nearest sum of the first list."""
+    near = _INFINITY
+    for t in range(_SUMS):
+        away = np.float32(left - room[t]).view(np.int32) & _MAGNITUDE
+        near = away if away < near else near
+    return np.int32(near).view(np.float32)
+
+
+@inner()
+def _decided(
+    room: Singles, ends: Ends, aim: tuple[float, np.float32, int, int]
+) -> float:
+    """Return target - s for the nearest sum of those that are near in float32."""
+    first, last = ends
+    target, least, begin, end = aim
     best = np.inf
-    for s in range(outer):
-        if near_s[s] <= least:
+    for s in range(begin, end):
+        if room[_NEAR + s] <= least:
+            left = np.float32(np.float32(target) - room[_SECOND + s])
             for t in range(_SUMS):
-                off = target - a_s[s] - b_s[t]
-                best = off if abs(off) < abs(best) else best
+                if abs(left - room[t]) <= least:
+                    off, chosen = target, s << _INNER | t
+                    for k in range(first, last):
+                        if chosen >> (k - first) & 1:
+                            off -= room[_KEYS + k]
+                    best = off if abs(off) < abs(best) else best
     return best
 
 
-@compiled()
+@inner()
 def nearest(
-    w_n: Row, ends: Ends, goal: tuple[float, float, float], room: Room
+    room: Singles, ends: Ends, goal: tuple[float, float, float]
 ) -> tuple[float, bool]:
-    """Return target - s for the subset sum s nearest the target, and if that is proven.
+    """Return target - s for a subset sum s, and if no other is nearer the target.
 
     Args:
-        w_n: Of which the keys between ``ends`` are meant, at most ``FEW`` - 1.
-        ends: The first key, and the one after the last.
-        goal: The target; the mass that no entry and no partial sum exceeds; and what is
-            near enough: at the first sum within it the search stops, unproven, and
-            returns no more than a bound on its distance.
-        room: Space for the lists of sums, see ``scratch``.
+        room: See ``scratch``; it holds the keys.
+        ends: The first key, and the one after the last: at most ``FEW`` - 1 of them.
+        goal: The target; a mass that neither it nor the sum of the keys exceeds (the
+            smaller it is, the fewer sums are decided in float64); and what is near
+            enough: at the first sum within it the search stops, unproven.
     """
-    _, a_s, b_s, a32_s, b32_s, near_s = room
     first, last = ends
     target, mass, enough = goal
     middle = first + _INNER if last - first > _INNER else last
-    for s in range(_summed(w_n, first, middle, b_s, b32_s), _SUMS):
-        b_s[s], b32_s[s] = 0.0, np.float32(0)  # the empty set again
-    outer = _summed(w_n, middle, last, a_s, a32_s)
+    for t in range(_summed(room, (first, middle), _FIRST), _SUMS):
+        room[t] = np.float32(np.inf)
+    begin, end = np.int64(0), _summed(room, (middle, last), _SECOND)
     slack, least = np.float32(_SLACK * mass), np.float32(np.inf)
-    for i in range(outer):
-        s, near = i ^ (_ALTERNATE & (outer - 1)), _INFINITY
-        left = np.float32(np.float32(target) - a32_s[s])
-        for t in range(_SUMS):
-            away = np.float32(left - b32_s[t]).view(np.int32) & _MAGNITUDE
-            near = away if away < near else near
-        near_s[s] = np.int32(near).view(np.float32)
-        if near_s[s] < least:
-            least = near_s[s]
-            if least + slack <= enough:
-                return float(least + slack), False
-    best = _decided(target, outer, least + 2 * slack, room)
+    for i in range(end):
+        s = i ^ (_ALTERNATE & (end - 1))
+        near = _least(np.float32(np.float32(target) - room[_SECOND + s]), room)
+        room[_NEAR + s] = near
+        if near < least:
+            least = near
+            if near + slack <= enough:
+                begin, end = s, s + 1
+                break
+    best = _decided(room, ends, (target, np.float32(least + 2 * slack), begin, end))
     return best, abs(best) > enough
 
 
-@compiled()
-def _quickly(w_n: Row, goal: tuple[float, float, float], room: Room) -> float:
-    """Return how far at most a subset sum of twelve keys is from the target.
-
-    Always three of the last six keys are taken, because then the sums of the others
-    lie densest; infinity when none of eight such choices comes near enough. Loops of
-    constant length and one list in float32: a third of what ``nearest`` needs.
-    """
-    target, mass, enough = goal
-    b32_s = room[4]
-    b32_s[0], b32_s[1] = np.float32(0), np.float32(w_n[0])
-    for k in range(1, _INNER):
-        key = np.float32(w_n[k])
-        for s in range(1 << k):
-            b32_s[(1 << k) + s] = b32_s[s] + key
-    slack = np.float32(2 * _SLACK * mass)  # five more roundings than in ``nearest``
-    for choice in range(8):
-        left, near = target, _INFINITY
-        for k in range(_INNER, _INNER + 3):
-            left -= w_n[k + 3] if choice >> (k - _INNER) & 1 else w_n[k]
-        for s in range(_SUMS):
-            away = np.float32(np.float32(left) - b32_s[s]).view(np.int32) & _MAGNITUDE
-            near = away if away < near else near
-        off = np.int32(near).view(np.float32) + slack
-        if off <= enough:
-            return float(off)
-    return np.inf
+def scratch(keys: Singles | int) -> Singles:
+    """Return room for lists of sums and for so many keys, or these."""
+    if isinstance(keys, int):
+        return np.empty(_KEYS + max(keys, WINDOW), np.float32)
+    return np.concatenate([scratch(0)[:_KEYS], keys])
 
 
-def scratch(keys: int) -> Room:
-    """Return room for a row, for two lists of sums in two formats, and what is near."""
-    outer = 1 << (FEW - 1 - _INNER)
-    a, b, near = np.empty(outer), np.empty(_SUMS), np.empty(outer, np.float32)
-    a32, b32 = near.copy(), np.empty(_SUMS, np.float32)
-    return np.empty(max(keys, WINDOW)), a, b, a32, b32, near
-
-
-@compiled(reorder=True)
-def _heavy(p_K: Singles, stop: int, least: np.float32) -> tuple[Any, float]:
+@inner(reorder=True)
+def _heavy(p_K: Singles, ends: Ends, least: np.float32) -> tuple[Any, float]:
     """Return how many keys exceed ``least``, and their mass."""
     count, mass = np.int32(0), 0.0
-    for k in range(stop):
+    for k in range(ends[0], ends[1]):
         heavy = p_K[k] > least
         count += np.int32(heavy)
         mass += float(p_K[k]) if heavy else 0.0
     return count, mass
 
 
-@compiled()
+@inner()
 def heaviest(p_K: Singles, stop: int, top: float, most: int) -> float:
     """Return the sum of the ``most`` largest keys, found by bisecting their bits."""
     # More than ``most`` keys exceed the value with bits low, no more that with high.
@@ -177,7 +163,7 @@ def heaviest(p_K: Singles, stop: int, top: float, most: int) -> float:
     mass, missing = 0.0, most
     while high - low > 1:
         middle = (low + high) // 2
-        count, above = _heavy(p_K, stop, np.int32(middle).view(np.float32))
+        count, above = _heavy(p_K, (0, stop), np.int32(middle).view(np.float32))
         if count > most:
             low = middle
         else:
@@ -185,42 +171,55 @@ def heaviest(p_K: Singles, stop: int, top: float, most: int) -> float:
     return mass + missing * float(np.int32(high).view(np.float32))
 
 
-@compiled()
+@inner()
+def _gathered(
+    p_K: Singles, stop: int, least: np.float32, room: Singles
+) -> tuple[Any, float]:
+    """Copy the keys above ``least``, largest first; return how many, and their mass."""
+    m, mass = np.int64(0), 0.0
+    for start in range(0, stop, _WIDTH):
+        end = start + _WIDTH if start + _WIDTH < stop else stop
+        if _heavy(p_K, (start, end), least)[0] == 0:
+            continue
+        for k in range(start, end):
+            if p_K[k] > least:
+                at = _KEYS + m
+                while at > _KEYS and room[at - 1] < p_K[k]:
+                    room[at] = room[at - 1]
+                    at -= 1
+                room[at] = p_K[k]
+                mass += p_K[k]
+                m += 1
+    return m, mass
+
+
+@inner()
 def _dealt(
-    p_K: Singles, facts: tuple[int, float, float], least: np.float32, room: Room
+    p_K: Singles, facts: tuple[int, float, float], least: np.float32, room: Singles
 ) -> tuple[float, bool]:
     """Deal the large keys; return the gap to be filled by the others, and if it is all.
 
     A few are dealt so that filling can go either way: the largest is in S, and p(S) is
-    nearest ½(1 - r), where r is the mass of the others. If that is off by more than
-    r/2, the others go all to one side, and the rest of the gap is proven: no other deal
-    of the large keys is nearer. Many are dealt largest first, where they fit.
+    near ½(1 - r), where r is the mass of the others. If no deal is nearer than r/2, the
+    others go all to one side, and the rest of the gap is proven: no other deal of the
+    large keys is nearer. Many are dealt largest first, where they fit.
     """
     stop, total, enough = facts
-    v_m, m, mass = room[0], np.int64(0), 0.0
-    for k in range(stop):
-        if p_K[k] > least:
-            at = m
-            while at > 0 and v_m[at - 1] < p_K[k]:
-                v_m[at] = v_m[at - 1]
-                at -= 1
-            v_m[at] = p_K[k]
-            mass += p_K[k]
-            m += 1
+    m, mass = _gathered(p_K, stop, least, room)
     gap = total / 2
-    if 0 < m <= FEW:
+    if m <= (WINDOW if least > 0 else FEW):
         rest = (total - mass) / 2 if least > 0 else 0.0
-        goal = (gap - rest - v_m[0], total, enough if rest == 0 else 0.0)
-        off, proven = nearest(v_m, (np.int64(1), m), goal, room)
+        goal = (gap - rest - room[_KEYS], total, rest / 2 if rest > 0 else enough)
+        off, proven = nearest(room, (np.int64(1), m), goal)
         if abs(off) >= rest:
-            return abs(off) - rest, proven or rest > 0
+            return abs(off) - rest, proven
         return off + rest, False
-    for k in range(m):
-        gap -= v_m[k] if v_m[k] <= gap else 0.0
+    for k in range(_KEYS, _KEYS + m):
+        gap -= room[k] if room[k] <= gap else 0.0
     return gap, False
 
 
-@compiled(reorder=True)
+@inner(reorder=True)
 def _light(p_K: Singles, start: int, least: np.float32) -> float:
     """Return the mass of the keys up to ``least`` in one block."""
     total = 0.0
@@ -229,7 +228,7 @@ def _light(p_K: Singles, start: int, least: np.float32) -> float:
     return total
 
 
-@compiled()
+@inner()
 def _filled(
     p_K: Singles, ends: Ends, least: np.float32, gaps: tuple[float, float]
 ) -> tuple[float, int]:
@@ -259,46 +258,43 @@ def _filled(
     return gap, stop
 
 
-@compiled()
+@inner()
 def _windowed(
     p_K: Singles,
     facts: tuple[int, float, float],
     least: np.float32,
     gap: float,
-    room: Room,
+    room: Singles,
 ) -> float:
     """Fill the small keys, and search the subsets of the first twelve; return the gap.
 
     If that is not enough, the next key in S is exchanged for the next one outside
     whenever that helps: near-uniform rows need many small corrections of one sign.
     """
-    stop, total, enough = facts
-    v_n, w, mass, first = room[0], np.int64(0), 0.0, np.int64(0)
+    stop, _, enough = facts
+    w, mass, first = np.int64(0), 0.0, np.int64(0)
     while first < stop and w < WINDOW:
         if 0 < p_K[first] <= least:
-            v_n[w] = p_K[first]
+            room[_KEYS + w] = p_K[first]
             mass += p_K[first]
             w += 1
         first += 1
     gap, middle = _filled(p_K, (first, stop), least, (gap, mass / 2))
-    if w == WINDOW:
-        near = _quickly(v_n, (gap, total, enough), room)
-        if near <= enough:
-            return near
-    gap, _ = nearest(v_n, (np.int64(0), w), (gap, total, enough), room)
+    mass = mass if mass > gap else gap
+    gap, _ = nearest(room, (np.int64(0), w), (gap, mass, enough))
     k = first
     while abs(gap) > enough and k < middle and middle + k - first < stop:
         out, into = p_K[k], p_K[middle + k - first]
         if 0 < out <= least and 0 < into <= least:
-            left = gap - (float(into) - float(out))
+            left = gap - (np.float64(into) - np.float64(out))
             gap = left if abs(left) < abs(gap) else gap
         k += 1
     return gap
 
 
-@compiled()
+@inner()
 def _gap(
-    p_K: Singles, facts: tuple[int, float, float], count: int, top: float, room: Room
+    p_K: Singles, facts: tuple[int, float, float], count: int, top: float, room: Singles
 ) -> tuple[float, bool]:
     """Return the gap of a set, |gap| ≤ enough when it closed, and if it is proven.
 
@@ -313,13 +309,15 @@ def _gap(
     best = total / 2
     for _ in range(_ATTEMPTS):
         least = np.float32(total * share)
-        gap, proven = _dealt(p_K, facts, least, room)
+        gap, proven = total / 2, False
+        if least < top:
+            gap, proven = _dealt(p_K, facts, least, room)
         if not proven and share > 0.0:
             gap = _windowed(p_K, facts, least, gap, room)
         if proven or abs(gap) <= enough or share == 0.0:
             return gap, proven
         best = gap if abs(gap) < abs(best) else best
-        if least >= top or _heavy(p_K, stop, least)[0] >= _WIDTH:
+        if least >= top or _heavy(p_K, (0, stop), least)[0] >= _WIDTH:
             break
         share /= 4
     if count % 2 == 1:
@@ -329,34 +327,33 @@ def _gap(
     return best, False
 
 
-@compiled()
-def close(
-    p_NK: Singles, fact_NC: Row, enough: float, bounds_N2: Row, room: Room
-) -> None:
-    """Write θ's interval of every row; the upper bound is ``OPEN`` where none is known.
+@inner()
+def closed(
+    p_K: Singles, masses: Masses, counts: Counts, enough: float, room: Singles
+) -> tuple[float, float]:
+    """Return θ's interval of a row; the upper bound is ``OPEN`` where none is known.
 
     Args:
-        p_NK: Masses on any scale; hidden keys are 0.
-        fact_NC: What is known of each row: its columns are named above.
+        p_K: Masses on any scale; hidden keys are 0.
+        masses, counts: What is known of the row, see their types.
         enough: Share of the mass that may be missing from a half.
-        bounds_N2: The result. A lower bound is attained by a subset of keys.
         room: See ``scratch``.
+
+    Returns:
+        A lower bound that a subset of keys attains, and an upper one.
     """
-    for i in range(p_NK.shape[0]):
-        below, top, tops = fact_NC[i, BELOW], fact_NC[i, TOP], fact_NC[i, TOPS]
-        rest, total = below + (tops - 1) * top, below + tops * top
-        if tops == 0:
-            inside, outside, high = 0.0, 1.0, OPEN
-        elif not rest > top:  # also NaN, which stays one
-            inside, outside, high = top, rest, 0.0
-        elif below == 0.0:
-            inside, high = np.floor(tops / 2), 0.0
-            outside = tops - inside
-        else:
-            facts = (int(fact_NC[i, STOP]), total, enough * total)
-            gap, proven = _gap(p_NK[i], facts, int(fact_NC[i, SOME]), top, room)
-            inside, outside = total / 2 + gap, total / 2 - gap
-            high = 0.0 if proven else 1.0 if abs(gap) <= enough * total else OPEN
-        value = theta(inside, outside)
-        bounds_N2[i, 0] = value
-        bounds_N2[i, 1] = value if high == 0.0 else high
+    below, top = masses
+    tops, some, stop = counts
+    rest, total = below + (tops - 1) * top, below + tops * top
+    if not rest > top:  # also NaN, which stays one
+        inside, outside, high = top, rest, 0.0
+    elif below == 0.0:
+        inside, high = np.floor(tops / 2), 0.0
+        outside = tops - inside
+    else:
+        facts = (stop, total, enough * total)
+        gap, proven = _gap(p_K, facts, some, top, room)
+        inside, outside = total / 2 + gap, total / 2 - gap
+        high = 0.0 if proven else 1.0 if abs(gap) <= enough * total else OPEN
+    value = theta(inside, outside)
+    return value, value if high == 0.0 else high

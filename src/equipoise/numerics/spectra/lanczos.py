@@ -12,12 +12,9 @@ the largest Ritz value p_k only grows: an eigenvalue λ there would need a start
 So the λ at which p_k(λ) = √(2N/π)/failure bounds the spectrum from above but for that
 probability (van Dorsselaer, Hochstenbach and van der Vorst, 2000; Hochstenbach, 2013).
 
-The two loops of a Krylov step, Aᵀ(Ax) and orthogonalisation, reading memory once.
-
-Axes, in this file:  M rows · N columns · K earlier directions.
-
-Two products read a matrix of 6 MB twice, and memory is what they wait for. Row by row,
-(a·x)a needs each row only while it is in the nearest cache: twice as fast on a CPU.
+Of a matrix A (M rows, N columns) Aᵀ(Ax) is formed reading memory once: two products
+read 6 MB twice, and memory is what they wait for. Row by row, (a·x)a needs each row
+only while it is in the nearest cache: twice as fast on a CPU.
 """
 
 import math
@@ -36,82 +33,56 @@ Array = npt.NDArray[np.floating[Any]]
 
 
 @compiled(reorder=True)
-def _add_row(row_N: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
-    dot = inverse - inverse  # a literal 0 would turn the sum into float64, half as fast
-    for n in range(row_N.size):
-        dot += row_N[n] * x_N[n]
-    dot *= inverse
-    for n in range(row_N.size):
-        out_N[n] += dot * row_N[n]
-
-
-@compiled(reorder=True)
-def _rows(a_MN: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
-    """Four rows at a time: x and out are then read a quarter as often."""
+def _by_fours(a_MN: Array, x_N: Array, inverse: Any, out_N: Array) -> None:
+    """Write Aᵀ(Ax), four rows at a time: x and out are then read a quarter as often."""
     M, N = a_MN.shape
-    out_N[:] = 0
+    zero = inverse - inverse  # a literal 0 would be float64, half as fast to sum up
+    for n in range(N):
+        out_N[n] = zero
     for m in range(0, M - 3, 4):
-        a, b, c, d = a_MN[m], a_MN[m + 1], a_MN[m + 2], a_MN[m + 3]
-        p = q = r = s = inverse - inverse
+        p = q = r = s = zero
         for n in range(N):
-            p += a[n] * x_N[n]
-            q += b[n] * x_N[n]
-            r += c[n] * x_N[n]
-            s += d[n] * x_N[n]
+            x = x_N[n]
+            p += a_MN[m, n] * x
+            q += a_MN[m + 1, n] * x
+            r += a_MN[m + 2, n] * x
+            s += a_MN[m + 3, n] * x
         p, q, r, s = p * inverse, q * inverse, r * inverse, s * inverse
         for n in range(N):
-            out_N[n] += p * a[n] + q * b[n] + r * c[n] + s * d[n]
-    for m in range(M - M % 4, M):
-        _add_row(a_MN[m], x_N, inverse, out_N)
+            some = p * a_MN[m, n] + q * a_MN[m + 1, n]
+            out_N[n] += some + r * a_MN[m + 2, n] + s * a_MN[m + 3, n]
 
 
-@compiled(reorder=True)
-def _dot(a_N: Array, b_N: Array) -> Any:
-    total = a_N[0] - a_N[0]
-    for n in range(a_N.size):
-        total += a_N[n] * b_N[n]
-    return total
+def _advance(
+    a_MN: Array, basis_KN: Array, k: int, inverse: np.floating[Any]
+) -> tuple[float, float]:
+    """Write the next direction into the basis; return α and β of this step.
 
-
-@compiled(reorder=True)
-def _sweep(basis_KN: Array, w_N: Array) -> None:
-    for k in range(basis_KN.shape[0]):
-        dot = _dot(basis_KN[k], w_N)
-        for n in range(w_N.size):
-            w_N[n] -= dot * basis_KN[k, n]
-
-
-@compiled(reorder=True)
-def _orthogonalise(basis_KN: Array, w_N: Array) -> tuple[Any, Any]:
-    alpha = _dot(basis_KN[-1], w_N)
-    _sweep(basis_KN[-2:], w_N)
-    _sweep(basis_KN, w_N)
-    return alpha, math.sqrt(_dot(w_N, w_N))
-
-
-@compiled(reorder=True)
-def _advance(a_MN: Array, basis_KN: Array, k: int, inverse: Any) -> tuple[Any, Any]:
-    w_N = basis_KN[k + 1]
-    _rows(a_MN, basis_KN[k], inverse, w_N)
-    # The second 1/unit, after the sums: 1/unit² may not be a float32, and code that
-    # may be reordered would form it.
-    for n in range(w_N.size):
-        w_N[n] *= inverse
-    alpha, beta = _orthogonalise(basis_KN[: k + 1], w_N)
+    The second 1/unit comes after the sums, since 1/unit² may not be a float32. The two
+    newest directions are removed first, then all, as in ``operator_step``.
+    """
+    x_N, w_N = basis_KN[k], basis_KN[k + 1]
+    _by_fours(a_MN, x_N, inverse, w_N)
+    left_MN = a_MN[len(a_MN) - len(a_MN) % 4 :]
+    w_N += ((left_MN @ x_N) * inverse) @ left_MN
+    w_N *= inverse
+    alpha = float(x_N @ w_N)
+    for seen_KN in (basis_KN[max(k - 1, 0) : k + 1], basis_KN[: k + 1]):
+        w_N -= (seen_KN @ w_N) @ seen_KN
+    beta = math.sqrt(w_N @ w_N)
     if beta > 0:
-        for n in range(w_N.size):
-            w_N[n] /= beta
+        w_N /= beta
     return alpha, beta
 
 
-@compiled()
-def _grow(a_MN: Array, basis_KN: Array, inverse: Any, found_2K: Array) -> int:
+def _grow(
+    a_MN: Array, basis_KN: Array, inverse: np.floating[Any], found_2K: Array
+) -> int:
     """Fill the space below its first direction; return the steps taken, 0 if broken."""
-    scale = 0.0
-    eps = np.finfo(a_MN.dtype).eps
+    scale, eps = 0.0, float(np.finfo(a_MN.dtype).eps)
     for k in range(found_2K.shape[1]):
         alpha, beta = _advance(a_MN, basis_KN, k, inverse)
-        found_2K[0, k], found_2K[1, k] = alpha, beta
+        found_2K[:, k] = alpha, beta
         scale = max(scale, abs(alpha) + beta)
         if not math.isfinite(alpha + beta):
             return 0
@@ -145,7 +116,8 @@ def space(
     basis_KN = np.empty((steps + 1, a_MN.shape[1]), a_MN.dtype)
     basis_KN[0] = start_N / np.linalg.norm(start_N)
     found_2K = np.empty((2, steps))
-    taken = _grow(a_MN, basis_KN, a_MN.dtype.type(1 / unit), found_2K)
+    with np.errstate(all="ignore"):  # a broken number is found by its value
+        taken = _grow(a_MN, basis_KN, a_MN.dtype.type(1 / unit), found_2K)
     return Space(basis_KN[:taken], *found_2K[:, :taken]) if taken else None
 
 
@@ -180,8 +152,8 @@ def matrix_step(matrix_MN: Tensor, unit: float = 1.0) -> Step:
     inverse = a_MN.dtype.type(1 / unit)
 
     def step(basis_KN: Tensor, k: int) -> tuple[float, float]:
-        alpha, beta = _advance(a_MN, basis_KN.numpy(), k, inverse)
-        return float(alpha), float(beta)
+        with np.errstate(all="ignore"):
+            return _advance(a_MN, basis_KN.numpy(), k, inverse)
 
     return step
 
