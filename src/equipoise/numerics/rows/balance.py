@@ -24,6 +24,7 @@ from equipoise.errors import InputError
 from equipoise.numerics.rows import ladder, torch_rows
 from equipoise.numerics.rows.compiled import COMPILED
 from equipoise.numerics.rows.ladder import Options
+from equipoise.numerics.rows.search import search_rows
 from equipoise.records import html_table
 
 _WIDE = (torch.float32, torch.float64)
@@ -156,7 +157,7 @@ def warm_up() -> None:
         for dtype in (np.float32, np.float64):
             ladder.intervals(np.ones((1, 1), dtype), None, (0.0, 1.0, 0.0))
         v_Nn, bounds_N3 = np.ones((1, 3)), np.zeros((1, 3))
-        ladder.search_rows(v_Nn, np.zeros((1, 3), np.uint8), bounds_N3, 0.0, 1.0)
+        search_rows(v_Nn, np.zeros((1, 3), np.uint8), bounds_N3, 0.0, 1.0)
 
 
 # Scores of one block, in entries: 8 MiB in float32, and softmax needs as much again.

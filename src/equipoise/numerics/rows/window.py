@@ -85,7 +85,7 @@ def _least(left: np.float32, room: Singles) -> Any:
 
 @inner()
 def _decided(
-    room: Singles, ends: Ends, aim: tuple[float, np.float32, int, int]
+    room: Singles, ends: Ends, aim: tuple[float, np.float32, Any, Any]
 ) -> float:
     """Return target - s for the nearest sum of those that are near in float32."""
     first, last = ends
