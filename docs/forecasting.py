@@ -60,7 +60,7 @@ def _headline(found: dict[str, Any]) -> str:
     rows = [_row("**the forecast**", found["detection"])]
     parts = found["held_out"]
     rows.append(_row("… on families no fit has met", parts["families"]))
-    rows.append(_row("… on seeds from 5 on", parts["seeds from 5"]))
+    rows.append(_row("… on seeds not looked at before", parts["fresh seeds"]))
     best = found["best_single"]
     rows.append(_row(f"best single reading ({best['reading']})", best))
     for name, rule in found["baselines"].items():
@@ -163,18 +163,30 @@ def _misses(found: dict[str, Any]) -> str:
             m["injected"],
             ", ".join(map(str, m["alarms"])) or "none",
             _number(m["highest_stake"]),
+            f"{m['farthest'][0]} ({m['farthest'][1]:.2f})",
             f"{100 * m['excess']:.1f} %" if m["excess"] is not None else "∞",
         ]
         for m in [*found["misses"], *found["deep_misses"]]
     ]
     head = (
         *("what", "run", "onset", "injected", "alarms"),
-        *("highest stake before onset (alarm: 1)", "final loss above healthy"),
+        *("highest stake before onset (alarm: 1)", "farthest reading (edge: 1)"),
+        "final loss above healthy",
     )
     return _table(head, rows)
 
 
+def _ceiling(found: dict[str, Any]) -> str:
+    c = found["ceiling"]
+    return (
+        f"{c['failures_outside']} of {c['failures']} failures are outside the band at "
+        f"some reading between injection and onset, and {c['stable_outside']} of "
+        f"{c['stable']} stable runs at any time"
+    )
+
+
 TABLES = {
+    "ceiling": _ceiling,
     "headline": _headline,
     "published": _published,
     "families": _families,

@@ -2,12 +2,21 @@
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from equipoise.forecast.causes import REMEDIES, Causes, Layers, StableCourse
-from equipoise.forecast.features import NAMES, NUMBERS, Course, Sample, described
+from equipoise.forecast.causes import REMEDIES, Band, Causes, Layers, StableCourse
+from equipoise.forecast.features import (
+    ALARMING,
+    NAMES,
+    NUMBERS,
+    Course,
+    Sample,
+    described,
+)
 from equipoise.forecast.remedy_catalogue import CATALOGUE
 from equipoise.forecast.score import ARMED, Forecaster, Model, model_from, shipped
 
@@ -15,16 +24,22 @@ BLOCKS = ("b.0", "b.1", "b.2")
 
 
 def sample(
-    step: int, *, logit: float = 2.0, weights: tuple[float, ...] = (1.0, 1.0, 1.0)
+    step: int,
+    *,
+    logit: float = 2.0,
+    theta: float = 0.9,
+    weights: tuple[float, ...] = (1.0, 1.0, 1.0),
+    fresh: bool = True,
 ) -> Sample:
     table = {
+        "attention.theta.p5": {"a.0": [theta, theta]},
         "attention.max_logit": {"a.0": [logit, logit], "a.1": [logit, logit]},
         "gradient.norm": {"b.0": [3.0], "b.1": [1.0], "b.2": [4.0]},
         "gradient.qk": {"a.0": [0.5], "a.1": [0.5]},
         "weight.norm": {b: [w] for b, w in zip(BLOCKS, weights, strict=True)},
         "update.norm": {b: [0.01] for b in BLOCKS},
     }
-    return Sample(step, table, BLOCKS)
+    return Sample(step, table, BLOCKS, fresh=fresh)
 
 
 def features(course: Course, one: Sample) -> dict[str, float]:
@@ -41,11 +56,45 @@ def test_features_are_levels_growth_since_the_start_and_trends() -> None:
     assert found[8]["max logit, growth"] == pytest.approx(7 * ln2)
     assert math.isnan(found[5]["max logit, trend"])
     assert found[8]["max logit, trend"] == pytest.approx(6 * ln2)
+    assert found[8]["max logit, speed"] == pytest.approx(2 * ln2)
     assert found[0]["first to last, level"] == pytest.approx(math.log(3 / 4))
     share = math.log(0.5) - math.log(math.sqrt(26))
     assert found[0]["queries and keys, level"] == pytest.approx(share)
     assert found[0]["update, level"] == pytest.approx(math.log(0.01))
     assert math.isnan(found[8]["router load, level"])  # not read: NaN, not 0
+
+
+@pytest.mark.parametrize("every", [5, 10, 40])
+def test_changes_are_per_step_however_often_one_samples(every: int) -> None:
+    course = Course()
+    for n in range(18):
+        found = features(course, sample(every * n, logit=math.exp(0.01 * every * n)))
+    assert found["max logit, speed"] == pytest.approx(0.1)  # ten steps' worth
+    assert found["max logit, trend"] == pytest.approx(0.3)
+
+
+def test_a_jump_is_not_steady_and_a_ramp_is() -> None:
+    """Weights stay, so the update's ratio is the update's norm."""
+
+    def last(move: Callable[[int], float]) -> float:
+        course = Course()
+        for n in range(20):
+            one = sample(5 * n)
+            norms = {b: [0.01 * math.exp(move(n))] for b in BLOCKS}
+            table = {**one.table, "update.norm": norms}
+            found = features(course, replace(one, table=table))
+        return found["update, steady"]
+
+    assert last(lambda n: float(n > 12)) == pytest.approx(0.0)
+    assert last(lambda n: 0.1 * n) == pytest.approx(0.8)
+
+
+def test_the_level_of_theta_counts_only_for_a_fresh_model() -> None:
+    fresh, trained = (
+        features(Course(), sample(0, fresh=given)) for given in (True, False)
+    )
+    assert fresh["theta, level"] == pytest.approx(math.log(0.9))
+    assert math.isnan(trained["theta, level"])
 
 
 def test_no_feature_is_a_setting_or_the_loss() -> None:
@@ -54,24 +103,22 @@ def test_no_feature_is_a_setting_or_the_loss() -> None:
     assert described("update, level", math.log(0.02)) == "update 0.02"
 
 
-COUNT = len(NAMES)
-PLACE = NAMES.index("max logit, growth")
+COUNT, WATCHED = len(NAMES), len(ALARMING)
+PLACE = NAMES.index("theta, growth")
 
 
 def toy() -> Model:
-    """One family, by the largest logit's growth: z = 4·growth - 1.
+    """A band of reach 1 around 0 for every reading.
 
-    Two bins, below and above z = 1, with odds 1/2 and 4 whatever came before.
+    Two bins, inside and outside, with odds 1/2 and 4 whatever came before.
     """
-    weights = [0.0] * COUNT
-    weights[PLACE] = 4.0
-    trouble = {"families": ["logit growth"], "weights": [weights], "offsets": [-1.0]}
     course = {"ages": [], "centre": [[0.0] * COUNT], "scale": [[1.0] * COUNT]}
+    band = {"ages": [], "centre": [[0.0] * WATCHED], "reach": [[1.0] * WATCHED]}
     return model_from(
         {
             "course": course,
-            "trouble": trouble,
-            "edges": [1.0],
+            "band": band,
+            "edges": [0.0],
             "log_odds": [[math.log(0.5), math.log(4.0)]] * 3,
             "run_length": 60.0,
             "steps": [150.0, 40.0],
@@ -79,15 +126,26 @@ def toy() -> Model:
     )
 
 
-def test_the_score_is_a_sum_over_features() -> None:
+def test_the_score_is_how_far_the_farthest_reading_is_out() -> None:
     model = toy()
     x = np.full(COUNT, math.nan)
-    assert model.score(model.standardised(x, 0)) == pytest.approx(-1.0)  # not read: 0
+    assert model.score(x, 0) == pytest.approx(math.log(0.05))  # nothing read
     x[PLACE] = 1.5
-    s = model.standardised(x, 0)
-    assert model.score(s) == pytest.approx(5.0)
-    assert model.contributions(s)["max logit, growth"] == pytest.approx(6.0)
+    assert model.score(x, 0) == pytest.approx(math.log(0.05))  # the harmless side
+    x[PLACE] = -1.5
+    assert model.score(x, 0) == pytest.approx(math.log(1.5))
     assert model.probability(0.0) == 0.5 and model.probability(1e9) <= 1
+
+
+def test_a_band_is_one_of_the_runs_age() -> None:
+    band = Band(
+        ages=[20],
+        centre=[[0.0] * WATCHED] * 2,
+        reach=[[1.0] * WATCHED, [4.0] * WATCHED],
+    )
+    x = np.full(COUNT, math.nan)
+    x[PLACE] = -2.0
+    assert band.outside(x, 19).max() == 2.0 and band.outside(x, 20).max() == 0.5
 
 
 def test_readings_are_compared_with_stable_ones_of_their_age() -> None:
@@ -104,17 +162,23 @@ def test_the_stake_multiplies_and_never_falls_below_one() -> None:
     quiet = [forecaster.add(sample(n)) for n in range(12)]
     assert quiet[-1].stake == pytest.approx(math.log(0.5) / math.log(60))
     assert not any(found.alarm for found in quiet)
-    loud = [forecaster.add(sample(12 + n, logit=40.0)) for n in range(4)]
+    loud = [
+        forecaster.add(sample(12 + n, theta=0.9 * math.exp(-2.0))) for n in range(4)
+    ]
     # 4 · 4 · 4 = 64 passes 60 at the third reading, and stays.
     assert [found.alarm for found in loud] == [False, False, True, True]
-    assert loud[2].expected == 40.0 and loud[2].reasons[0][0] == "max logit, growth"
-    assert loud[2].probability > 0.9
+    assert loud[2].expected == 40.0
+    name, value, far = max(
+        loud[2].reasons, key=lambda reason: reason[0] == "theta, growth"
+    )
+    assert (name, value, far) == ("theta, growth", pytest.approx(-2), pytest.approx(2))
+    assert loud[2].probability > 0.6
 
 
 def test_nothing_is_bet_before_growth_has_a_start() -> None:
     forecaster = Forecaster(toy())
     for n in range(ARMED):
-        assert forecaster.add(sample(n, logit=2.0 * 50**n)).stake == 0
+        assert forecaster.add(sample(n, theta=0.9 / 9**n)).stake == 0
 
 
 def test_fair_odds_keep_the_run_length() -> None:
@@ -165,12 +229,16 @@ def test_every_cause_has_remedies_of_the_catalogue() -> None:
 def test_the_shipped_coefficients_are_whole() -> None:
     model = shipped()
     assert model.run_length >= 2000
-    for causes in (model.trouble, model.causes):
-        assert causes is not None and len(causes.families) == len(causes.weights)
-        assert all(len(row) == COUNT for row in causes.weights)
+    causes = model.causes
+    assert causes is not None and len(causes.families) == len(causes.weights)
+    assert all(len(row) == COUNT for row in causes.weights)
+    for rows in (model.band.centre, model.band.reach):
+        assert len(rows) == len(model.band.ages) + 1
+        assert all(len(row) == WATCHED for row in rows)
+    assert min(v for row in model.band.reach for v in row) > 0
     assert len(model.course.centre) == len(model.course.ages) + 1
     bins = len(model.edges) + 1
     assert len(model.log_odds) == bins + 1 and len(model.steps) == bins
     assert all(len(row) == bins for row in model.log_odds)
-    assert not {"no warm-up", "residual"} & set(model.trouble.families)
+    assert not {"no warm-up", "residual"} & set(model.made_by["families"])
     assert model_from(json.loads(model.to_json())) == model

@@ -174,3 +174,40 @@ def test_a_copy_made_while_a_step_waits_can_be_compiled_and_scripted(
     assert torch.equal(compiled(x), model(x))
     assert torch.equal(torch.jit.script(copied)(x), model(x))
     torch._dynamo.reset()
+
+
+class Dictionaries(nn.Module):
+    """Blocks are ModuleDicts, which cannot be called: the model calls their parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("q", "k", "v", "o")
+        self.embedding, self.head = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(8, 8) for name in names}) for _ in range(2)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            q, k, v = (block[n](x).unflatten(-1, (2, 4)).transpose(1, 2) for n in "qkv")
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + block["o"](y.transpose(1, 2).flatten(-2))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def test_a_block_that_cannot_be_called_is_no_gap(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Dictionaries()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tmp_path / "a.eqp"
+    with equipoise.watch(model, optimizer, run=run, every=1, quiet=True) as handle:
+        for _ in range(2):
+            tokens = torch.randint(0, TOKENS, (2, 6))
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "attention.theta.p50" in equipoise.open_run(run).quantities
+    assert "watch.unread" not in {finding.rule for finding in handle.findings}

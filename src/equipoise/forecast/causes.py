@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from equipoise.forecast.features import FIRST, Sample, Vector
+from equipoise.forecast.features import ALARMING, FIRST, NAMES, Sample, Vector
 
 REMEDIES: dict[str, tuple[str, ...]] = {
     "learning rate": ("learning_rate", "update_clip", "qk_norm"),
@@ -33,11 +33,11 @@ class StableCourse:
     """How stable runs go: centre and spread of each feature, by a run's age.
 
     Healthy readings change most at the start, so a reading is compared with readings
-    of the same age.
+    of the same age in steps.
     """
 
     ages: Sequence[int]
-    """Readings at which the next row begins."""
+    """Steps since the start at which the next row begins."""
     centre: Sequence[Sequence[float]]
     scale: Sequence[Sequence[float]]
 
@@ -47,6 +47,27 @@ class StableCourse:
         z = (x - np.asarray(self.centre[row])) / np.asarray(self.scale[row])
         cut: Vector = np.clip(np.nan_to_num(z, nan=0.0), -CUT, CUT)
         return cut
+
+
+SIGNS = np.array(list(ALARMING.values()), float)
+PLACES = np.array([NAMES.index(name) for name in ALARMING])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """How far the alarm's readings go in stable runs, by a run's age in steps."""
+
+    ages: Sequence[int]
+    centre: Sequence[Sequence[float]]
+    reach: Sequence[Sequence[float]]
+    """From the centre to the farthest that a stable run of another seed went."""
+
+    def outside(self, x: Vector, age: int) -> Vector:
+        """Return how far each reading is out: 1 at the edge, 0 where not read."""
+        row = bisect_right(self.ages, age)
+        far = SIGNS * x[PLACES] - np.asarray(self.centre[row])
+        out: Vector = np.nan_to_num(far / np.asarray(self.reach[row]), nan=0.0)
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,17 @@
 """What the forecast looks at: two dozen numbers of a sampled step, and their course.
 
-Every number is an effect that training has on the model, none is a setting. Each is
-read three ways: its level where that means the same for every model, its growth since
-the first readings, and its trend over the last few. What was not read is NaN.
+Every number is an effect that training has on the model, none is a setting. It is read
+in up to five ways: its level where that means the same for every model, its growth
+since the first readings, and its change per five steps over the last two readings
+(speed), over six (trend), and in both halves of the last sixteen (steady: a jump is
+not). Changes are counted per step, so that it does not matter how often one samples.
+What was not read is NaN.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -16,8 +20,12 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 Rows = Mapping[str, Sequence[float]]
 """site → values."""
-FIRST, BACK = 3, 6
-"""Readings that make the start, and readings back to which a trend reaches."""
+FIRST = 3
+"""Readings that make the start."""
+FAST, SLOW, HALF = 2, 6, 8
+"""Readings back to which speed, trend and each half of a steady change reach."""
+UNIT = 5
+"""Steps per which changes are counted."""
 TINY = 1e-9
 
 
@@ -28,8 +36,8 @@ class Sample:
     step: int
     table: Mapping[str, Rows]
     blocks: Sequence[str] = ()
-    before: Rows = field(default_factory=dict)
-    """The weights' norms of the sample before."""
+    fresh: bool = True
+    """Whether the run began with an untrained model."""
 
     def numbers(self, quantity: str) -> list[float]:
         """Return every value of a quantity over sites and heads."""
@@ -113,16 +121,22 @@ def _weights(sample: Sample) -> float:
     return _ln(math.sqrt(sum(v * v for v in sizes))) if sizes else math.nan
 
 
-def _lost(sample: Sample) -> float:
-    """ln of how far weights' norms moved since the sample before, over one update."""
-    before, now = sample.before, sample.table.get("weight.norm", {})
-    moved = sample.table.get("update.norm", {})
-    shares = [
-        _ln(abs(now[s][0] - before[s][0]) / moved[s][0])
-        for s in now
-        if s in before and s in moved and moved[s][0]
-    ]
+def _unchanged(sample: Sample) -> float:
+    """The median block's share of weights that an interval left as they were."""
+    shares = [row[0] for row in sample.table.get("update.unchanged", {}).values()]
     return median(shares) if shares else math.nan
+
+
+def _weight_spread(sample: Sample) -> float:
+    """How far the block with the largest weights is above the median block."""
+    sizes = _over_blocks(sample, "weight.norm")
+    return max(sizes) - median(sizes) if len(sizes) > 1 else math.nan
+
+
+def _stream_step(sample: Sample) -> float:
+    """The most that one block adds to the stream, in ln."""
+    sizes = _over_blocks(sample, "residual.B")
+    return max((b - a for a, b in pairwise(sizes)), default=math.nan)
 
 
 def _router_entropy(sample: Sample) -> float:
@@ -140,7 +154,9 @@ def _router_load(sample: Sample) -> float:
 
 
 Measure = Callable[[Sample], float]
-LEVEL, GROWTH, TREND = "level", "growth", "trend"
+LEVEL, GROWTH, SPEED = "level", "growth", "speed"
+TREND, STEADY = "trend", "steady"
+WAYS = (LEVEL, GROWTH, SPEED, TREND, STEADY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +166,17 @@ class Number:
     measure: Measure
     quantity: str
     """The reading to show beside it."""
-    ways: tuple[str, ...] = (LEVEL, GROWTH, TREND)
+    ways: tuple[str, ...] = (LEVEL, GROWTH, SPEED, TREND)
     is_log: bool = True
+    of_fresh: bool = False
+    """Whether its level says something only of a model that began untrained."""
 
 
-RELATIVE = (GROWTH, TREND)
+RELATIVE = (GROWTH, SPEED, TREND)
 NUMBERS: dict[str, Number] = {
-    "theta": Number(_each_ln("attention.theta.p5", _mean), "attention.theta.p5"),
+    "theta": Number(
+        _each_ln("attention.theta.p5", _mean), "attention.theta.p5", of_fresh=True
+    ),
     "saturated": Number(_saturated, "attention.theta.p50", is_log=False),
     "logits": Number(_each_ln("attention.max_logit", _mean), "attention.max_logit"),
     "max logit": Number(_each_ln("attention.max_logit", max), "attention.max_logit"),
@@ -171,11 +191,13 @@ NUMBERS: dict[str, Number] = {
     "gradient spread": Number(_gradient_spread, "gradient.norm"),
     "gradient": Number(total_gradient, "gradient.norm.total", RELATIVE),
     "queries and keys": Number(_queries_and_keys, "gradient.qk"),
-    "update": Number(_update, "update.ratio"),
+    "update": Number(_update, "update.ratio", WAYS),
     "weights": Number(_weights, "weight.norm", RELATIVE),
-    "lost updates": Number(_lost, "weight.norm", (LEVEL,)),
+    "weight spread": Number(_weight_spread, "weight.norm", RELATIVE),
+    "unchanged": Number(_unchanged, "update.unchanged", (LEVEL, SPEED), is_log=False),
     "stream": Number(_each_ln("residual.B", max), "residual.B", RELATIVE),
     "stream over depth": Number(_stream_over_depth, "residual.B"),
+    "stream step": Number(_stream_step, "residual.B", RELATIVE),
     "token cosine": Number(
         _plain("residual.token_cosine", max), "residual.token_cosine", is_log=False
     ),
@@ -194,47 +216,84 @@ QUANTITIES = (
     *("gradient.norm", "gradient.qk", "update.norm", "weight.norm", "residual.B"),
     *("residual.token_cosine", "residual.kurtosis", "norm.sigma.p50", "norm.gain"),
     *("projection.G", "output.logit_norm", "router.entropy", "router.load"),
+    "update.unchanged",
 )
 """Everything the numbers are made of."""
-AFTER_UPDATE = ("update.norm", "weight.norm")
+AFTER_UPDATE = ("update.norm", "weight.norm", "update.unchanged")
 """Read after the optimiser's step: a sample has them from the one before."""
+
+
+_FLAT = [(w, k) for k, n in enumerate(NUMBERS.values()) for w in n.ways]
+_ROWS = np.array([WAYS.index(way) for way, _ in _FLAT])
+_COLUMNS = np.array([k for _, k in _FLAT])
+_OF_FRESH = np.array([number.of_fresh for number in NUMBERS.values()])
+ALARMING: dict[str, int] = {
+    "weights, speed": 1,
+    "weight spread, speed": 1,
+    "weight spread, trend": 1,
+    "projections, speed": 1,
+    "update, level": 1,
+    "update, growth": 1,
+    "update, steady": 1,
+    "unchanged, speed": 1,
+    "queries and keys, growth": -1,
+    "first to last, growth": -1,
+    "stream, trend": 1,
+    "stream step, growth": 1,
+    "theta, level": -1,
+    "theta, growth": -1,
+    "router load, growth": 1,
+}
+"""The features that the alarm looks at, and the side on which trouble lies."""
 
 
 @dataclass(slots=True)
 class Course:
     """The numbers of one run so far: makes a vector of every sample."""
 
-    _past: dict[str, list[float]] = field(default_factory=dict)
-    _start: dict[str, float] = field(default_factory=dict)
-    _weights: Rows = field(default_factory=dict)
+    _past: list[tuple[int, Vector]] = field(default_factory=list)
+    _first: list[list[float]] = field(default_factory=lambda: [[] for _ in NUMBERS])
+    _start: Vector = field(default_factory=lambda: np.full(len(NUMBERS), math.nan))
 
     def add(self, sample: Sample) -> Vector:
         """Return the features of a sample, in the order of ``NAMES``."""
-        sample = replace(sample, before=self._weights)
-        self._weights = sample.table.get("weight.norm", {})
-        found: list[float] = []
-        for name, number in NUMBERS.items():
-            value = number.measure(sample)
-            past = self._past.setdefault(name, [])
-            past.append(value)
-            del past[: -BACK - 1]
-            start = self._begin(name, past)
-            ways = {
-                LEVEL: value,
-                GROWTH: value - start,
-                TREND: value - past[0] if len(past) > BACK else math.nan,
-            }
-            found += [ways[way] for way in number.ways]
-        return np.array(found)
+        values = np.array([number.measure(sample) for number in NUMBERS.values()])
+        if self._past and sample.step <= self._past[-1][0]:
+            self._past.clear()  # the run went back to a checkpoint
+        self._past.append((sample.step, values))
+        del self._past[: -2 * HALF - 1]
+        self._begin(values)
+        level = values if sample.fresh else np.where(_OF_FRESH, math.nan, values)
+        ways = np.array(
+            [
+                level,
+                values - self._start,
+                self._change(FAST),
+                self._change(SLOW),
+                np.minimum(self._change(HALF), self._change(HALF, end=HALF)),
+            ]
+        )
+        found: Vector = ways[_ROWS, _COLUMNS]
+        return found
 
-    def _begin(self, name: str, past: Sequence[float]) -> float:
-        """Return the median of the first few readings; NaN until there are so many."""
-        if name not in self._start:
-            known = [v for v in past if math.isfinite(v)]
-            if len(known) < FIRST:
-                return math.nan
-            self._start[name] = median(known[:FIRST])
-        return self._start[name]
+    def _change(self, back: int, end: int = 0) -> Vector:
+        """Return the change per unit of steps over so many readings; NaN too early."""
+        if len(self._past) <= back + end:
+            return np.full(len(NUMBERS), math.nan)
+        (step, then), (last, now) = self._past[-1 - end - back], self._past[-1 - end]
+        change: Vector = (now - then) * (UNIT * back / (last - step))
+        return change
+
+    def _begin(self, values: Vector) -> None:
+        """Note the median of the first few readings of each number."""
+        for k in np.flatnonzero(np.isnan(self._start) & np.isfinite(values)).tolist():
+            self._first[k].append(float(values[k]))
+            if len(self._first[k]) == FIRST:
+                self._start[k] = median(self._first[k])
+
+
+UNITS = {SPEED: UNIT * FAST, TREND: UNIT * SLOW, STEADY: UNIT * HALF}
+"""Steps over which a change is told."""
 
 
 def described(feature: str, value: float) -> str:
@@ -250,5 +309,5 @@ def described(feature: str, value: float) -> str:
     times = "×" if NUMBERS[name].is_log else "by "
     if way == LEVEL:
         return f"{name} {shown:.3g}"
-    since = "since the start" if way == GROWTH else f"in {BACK} readings"
+    since = "since the start" if way == GROWTH else f"in {UNITS[way]} steps"
     return f"{name} {times}{shown:.3g} {since}"

@@ -230,14 +230,20 @@ class History:
     @property
     def is_continued(self) -> bool:
         """Whether the run began with a trained model: a first loss far below ln V."""
-        classes, losses = self.details.get("classes"), self.track("loss").first
-        if not isinstance(classes, int) or classes < 2 or not losses:
-            return False
-        return losses[0].values[0][0] < 0.7 * math.log(classes)
+        losses = self.track("loss").first
+        return bool(losses) and is_trained(losses[0].values[0][0], self.details)
 
     @property
     def quantities(self) -> tuple[str, ...]:
         return tuple(self._tracks)
+
+
+def is_trained(loss: float, details: Mapping[str, Any]) -> bool:
+    """Return whether a first loss is far below ln V, where V is known."""
+    classes = details.get("classes")
+    if not isinstance(classes, int) or classes < 2:
+        return False
+    return loss < 0.7 * math.log(classes)
 
 
 def by_site(reading: Reading) -> Iterator[tuple[str, tuple[float, ...]]]:

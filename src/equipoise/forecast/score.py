@@ -1,13 +1,12 @@
 """The forecast: one calibrated score of a run, and an alarm with a stated run length.
 
-Features are compared with those of stable runs of the same age. Each family of trouble
-is a linear discriminant of them; the score z is the logarithm of the families' mean
-likelihood ratio, so what moved it can be read off. The alarm does not lay a threshold
-on z. It bets, at every reading, on where z lies given where it was one reading before,
-at odds that are fair on stable runs: the stake M = max(M, 1)·e is an e-detector (Shin,
-Ramdas, Rinaldo), whose mean run length to M ≥ A is at least A readings where stable
-runs behave as the ones the odds were made on. The coefficients are made by
-``equipoise storms fit``.
+A few strong readings are compared with the band in which those of stable runs stay at
+the same age. The score is how far the one that is farthest out is out: 1 at the edge.
+So what raised it can be read off. The alarm does not lay a threshold on it. It bets, at
+every reading, on where the score lies given where it was one reading before, at odds
+that are fair on stable runs: the stake M = max(M, 1)·e is an e-detector (Shin, Ramdas,
+Rinaldo), whose mean run length to M ≥ A is at least A readings where stable runs behave
+as those the odds were made on. Coefficients: ``equipoise storms fit``.
 """
 
 import json
@@ -20,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import Causes, Layers, StableCourse
-from equipoise.forecast.features import NAMES, Course, Sample, Vector
+from equipoise.forecast.causes import Band, Causes, Layers, StableCourse
+from equipoise.forecast.features import ALARMING, NAMES, Course, Sample, Vector
 from equipoise.records import Record
 
 FILE = "coefficients.json"
-MOST = 30.0
-"""The largest |ln| of one family's likelihood ratio."""
+LEAST = 0.05
+"""Of the score, so that it has a logarithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +33,9 @@ class Model(Record):
     """Coefficients of the forecast."""
 
     course: StableCourse
-    trouble: Causes
-    """The families the score is made of."""
+    band: Band
     edges: Sequence[float]
-    """Between the bins of z."""
+    """Between the bins of z, the logarithm of the score."""
     log_odds: Sequence[Sequence[float]]
     """ln e for each bin of z a reading before, and each bin now; the last row is for
     the first reading."""
@@ -59,16 +57,9 @@ class Model(Record):
         """Return features in standard deviations of stable runs of that age."""
         return self.course.standardised(x, age)
 
-    def score(self, s: Vector) -> float:
-        """Return z: ln of the families' mean likelihood ratio."""
-        ratios = np.clip(self.trouble.ratios(s), -MOST, MOST)
-        return float(np.log(np.mean(np.exp(ratios))))
-
-    def contributions(self, s: Vector) -> dict[str, float]:
-        """Return what each feature adds to the likeliest family's ratio."""
-        best = int(np.argmax(self.trouble.ratios(s)))
-        parts = np.asarray(self.trouble.weights[best]) * s
-        return dict(zip(NAMES, parts.tolist(), strict=True))
+    def score(self, x: Vector, age: int) -> float:
+        """Return z: ln of how far the reading that is farthest out is out."""
+        return math.log(max(LEAST, float(self.band.outside(x, age).max())))
 
     def probability(self, z: float) -> float:
         """Return the probability of failure within the horizon."""
@@ -85,7 +76,7 @@ def model_from(given: Mapping[str, Any]) -> Model:
     made = {
         **given,
         "course": StableCourse(**given["course"]),
-        "trouble": Causes(**given["trouble"]),
+        "band": Band(**given["band"]),
         "causes": Causes(**causes) if causes else None,
     }
     return Model(**made)
@@ -117,7 +108,7 @@ class Forecast(Record):
     site: str = ""
     """The block that differs most from the others, where one does."""
     reasons: tuple[tuple[str, float, float], ...] = ()
-    """Features that moved the score up most: name, value, contribution."""
+    """The readings that are farthest out: name, value, how far (1: at the edge)."""
 
     @property
     def alarm(self) -> bool:
@@ -126,8 +117,10 @@ class Forecast(Record):
 
 CEILING = 1.5
 """The stake grows no further than this, so that it can come down again."""
-ARMED = 4
+ARMED = 3
 """Readings before the first bet: until then growth has no start."""
+NEAR = 0.5
+"""Readings farther out than this are named as reasons."""
 
 
 @dataclass(slots=True)
@@ -142,17 +135,20 @@ class Forecaster:
     last: Forecast | None = None
     _bin: int | None = None
     _count: int = 0
+    _first: int | None = None
 
     def add(self, sample: Sample) -> Forecast:
         """Take a sampled step; return what is expected now."""
         x = self.course.add(sample)
         self.layers.add(sample)
-        s = self.model.standardised(x, self._count)
-        z = self.model.score(s)
+        if self._first is None:
+            self._first = sample.step
+        age = max(0, sample.step - self._first)
+        z = self.model.score(x, age)
         self._count += 1
         if self._count > ARMED:
             self._bet(z)
-        self.last = self._forecast(sample.step, z, x, s)
+        self.last = self._forecast(sample.step, age, x)
         return self.last
 
     def _bet(self, z: float) -> None:
@@ -163,19 +159,21 @@ class Forecaster:
         self.stake = min(self.stake, ceiling)
         self._bin = now
 
-    def _forecast(self, step: int, z: float, x: Vector, s: Vector) -> Forecast:
-        model, parts = self.model, self.model.contributions(s)
-        ranked = (model.causes or model.trouble).ranked(s)
+    def _forecast(self, step: int, age: int, x: Vector) -> Forecast:
+        model, z = self.model, self.model.score(x, age)
+        out = model.band.outside(x, age)
+        parts = dict(zip(ALARMING, out.tolist(), strict=True))
         values = dict(zip(NAMES, x.tolist(), strict=True))
         most = sorted(parts, key=lambda name: -parts[name])[:3]
+        ranked = model.causes.ranked(model.standardised(x, age)) if model.causes else []
         return Forecast(
             step=step,
             probability=model.probability(z),
             horizon=model.horizon,
             expected=model.steps[model.bin_of(z)] if model.steps else math.nan,
             stake=self.stake / math.log(model.run_length),
-            cause=ranked[0][0],
+            cause=ranked[0][0] if ranked else "",
             causes=tuple(ranked),
             site=self.layers.site,
-            reasons=tuple((n, values[n], parts[n]) for n in most if parts[n] > 0),
+            reasons=tuple((n, values[n], parts[n]) for n in most if parts[n] > NEAR),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
@@ -174,6 +174,8 @@ class Sampler:
         if not self._window.model_called:
             self._collector.not_read("", PART_BY_PART)
         for site in self.anatomy.attention:
+            if type(site.module).forward is nn.Module.forward:
+                continue  # a ModuleDict: it cannot be called, only its parts can
             inside = any(id(module) in called for module in site.module.modules())
             if inside and id(site.module) not in called:
                 if site.name not in self.coverage.read:

@@ -24,7 +24,8 @@ def sample_from(history: History) -> Sample:
         for q, r in found.items()
         if r is not None and (r.step == history.step or q in AFTER_UPDATE)
     }
-    return Sample(history.step, table, history.blocks)
+    fresh = not history.is_continued
+    return Sample(history.step, table, history.blocks, fresh=fresh)
 
 
 def forecast_of(history: History) -> Forecast | None:

@@ -13,20 +13,14 @@ from typing import Any
 import numpy as np
 
 from equipoise.forecast.causes import Causes, Layers
+from equipoise.forecast.features import ALARMING
 from equipoise.forecast.score import ARMED, Model
+from equipoise.lab.storms.bands import outside, scores
 from equipoise.lab.storms.baselines import READ, RULES
-from equipoise.lab.storms.fitting import (
-    FitOptions,
-    Recorded,
-    fit,
-    fit_causes,
-    recorded,
-    samples_of,
-    scores,
-    stakes,
-)
+from equipoise.lab.storms.fitting import FitOptions, fit, fit_causes, stakes
 from equipoise.lab.storms.labels import Label
 from equipoise.lab.storms.plan import EXOGENOUS, HELD_OUT_FAMILIES
+from equipoise.lab.storms.recorded import Flags, Recorded, recorded, samples_of
 from equipoise.lab.storms.scoring import (
     Course,
     Score,
@@ -118,7 +112,7 @@ def _of_family(family: str) -> Callable[[Label], bool]:
 def stake_course(run: Recorded, model: Model) -> Course:
     """Return the e-detector's stake after every reading of a run."""
     bets = (np.array(model.edges), np.array(model.log_odds), model.run_length)
-    values = stakes(scores(model, run.x), bets)
+    values = stakes(scores(model, run), bets)
     return list(zip(run.steps.tolist(), values.tolist(), strict=True))
 
 
@@ -265,7 +259,7 @@ def diagnosis(evidence: Evidence) -> dict[str, Any]:
         step = _asked_at(run, model)
         place = int(np.searchsorted(run.steps, step, side="right")) - 1
         place = max(place, 0)
-        s = model.standardised(run.x[place], place)
+        s = model.standardised(run.x[place], int(run.age[place]))
         ranked = causes[label.storm.seed].ranked(s)
         names = [name for name, _ in ranked]
         found.append(
@@ -329,6 +323,36 @@ def _causes_by_seed(evidence: Evidence) -> dict[int, Causes]:
     return found
 
 
+def farthest(run: Recorded, model: Model, rows: Flags) -> tuple[str, float]:
+    """Return the reading that is farthest outside the band in these rows, and how far.
+
+    The edge of the band is 1.
+    """
+    rows = rows & (np.arange(len(rows)) >= ARMED)
+    out = outside(model, run)[rows]
+    if not out.size:
+        return "", 0.0
+    place = int(out.max(0).argmax())
+    return list(ALARMING)[place], float(out[:, place].max())
+
+
+def ceiling(followed: Sequence[Followed]) -> dict[str, int]:
+    """Return how many failures are outside the band at any reading before onset.
+
+    No forecaster of these readings that never warns inside the band can foresee more.
+    Stable runs that are outside at any reading are counted beside them.
+    """
+    ahead = [farthest(r, m, r.ahead)[1] > 1 for r, m in followed if r.is_failure]
+    stable = [(r, m) for r, m in followed if r.label.is_stable]
+    beyond = [farthest(r, m, np.ones(len(r.steps), bool))[1] > 1 for r, m in stable]
+    return {
+        "failures": len(ahead),
+        "failures_outside": sum(ahead),
+        "stable": len(beyond),
+        "stable_outside": sum(beyond),
+    }
+
+
 def misses(followed: Sequence[Followed]) -> list[dict[str, Any]]:
     """Return every failure that was not foreseen, and every false alarm."""
     found = []
@@ -352,6 +376,7 @@ def misses(followed: Sequence[Followed]) -> list[dict[str, Any]]:
                 "injected": run.label.injected,
                 "alarms": list(trial.alarms),
                 "highest_stake": max(before, default=math.nan),
+                "farthest": farthest(run, model, run.steps < onset),
                 "excess": run.label.validation / run.label.healthy - 1,
             }
         )

@@ -1,113 +1,44 @@
 """Fit the forecast on labelled runs: the score, the odds of its bets, the causes.
 
-Failures teach by their readings between injection and onset, stable runs by all of
-theirs. Every run weighs as much as any other. The odds, the probability and the run
-length are made from scores of runs that the score was not fitted on.
+Stable runs make the band; failures, by their readings between injection and onset, and
+stable runs make the odds. Every run weighs as much as any other. The odds, the
+probability and the run length are made from scores against the band of other seeds.
 """
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.forecast.causes import CUT, Causes, StableCourse
-from equipoise.forecast.features import (
-    AFTER_UPDATE,
-    NAMES,
-    QUANTITIES,
-    Course,
-    Sample,
-    Vector,
-)
-from equipoise.forecast.score import ARMED, MOST, Model
-from equipoise.lab.storms.labels import Label
-from equipoise.lab.storms.plan import EXOGENOUS
-from equipoise.lab.storms.scoring import WINDOW, steps_of
-
-Matrix = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from equipoise.forecast.features import NAMES, Vector
+from equipoise.forecast.score import ARMED, Model
+from equipoise.lab.storms.bands import Bands, short
+from equipoise.lab.storms.recorded import Flags, Matrix, Recorded
+from equipoise.lab.storms.scoring import WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Settings of the fit."""
 
-    ages: tuple[int, ...] = (6, 9, 13, 20, 35)
-    """Readings at which stable runs are described anew."""
+    ages: tuple[int, ...] = (15, 20, 30, 50, 80, 150)
+    """Steps at which stable runs are described anew."""
     shrink: float = 3.0
     """Added to the variances of the stable runs' features."""
-    edges: tuple[float, ...] = (-2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)
-    """Between the bins of z that bets are made on."""
-    boldest: float = 4.0
+    narrowest: float = 0.5
+    """The least reach of a band, in standard deviations over all stable readings."""
+    edges: tuple[float, ...] = (0.0, 0.095, 0.223, 0.405, 0.693, 1.099, 1.792)
+    """Between the bins of z that bets are made on: scores of 1, 1.1, … 6."""
+    boldest: float = 8.0
     """The largest |ln e| of one bet."""
     run_lengths: tuple[float, ...] = (2e3, 5e3, 2e4, 1e5, 1e6, 1e8, 1e10)
     """Values of A to choose from, by the false alarms in cross-validation."""
     per: float = 30_000.0
     """Stable steps per false alarm that is accepted in cross-validation."""
-    folds: int = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A labelled run as features."""
-
-    label: Label
-    steps: NDArray[np.int64]
-    x: Matrix
-    """One row per sampled step."""
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether it is one to learn from."""
-        inner = self.label.storm.family not in EXOGENOUS
-        return self.label.is_forecastable and inner
-
-    @property
-    def ahead(self) -> Flags:
-        """The rows from which the failure should be foreseen."""
-        if not self.is_failure or self.label.onset is None:
-            return np.zeros(len(self.steps), bool)
-        first = max(self.label.injected, self.label.onset - WINDOW)
-        return (self.steps >= first) & (self.steps < self.label.onset)
-
-    @property
-    def rows(self) -> Flags:
-        """The rows that teach: those ahead of a failure, all of a stable run."""
-        chosen = np.ones(len(self.steps), bool) if self.label.is_stable else self.ahead
-        chosen = chosen.copy()
-        chosen[:ARMED] = False
-        return chosen
-
-
-def samples_of(label: Label) -> Iterator[Sample]:
-    """Yield the sampled steps of a run as the forecast meets them live.
-
-    What is read after the optimiser's step comes with the sample after it.
-    """
-    before: dict[str, Any] = {}
-    for step, readings in steps_of(label.folder / "run.eqp", QUANTITIES):
-        table = {
-            r.quantity: dict(zip(r.sites, r.values, strict=True))
-            for r in readings.records
-        }
-        if "gradient.norm" not in table:
-            continue
-        now = {q: rows for q, rows in table.items() if q not in AFTER_UPDATE}
-        yield Sample(step, {**now, **before}, readings.details.get("blocks") or ())
-        before = {q: table[q] for q in AFTER_UPDATE if q in table}
-
-
-def recorded(label: Label) -> Recorded:
-    """Read a run and return its features."""
-    course = Course()
-    found = [(sample.step, course.add(sample)) for sample in samples_of(label)]
-    steps = np.array([step for step, _ in found], np.int64)
-    x = np.array([row for _, row in found]).reshape(len(found), len(NAMES))
-    return Recorded(label=label, steps=steps, x=x)
 
 
 def fit(runs: Sequence[Recorded], options: FitOptions | None = None) -> Model:
@@ -118,8 +49,18 @@ def fit(runs: Sequence[Recorded], options: FitOptions | None = None) -> Model:
     """
     options = options or FitOptions()
     usable = [run for run in runs if run.rows.any()]
-    model = _scored(usable, options)
-    unseen = _cross_fitted(usable, options)
+    if len({run.is_failure for run in usable}) < 2:
+        raise ValueError("a fit needs failures and stable runs")
+    bands = Bands(usable, ages=options.ages, narrowest=options.narrowest)
+    model = Model(
+        course=stable_course(usable, options),
+        band=bands.band(),
+        edges=(),
+        log_odds=((0.0,), (0.0,)),
+        run_length=2000.0,
+        horizon=WINDOW,
+    )
+    unseen = [bands.unseen(run) for run in usable]
     model = _with_odds(model, usable, unseen, options)
     model = _with_probability(model, usable, unseen)
     causes = fit_causes(runs, model.course, options)
@@ -137,31 +78,11 @@ def _made_by(runs: Sequence[Recorded], options: FitOptions) -> dict[str, Any]:
     }
 
 
-def _scored(runs: Sequence[Recorded], options: FitOptions) -> Model:
-    course = stable_course(runs, options)
-    failures = [run for run in runs if run.is_failure]
-    if not failures or not any(run.label.is_stable for run in runs):
-        raise ValueError("a fit needs failures and stable runs")
-    chosen = [(run, run.rows) for run in failures]
-    return Model(
-        course=course,
-        trouble=_discriminants(runs, chosen, course, options),
-        edges=(),
-        log_odds=((0.0,), (0.0,)),
-        run_length=2000.0,
-        horizon=WINDOW,
-    )
-
-
-def _short(values: Vector) -> list[float]:
-    return [float(f"{v:.5g}") for v in values]
-
-
 def stable_course(runs: Sequence[Recorded], options: FitOptions) -> StableCourse:
     """Return centre and spread of every feature in stable runs, by age."""
     stable = [run for run in runs if run.label.is_stable]
     x = np.concatenate([run.x for run in stable])
-    age = np.concatenate([np.arange(len(run.x)) for run in stable])
+    age = np.concatenate([run.age for run in stable])
     rows = np.searchsorted(options.ages, age, side="right")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a feature no run has yet
@@ -169,16 +90,16 @@ def stable_course(runs: Sequence[Recorded], options: FitOptions) -> StableCourse
         centre, scale = [], []
         for row in range(len(options.ages) + 1):
             here = x[rows == row] if (rows == row).any() else x
-            centre.append(_short(np.nan_to_num(np.nanmedian(here, 0))))
+            centre.append(short(np.nan_to_num(np.nanmedian(here, 0))))
             spread = np.nan_to_num(np.nanstd(here, 0))
-            scale.append(_short(np.maximum(spread, 0.25 * overall)))
+            scale.append(short(np.maximum(spread, 0.25 * overall)))
     return StableCourse(ages=options.ages, centre=centre, scale=scale)
 
 
-def standardised(course: StableCourse, x: Matrix) -> Matrix:
+def standardised(course: StableCourse, run: Recorded) -> Matrix:
     """Return every row of a run in standard deviations of stable runs."""
-    row = np.searchsorted(course.ages, np.arange(len(x)), side="right")
-    z = (x - np.asarray(course.centre)[row]) / np.asarray(course.scale)[row]
+    row = np.searchsorted(course.ages, run.age, side="right")
+    z = (run.x - np.asarray(course.centre)[row]) / np.asarray(course.scale)[row]
     cut: Matrix = np.clip(np.nan_to_num(z, nan=0.0), -CUT, CUT)
     return cut
 
@@ -194,18 +115,18 @@ def _discriminants(
     count = len(NAMES)
     spread = options.shrink * np.eye(count)
     for run in stable:
-        s = standardised(course, run.x)[run.rows]
+        s = standardised(course, run)[run.rows]
         spread = spread + s.T @ s / (len(s) * len(stable))
     means: dict[str, list[Vector]] = {}
     for run, rows in failures:
-        mean = standardised(course, run.x)[rows].mean(0)
+        mean = standardised(course, run)[rows].mean(0)
         means.setdefault(run.label.storm.family, []).append(mean)
     families = sorted(means)
     weights, offsets = [], []
     for family in families:
         mean = np.mean(means[family], 0)
         w = np.linalg.solve(spread, mean)
-        weights.append(_short(w))
+        weights.append(short(w))
         offsets.append(float(f"{-0.5 * mean @ w:.5g}"))
     return Causes(families=families, weights=weights, offsets=offsets)
 
@@ -230,30 +151,6 @@ def logistic(
     return beta[:-1], float(beta[-1])
 
 
-def scores(model: Model, x: Matrix) -> Vector:
-    """Return z of every row of a run, as ``Model.score`` does one by one."""
-    s, trouble = standardised(model.course, x), model.trouble
-    ratios = s @ np.asarray(trouble.weights).T + np.asarray(trouble.offsets)
-    z: Vector = np.log(np.mean(np.exp(np.clip(ratios, -MOST, MOST)), 1))
-    return z
-
-
-def _cross_fitted(runs: Sequence[Recorded], options: FitOptions) -> list[Vector]:
-    """Return each run's scores by a model that has not seen its seed, or its group."""
-    seeds = sorted({run.label.storm.seed for run in runs})
-    groups = [run.label.storm.seed for run in runs]
-    if len(seeds) < 2:
-        groups = [place % options.folds for place in range(len(runs))]
-    found: list[Vector] = [np.empty(0)] * len(runs)
-    for group in sorted(set(groups)):
-        rest = [r for r, g in zip(runs, groups, strict=True) if g != group]
-        model = _scored(rest, options)
-        for place, run in enumerate(runs):
-            if groups[place] == group:
-                found[place] = scores(model, run.x)
-    return found
-
-
 def _with_odds(
     model: Model, runs: Sequence[Recorded], z: Sequence[Vector], options: FitOptions
 ) -> Model:
@@ -263,13 +160,13 @@ def _with_odds(
     chosen = lengths[-1]
     for length in lengths:
         alarms, steps = _false_alarms(runs, z, (edges, odds, length))
-        if alarms <= steps / options.per:
+        if alarms <= max(1.0, steps / options.per):
             chosen = length
             break
     return replace(
         model,
-        edges=_short(edges),
-        log_odds=[_short(r) for r in odds],
+        edges=short(edges),
+        log_odds=[short(r) for r in odds],
         run_length=chosen,
     )
 

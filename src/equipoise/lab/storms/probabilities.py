@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.forecast.score import Model
-from equipoise.lab.storms.fitting import Recorded, scores
+from equipoise.lab.storms.bands import scores
+from equipoise.lab.storms.recorded import Recorded
 
 
 def probabilities(
@@ -19,7 +20,7 @@ def probabilities(
     """Return AUROC, Brier score and reliability over readings, intervals over runs."""
     rows: list[tuple[np.ndarray[Any, Any], float]] = []
     for run, model in followed:
-        z = scores(model, run.x)[run.rows]
+        z = scores(model, run)[run.rows]
         if len(z):
             p = np.array([model.probability(v) for v in z])
             rows.append((p, float(run.is_failure)))
