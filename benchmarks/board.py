@@ -143,15 +143,20 @@ def megabytes(process: int, field: str = "VmHWM") -> float:
     return int(found[1]) / 1024
 
 
+def launched(play: Any) -> Any:
+    """Return a Chromium of this machine, without a window."""
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    return play.chromium.launch(
+        executable_path=binary, args=["--no-sandbox", "--disable-gpu"]
+    )
+
+
 def in_browser(address: str, path: Path) -> dict[str, float]:
     """Return seconds to the first paint and chart, of a zoom, and of live news."""
     from playwright.sync_api import sync_playwright
 
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=binary, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = launched(play)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{address}run/{path.stem}")
         drawn = "document.querySelector('.surface canvas')?.width > 0"

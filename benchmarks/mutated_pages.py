@@ -1,12 +1,19 @@
 """Damaged run files through report and board: no crash, no long wait, no script run.
 
-``python -m benchmarks.mutated_pages [FILES]``; 10,000 unless given. The mutations are
-those of ``mutated_runs``; names in the run are markup, so that a page which forgot to
-escape one would carry a script of theirs. Each file is made into a report and asked for
-through every address of the board. Outcomes: *shown*, *refused* (our own error),
-*foreign* (an exception that is not ours), *slow* (above 5 s of CPU), *script*.
+``python -m benchmarks.mutated_pages [FILES] [SEED] [SEEN]``; 10,000 files unless given.
+It can be run in parts: from seed 1 on, a part is added to those before it.
+
+The mutations are those of ``mutated_runs``; names in the run are markup, so that a page
+which forgot to escape one would carry a script of theirs. Each file is made into a
+report and asked for through every address of the board, in this process; SEEN others
+(200 unless given) are opened in Chromium, as a report and on a board. Outcomes:
+*shown*, *refused* (our own error), *foreign* (an exception that is not ours), *slow*
+(above 5 s of CPU), *script* (one of the file's was in a page, or ran).
 """
 
+import asyncio
+import json
+import logging
 import random
 import resource
 import sys
@@ -15,11 +22,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message
 
+from benchmarks.board import launched, served
 from benchmarks.mutated_runs import MUTATIONS, WEIGHTS
-from benchmarks.table import publish
+from benchmarks.table import RESULTS, publish
 from equipoise.errors import EquipoiseError
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.report.html import write_report
@@ -29,7 +38,7 @@ from equipoise.web.security import Access
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 SLOW_S = 5.0
-STEPS = 48
+STEPS = 24
 
 
 def write_run(path: Path) -> None:
@@ -75,7 +84,7 @@ def outcome(folder: Path) -> str:
     start = time.process_time()
     try:
         found = _report(folder)
-        found = _board(folder) or found
+        found = asyncio.run(_board(folder)) or found
     except Exception as error:
         return f"foreign {type(error).__name__}"
     return "slow" if time.process_time() - start > SLOW_S else found
@@ -90,43 +99,129 @@ def _report(folder: Path) -> str:
     return "script" if page.count("<script") != 2 or "<img" in page else "shown"
 
 
-def _board(folder: Path) -> str:
+async def _board(folder: Path) -> str:
     """Return what is wrong with the board's answers; nothing if all is well."""
     app = application(folder, Access())
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        for address in addresses():
-            answer = client.get(address)
-            if answer.status_code not in {200, 404}:
-                return f"foreign status {answer.status_code}"
-            kind = answer.headers["content-type"]
-            if answer.status_code == 200 and kind != "application/json":
-                return "script"
+    for address in addresses():
+        status, kind = await _asked(app, address)
+        if status not in {200, 404}:
+            return f"foreign status {status}"
+        if status == 200 and kind != "application/json":
+            return "script"
     return ""
+
+
+async def _asked(app: ASGIApp, address: str) -> tuple[int, str]:
+    """Return status and content type of one address, without a server between."""
+    path, _, query = address.partition("?")
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"host", b"127.0.0.1")],
+        "app": app,
+    }
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    try:
+        await app(scope, receive, send)
+    except Exception:  # Starlette answers 500, then raises what it was
+        return 500, ""
+    headers = dict(sent[0]["headers"])
+    return int(sent[0]["status"]), headers.get(b"content-type", b"").decode()
+
+
+def mutated(folder: Path, count: int, *, seed: int) -> Iterator[Path]:
+    """Write one mutated file after another over ``mutated.eqp``."""
+    write_run(folder / "sound.eqp")
+    original, path = (folder / "sound.eqp").read_bytes(), folder / "mutated.eqp"
+    rng = random.Random(seed)
+    for kind in rng.choices(list(MUTATIONS), WEIGHTS, k=count):
+        data = bytearray(original)
+        MUTATIONS[kind](data, rng)
+        path.write_bytes(data)
+        yield path
 
 
 def campaign(folder: Path, count: int, *, seed: int = 0) -> Counter[str]:
     """Return how often each outcome came."""
-    write_run(folder / "sound.eqp")
-    original = (folder / "sound.eqp").read_bytes()
-    rng, found = random.Random(seed), Counter[str]()
-    for kind in rng.choices(list(MUTATIONS), WEIGHTS, k=count):
-        data = bytearray(original)
-        MUTATIONS[kind](data, rng)
-        (folder / "mutated.eqp").write_bytes(data)
-        found[outcome(folder)] += 1
+    return Counter(outcome(folder) for _ in mutated(folder, count, seed=seed))
+
+
+def in_browser(folder: Path, count: int, *, seed: int = 0) -> Counter[str]:
+    """Return what Chromium did with reports and board pages of mutated files."""
+    from playwright.sync_api import sync_playwright
+
+    found: Counter[str] = Counter()
+    with sync_playwright() as play, served(folder) as (address, *_):
+        browser = launched(play)
+        for path in mutated(folder, count, seed=seed):
+            pages = [f"{address}run/mutated"]
+            if _report(folder) != "refused":
+                pages.append((folder / "page.html").as_uri())
+            found.update(_looked_at(browser, page) for page in pages)
+            path.unlink()
+        browser.close()
     return found
 
 
+def _looked_at(browser: Any, address: str) -> str:
+    """Return whether a page was drawn, and whether anything of the file's ran in it."""
+    context = browser.new_context()
+    page, dialogs = context.new_page(), []
+    page.on("dialog", lambda box: (dialogs.append(box.message), box.dismiss()))
+    page.goto(address)
+    start = time.perf_counter()
+    try:
+        page.wait_for_selector("html[data-drawn=true]", timeout=60_000)
+    except Exception:
+        return "page never drawn"
+    slow = time.perf_counter() - start > 10 * SLOW_S  # of the wall, on a busy machine
+    page.wait_for_timeout(50)
+    markup = page.evaluate("document.querySelectorAll('img, main script').length")
+    context.close()
+    if dialogs or markup:
+        return "script"
+    return "slow page" if slow else "page drawn"
+
+
 def main() -> None:
-    """Run the campaign, and print the table."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    """Run the campaign, or a part of it, and print the table so far."""
+    count, seed, seen = (
+        int(sys.argv[k]) if len(sys.argv) > k else otherwise
+        for k, otherwise in ((1, 10_000), (2, 0), (3, 200))
+    )
+    logging.disable(logging.CRITICAL)
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        found = campaign(Path(folder), count)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    rows = [{"outcome": name, "files": number} for name, number in found.items()]
+        found = campaign(Path(folder), count, seed=seed)
     seconds = time.process_time() - start
-    publish("mutated_pages", rows, files=count, peak_mb=peak, cpu_seconds=seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with tempfile.TemporaryDirectory() as folder:
+        found += in_browser(Path(folder), seen, seed=10**6 + seed)
+    _publish(found, seed, files=count, in_browser=seen, cpu_s=seconds, peak_mb=peak)
+
+
+def _publish(found: Counter[str], seed: int, **counts: float) -> None:
+    """Write the table; from seed 1 on, added to what the seeds before it found."""
+    path = RESULTS / "mutated_pages.json"
+    if seed and path.exists():
+        before = json.loads(path.read_text())
+        found += Counter({row["outcome"]: row["files"] for row in before["rows"]})
+        peak = max(counts["peak_mb"], before["peak_mb"])
+        counts = {k: v + before[k] for k, v in counts.items()} | {"peak_mb": peak}
+    rows = [{"outcome": name, "files": number} for name, number in found.items()]
+    publish("mutated_pages", rows, seeds=seed + 1, **counts)
 
 
 if __name__ == "__main__":

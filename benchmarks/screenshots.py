@@ -1,16 +1,17 @@
 """The pictures of README and docs: ``python -m benchmarks.screenshots [RUNS]``.
 
-RUNS is a folder of run files; without one, two made-up runs are shown. Writes
-``docs/images/report.png``, ``report-dark.png``, ``compare.png`` and ``board.png``.
+RUNS is a folder with run files, or with folders of them; without one, two made-up runs
+are shown. Writes ``docs/images/report.png``, ``report-dark.png``, ``compare.png`` and
+``board.png``.
 """
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.board import served
+from benchmarks.board import launched, served
+from equipoise.errors import InputError
 from equipoise.report.html import write_report
 from equipoise.report.views import labelled
 from equipoise.store import Run, open_run
@@ -35,24 +36,23 @@ def main() -> None:
     """Draw all of them."""
     from playwright.sync_api import sync_playwright
 
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as play:
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(name)
         made = len(sys.argv) < 2
         runs: dict[str, Run] = (
             pre_and_post(folder, steps=200)
             if made
-            else labelled([open_run(path) for path in run_files(folder)])
+            else labelled([open_run(p) for p in run_files(folder, recursive=True)])
         )
+        if not runs:
+            raise InputError(f"{folder}: no run file in it")
         sick = {
             label: run for label, run in runs.items() if run.verdict.since is not None
         }
         first = dict(list((sick or runs).items())[:1])
         one = write_report(first, Path(name) / "report.html")
         two = write_report(runs, Path(name) / "compare.html")
-        browser = play.chromium.launch(
-            executable_path=binary, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = launched(play)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         pictured(page, one.as_uri(), "report.png")
         pictured(page, f"{one.as_uri()}#theme=dark", "report-dark.png")

@@ -8,11 +8,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from equipoise.records import Reading
@@ -85,16 +86,19 @@ def rendered(report: Report, runs: Runs) -> str:
         (run["label"], run["verdict"]["state"], run["verdict"]["sentence"])
         for run in data["runs"]
     ]
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
-        asset("page.html.j2")
-    )
-    return template.render(
+    return _template().render(
         title=report.title,
         verdicts=verdicts,
         css=Markup(asset("style.css")),
         js=Markup(script()),
         data=Markup(embedded(data)),
     )
+
+
+@cache
+def _template() -> Template:
+    made = Environment(autoescape=True, undefined=StrictUndefined)
+    return made.from_string(asset("page.html.j2"))
 
 
 def report_json(report: Report, runs: Runs) -> Json:
