@@ -39,7 +39,8 @@ NAMES = (
     "precision.kappa_softmax",
     *(f"made.q{k}" for k in range(QUANTITIES - 9)),
 )
-CLIENTS, CYCLES = 50, 400
+CLIENTS, CYCLES, LOOKS = 50, 5760, 120
+"""A cycle every 5 s is 8 hours; a look opens a quantity, zooms in and out."""
 POOL = 16
 
 
@@ -242,8 +243,8 @@ def many_clients(address: str, key: str) -> dict[str, float]:
 
 
 def soak(address: str, path: Path, process: int) -> dict[str, float]:
-    """Return the memory before and after as many looks as a browser has in hours."""
-    memory = []
+    """Return what grew over as many looks at a live run as a browser has in 8 hours."""
+    seen = []
     with RunWriter.resume(path) as writer, httpx.Client(timeout=60) as client:
         last = int(open_run(path).steps[-1])
         cursor = client.get(f"{address}api/run/{path.stem}").json()["cursor"]
@@ -254,8 +255,59 @@ def soak(address: str, path: Path, process: int) -> dict[str, float]:
             cursor = news["cursor"]
             client.get(f"{address}api/grid/{path.stem}", params={"quantity": "loss"})
             if k in {CYCLES // 4, CYCLES}:
-                memory.append(megabytes(process, "VmRSS"))
-    return {"soak, cycles": CYCLES, "soak, growth in MB": memory[1] - memory[0]}
+                seen.append((megabytes(process, "VmRSS"), *_handles(process)))
+    growth = [after - before for before, after in zip(*seen, strict=True)]
+    names = ("growth in MB", "more descriptors", "more threads")
+    found = {f"soak, {name}": value for name, value in zip(names, growth, strict=True)}
+    return {"soak, cycles": CYCLES, **found}
+
+
+def _handles(process: int) -> tuple[int, int]:
+    """Return how many descriptors and threads a process has."""
+    folder = Path(f"/proc/{process}")
+    return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+
+
+def page_soak(address: str, path: Path) -> dict[str, float]:
+    """Return what grew in the page over many updates, zooms and openings."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play, RunWriter.resume(path) as writer:
+        browser = launched(play)
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"{address}run/{path.stem}")
+        wait_for(lambda: page.locator(".verdict .pill").count())
+        session = page.context.new_cdp_session(page)
+        last, seen = int(open_run(path).steps[-1]), []
+        for k in range(1, LOOKS + 1):
+            writer.append([Reading.scalar(last + k, "loss", 2.0)])
+            page.evaluate(LOOK, NAMES[k % 4])
+            if k in {LOOKS // 4, LOOKS}:
+                seen.append(_page_counts(session))
+        browser.close()
+    growth = {name: seen[1][name] - seen[0][name] for name in seen[0]}
+    return {"page, looks": LOOKS, **growth}
+
+
+LOOK = """async (name) => {
+  EQ.open(name, null, null);
+  EQ.state.zoom([20000, 50000]);
+  await new Promise((done) => setTimeout(done, 150));
+  EQ.state.whole();
+}"""
+
+
+def _page_counts(session: Any) -> dict[str, float]:
+    for _ in range(3):
+        session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    found = session.send("Performance.getMetrics")["metrics"]
+    counts = {one["name"]: one["value"] for one in found}
+    return {
+        "page, more listeners": counts["JSEventListeners"],
+        "page, more nodes": counts["Nodes"],
+        "page, more MB of heap": counts["JSHeapUsedSize"] / 2**20,
+    }
 
 
 def main() -> None:
@@ -276,6 +328,7 @@ def main() -> None:
         row |= in_browser(address, path)
         row |= many_clients(address, path.stem)
         row |= soak(address, path, process)
+        row |= page_soak(address, path)
         row["server memory, MB"] = megabytes(process)
     row["load"] = os.getloadavg()[0]
     rows = [{"what": name, "value": value} for name, value in row.items()]

@@ -198,6 +198,35 @@ def test_a_zoom_draws_what_is_on_the_screen(browser, sick: Path) -> None:
     until(page, "!EQ.waiting[0].stale && EQ.drawn.includes(EQ.waiting[0])")
 
 
+LISTENING = """() => {
+  const on = EQ.state.on;
+  EQ.listening = 0;
+  EQ.state.on = (kind, listener) => {
+    EQ.listening++;
+    const off = on(kind, listener);
+    return () => { EQ.listening--; off(); };
+  };
+}"""
+"""Count who listens for zoom and crosshair from now on."""
+OPEN = """async (name) => {
+  EQ.open(name, null, null);
+  for (let k = 0; k < 400; k++) {
+    await new Promise((done) => setTimeout(done, 25));
+    const shown = document.querySelectorAll('#explore .surface').length;
+    if (EQ.state.get('quantity') === name && shown > 1) break;
+  }
+  return [EQ.surfaces.size, EQ.listening];
+}"""
+
+
+def test_opening_one_quantity_after_another_leaves_nothing(browser, sick: Path) -> None:
+    page, _ = visit(browser, sick, width=1280)
+    page.evaluate(LISTENING)
+    theta, other = "attention.theta.p5", "attention.theta.p50"
+    counts = [page.evaluate(OPEN, name) for name in (theta, other, theta, other)]
+    assert counts[0][1] > 0 and counts == [counts[0]] * 4
+
+
 def test_every_quantity_is_reached_by_a_filter(browser, sick: Path) -> None:
     page, seen = visit(browser, sick, width=1280)
     page.fill("#filter", "theta\\.p(5|50)$")

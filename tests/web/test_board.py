@@ -251,6 +251,14 @@ def test_answers_are_kept_within_their_room() -> None:
     assert made == list(range(50)) and answers._size <= 1000 + 100
 
 
+def test_small_answers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.web.answers.MOST_ANSWERS", 5)
+    answers = Answers()
+    for k in range(20):
+        answers.get((k,), lambda: {})
+    assert len(answers._kept) == 5 and answers._size == 5 * len("{}")
+
+
 def test_the_board_answers_over_a_real_socket(folder: Path) -> None:
     board = prepared(BoardOptions(directory=folder, port=0))
     thread = threading.Thread(target=board.run, daemon=True)

@@ -39,7 +39,8 @@ from equipoise.web.live import LiveStreams, Stream
 T = TypeVar("T")
 READERS = 3
 """Threads that read run files: more would only wait for the disk, and hold memory."""
-CACHED_BYTES = 48 * 2**20
+CACHED_BYTES, MOST_ANSWERS = 48 * 2**20, 2000
+"""Of a live run each look is another answer: small ones must not pile up either."""
 CHANGE_COLUMNS = 200
 LIST_S = 0.4
 """The list waits no longer for verdicts; the page asks again for the rest."""
@@ -62,7 +63,9 @@ class Answers:
             found = text.encode()
             self._kept[key] = found
             self._size += len(found)
-            while self._size > self.room and len(self._kept) > 1:
+            while len(self._kept) > 1 and (
+                self._size > self.room or len(self._kept) > MOST_ANSWERS
+            ):
                 _, old = self._kept.popitem(last=False)
                 self._size -= len(old)
         return found

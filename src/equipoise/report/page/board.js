@@ -38,7 +38,7 @@ EQ.runsPage = () => {
     const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state) : EQ.h("span", { class: "unit" }, "reading…");
     return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
-        EQ.h("div", { class: "unit path" }, row.key)),
+        row.key === row.label ? null : EQ.h("div", { class: "unit path" }, row.key)),
       EQ.h("td", {}, EQ.h("p", { class: "sentence" }, row.trouble ?? row.verdict?.sentence ?? "")),
       EQ.h("td", {}, row.last === null || row.last === undefined ? "" : `step ${row.last}`), EQ.h("td", {}, row.time ? ago(row.time) : ""));
   }

@@ -57,7 +57,7 @@ EQ.chart = (host, options) => {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    for (const [value, text] of EQ.ticks(y, Math.max(2, surface.height / 46))) {
+    for (const [value, text] of EQ.ticks(y, Math.max(3, surface.height / 46))) {
       const at = Math.round(y(value)) + 0.5;
       pen.strokeStyle = line;
       pen.beginPath(); pen.moveTo(margin.left, at); pen.lineTo(surface.width - margin.right, at); pen.stroke();
@@ -69,8 +69,10 @@ EQ.chart = (host, options) => {
     const named = stepwise ? EQ.ticks(x, Math.max(2, surface.width / 110)) : layerTicks();
     for (const [value, text] of named) {
       if (stepwise && !Number.isInteger(value)) continue;
-      pen.fillText(text, Math.min(x(value), surface.width - 14), surface.height - 7);
+      pen.fillText(text, Math.min(Math.max(x(value), margin.left + 4), surface.width - 14), surface.height - 7);
     }
+    pen.textAlign = "right";
+    pen.fillText(stepwise ? "step" : "layer", margin.left - 7, surface.height - 7);
     pen.textAlign = "left";
     pen.fillText(now.unit || "", 4, 11);
     if (!extent) {
@@ -81,7 +83,8 @@ EQ.chart = (host, options) => {
 
   function layerTicks() {
     const count = now.names.length, every = Math.max(1, Math.ceil(count / Math.max(3, surface.width / 56)));
-    return now.names.map((name, i) => [i, name]).filter(([i]) => i % every === 0 || i === count - 1 && every < 3);
+    const last = count - 1;  // always named; its neighbour then has no room
+    return now.names.map((name, i) => [i, name]).filter(([i]) => i === last || i % every === 0 && last - i >= every);
   }
 
   function path(pen, xs, ys, a, b) {
@@ -111,7 +114,7 @@ EQ.chart = (host, options) => {
     axes(pen);
     pen.save();
     pen.beginPath();
-    pen.rect(margin.left, 0, surface.width - margin.left - margin.right + 2, surface.height - margin.bottom + 2);
+    pen.rect(margin.left - 4, 0, surface.width - margin.left - margin.right + 8, surface.height - margin.bottom + 2);
     pen.clip();
     if (now.span && stepwise && now.onset !== null && now.onset !== undefined) after(pen);
     const [from, to] = span();
@@ -289,14 +292,11 @@ EQ.chart = (host, options) => {
     span, full, toStep: (p) => x.invert(p), toPixel: (v) => x(v), onPoint,
     onPick: options.onPick,
   });
-  const off = stepwise
-    ? [EQ.state.on("zoom", surface.redraw), EQ.state.on("cursor", surface.point), EQ.state.on("hot", surface.redraw)]
-    : [];
+  if (stepwise) surface.offs.push(EQ.state.on("zoom", surface.redraw), EQ.state.on("cursor", surface.point), EQ.state.on("hot", surface.redraw));
   return {
     surface,
     update(next) { now = { ...now, ...next }; surface.redraw(); },
     csv: () => EQ.csv([[stepwise ? "step" : "layer", ...now.series.flatMap((s) => s.band ? [s.label, `${s.label} lowest`, `${s.label} highest`] : [s.label])], ...table(now, stepwise)]),
-    remove() { off.forEach((stop) => stop()); surface.remove(); },
   };
 };
 

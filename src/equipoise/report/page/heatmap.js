@@ -90,7 +90,9 @@ EQ.heatmap = (host, options) => {
     now.names.forEach((name, s) => {
       if (s % every === 0) pen.fillText(cut(pen, name), margin.left - 7, margin.top + (s + 0.5) * tall);
     });
-    pen.textBaseline = "alphabetic"; pen.textAlign = "center";
+    pen.textBaseline = "alphabetic";
+    pen.fillText(stepwise ? "step" : "head", margin.left - 7, surface.height - 7);
+    pen.textAlign = "center";
     if (stepwise) {
       for (const [value, text] of EQ.ticks(x, Math.max(2, surface.width / 110))) {
         if (Number.isInteger(value)) pen.fillText(text, Math.min(x(value), surface.width - 14), surface.height - 7);
@@ -169,7 +171,7 @@ EQ.heatmap = (host, options) => {
     surface.row = Math.min(now.rows.length - 1, Math.max(0, (surface.row ?? 0) + move));
     onPoint(EQ.state.cursor ?? span()[0], { clientY: 0 }, true);
   });
-  const off = stepwise ? [EQ.state.on("zoom", surface.redraw), EQ.state.on("cursor", surface.point)] : [];
+  if (stepwise) surface.offs.push(EQ.state.on("zoom", surface.redraw), EQ.state.on("cursor", surface.point));
   return {
     surface,
     update(next) {
@@ -179,15 +181,14 @@ EQ.heatmap = (host, options) => {
     },
     csv: () => EQ.csv([["site", ...(stepwise ? [...now.last] : now.first.map((_, n) => `head ${n}`))],
       ...now.rows.map((row, s) => [now.fullNames[s], ...[...row].map((v) => (Number.isFinite(v) ? +v.toPrecision(7) : "NaN"))])]),
-    remove() { off.forEach((stop) => stop()); surface.remove(); },
   };
 };
 
 // The colour scale, with its ends and the middle in numbers.
-EQ.legend = (domain, scale, unit) => {
+EQ.legend = (domain, scale) => {
   const bar = EQ.h("canvas", { width: 120, height: 8, "aria-hidden": "true" }), pen = bar.getContext("2d");
   for (let i = 0; i < 120; i++) { pen.fillStyle = `rgb(${EQ.ramp(i / 119).join()})`; pen.fillRect(i, 0, 1, 8); }
   const [low, high] = domain ?? [NaN, NaN];
-  return EQ.h("span", { class: "scale" }, EQ.short(low), bar, EQ.short(high), ` ${unit || ""}`,
+  return EQ.h("span", { class: "scale" }, EQ.short(low), bar, EQ.short(high),
     scale === "log" ? " (log)" : "");
 };

@@ -183,7 +183,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
   };
   const scale = EQ.h("span");
   const show = (found) => {
-    scale.replaceChildren(EQ.legend(found.domain, found.scale, meta.unit));
+    scale.replaceChildren(EQ.legend(found.domain, found.scale));
     if (map) map.update(found); else map = EQ.heatmap(figure.body, found);
   };
   figure.body.style.minHeight = "96px";
@@ -193,7 +193,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     figure.tools.append(scale, EQ.copyButton(meta.title, () => map.csv()));
     const refresh = async () => { const next = await load(); if (next) show(next); };
     page.live.push({ quantity, refresh, surface: () => map.surface });
-    EQ.state.on("change", refresh);
+    map.surface.offs.push(EQ.state.on("change", refresh));
   });
   return { node: figure.node, ready };
 };

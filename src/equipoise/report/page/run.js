@@ -139,13 +139,14 @@ EQ.explorer = (page) => {
   async function show() {
     const name = EQ.state.get("quantity"), site = EQ.state.get("site");
     fill();
-    view.replaceChildren();
+    EQ.clear(page, view);
     if (!name || !names.some((q) => q.name === name)) return;
     const parts = [EQ.lineFigure(page, name, { height: 280, site: site || null, title: site ? `${EQ.metaOf(page, name).title} · ${site}` : null })];
     const grids = await Promise.all(page.runs.map((run) => page.source.grid(run.key, name)));
     if (grids.some((grid) => grid && grid.count > 1)) parts.push(...EQ.heatOfAll(page, name));
     parts.push(...page.runs.map((run) => EQ.headFigure(page, run, name)));
-    view.replaceChildren(...parts.map((p) => p.node));
+    EQ.clear(page, view);
+    view.append(...parts.map((p) => p.node));
   }
   EQ.open = (quantity, site, step, run) => {
     EQ.state.set("quantity", quantity);
@@ -187,7 +188,7 @@ EQ.headFigure = (page, run, quantity) => {
       fullNames: found.sites.map((s, i) => EQ.siteName(s, found.layers[i])),
       onPick: (s) => EQ.open(quantity, found.sites[s], found.step),
     };
-    scale.replaceChildren(EQ.legend(domain, kind, meta.unit));
+    scale.replaceChildren(EQ.legend(domain, kind));
     if (map) map.update(options); else map = EQ.heatmap(figure.body, options);
     figure.caption.textContent = "Rows: layers, input at the top. Columns: heads.";
   };

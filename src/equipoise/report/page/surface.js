@@ -10,7 +10,7 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
     style: { height: `${height}px` },
   }, base, over);
   host.append(box);
-  const own = { box, width: 0, height, seen: false, visible: false, stale: true, pending: 0, onShow: null };
+  const own = { box, width: 0, height, seen: false, visible: false, stale: true, pending: 0, onShow: null, offs: [] };
 
   function fitted(canvas) {
     const ratio = Math.min(3, window.devicePixelRatio || 1);
@@ -41,6 +41,7 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
   own.describe = (text) => box.setAttribute("aria-label", text);
   own.remove = () => {
     cancelAnimationFrame(own.pending);
+    own.offs.forEach((off) => off());
     watcher.disconnect();
     sizes.disconnect();
     EQ.surfaces.delete(own);
@@ -59,6 +60,13 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
   sizes.observe(box);
   EQ.surfaces.add(own);
   return own;
+};
+
+// Takes figures off a page together with everything that listens for them.
+EQ.clear = (page, host) => {
+  [...EQ.surfaces].filter((one) => host.contains(one.box)).forEach((one) => one.remove());
+  page.live = page.live.filter((one) => !one.surface() || EQ.surfaces.has(one.surface()));
+  host.replaceChildren();
 };
 
 EQ.redrawAll = (all) => {
