@@ -225,6 +225,13 @@ def test_opening_one_quantity_after_another_leaves_nothing(browser, sick: Path) 
     theta, other = "attention.theta.p5", "attention.theta.p50"
     counts = [page.evaluate(OPEN, name) for name in (theta, other, theta, other)]
     assert counts[0][1] > 0 and counts == [counts[0]] * 4
+    # At once: numbers of a figure that was closed meanwhile must not draw it.
+    names = [theta, other, "gradient.norm"]
+    page.evaluate(
+        "(names) => names.forEach((name) => EQ.open(name, null, null))", names
+    )
+    page.wait_for_timeout(500)
+    assert page.evaluate(OPEN, theta) == counts[0]
 
 
 def test_every_quantity_is_reached_by_a_filter(browser, sick: Path) -> None:

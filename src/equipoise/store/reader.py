@@ -37,6 +37,8 @@ SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
 EVENTS = "findings and remedies"
 PAGE = 10_000
 """Readings at once when all of a run is gone through."""
+FEW = 50
+"""Readings at once when they are skimmed: unpacked, 100 kB each in a large model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,8 @@ class Run:
             with self._reading() as db:
                 known = {k: Layout.from_json(x) for k, _, x in self._all_series(db)}
                 chosen = skim(db, known)
-                for start in range(0, len(chosen.ids), PAGE // 20):
-                    page = rows_of(db, chosen.ids[start : start + PAGE // 20])
+                for start in range(0, len(chosen.ids), FEW):
+                    page = rows_of(db, chosen.ids[start : start + FEW])
                     sound = self._damage.sound(page, "readings")
                     judge.add(self._known_readings(db, sound))
             judge.note(Finding.from_json(body) for body in self._events("finding"))

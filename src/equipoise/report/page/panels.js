@@ -112,6 +112,7 @@ EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, 
   const load = () => EQ.seriesOf(page, runs, quantity, { site });
   figure.body.style.minHeight = `${height}px`;
   const ready = EQ.whenSeen(page, figure.node, load).then((series) => {
+    if (figure.node.closed) return;
     if (!series.length) { figure.body.append(EQ.h("p", { class: "absent" }, `${quantity} was not recorded.`)); return; }
     const chart = EQ.chart(figure.body, {
       title: title ?? meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height,
@@ -141,7 +142,7 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
   const figure = EQ.figure(`${meta.title} from the first layer to the last`, { unit: meta.unit });
   figure.body.style.minHeight = `${height}px`;
   const ready = EQ.whenSeen(page, figure.node, () => page.source.grid(run.key, chart.quantity)).then((found) => {
-    if (!found?.columns) return;
+    if (!found?.columns || figure.node.closed) return;
     const inside = found.layers.map((layer, s) => (layer === null ? -1 : s)).filter((s) => s >= 0);
     const grid = { ...found, inside };
     const picks = [...new Set([0, chart.step === null ? 0 : EQ.nearest(grid.x, chart.step), grid.columns - 1])];
@@ -188,7 +189,8 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
   };
   figure.body.style.minHeight = "96px";
   const ready = EQ.whenSeen(page, figure.node, load).then((found) => {
-    if (!found) { figure.node.remove(); return; }
+    if (!found) figure.node.remove();
+    if (!found || figure.node.closed) return;
     show(found);
     figure.tools.append(scale, EQ.copyButton(meta.title, () => map.csv()));
     const refresh = async () => { const next = await load(); if (next) show(next); };

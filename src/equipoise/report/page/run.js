@@ -170,7 +170,7 @@ EQ.headFigure = (page, run, quantity) => {
   const load = async () => {
     const wanted = EQ.state.get("step");
     const found = await page.source.heads(run.key, quantity, wanted === null ? null : Number(wanted));
-    if (!found || found.width < 2) return;
+    if (!found || found.width < 2 || figure.node.closed) return;
     figure.node.hidden = false;
     label.textContent = `step ${found.step} `;
     if (found.choices) {

@@ -5,6 +5,7 @@ EQ.render = (page) => {
   page.live = [];
   page.runs.forEach((run, i) => { run.index = i; });
   const main = document.getElementById("main");
+  EQ.clear(page, main);
   const parts = page.runs.length > 1 ? EQ.comparePage(page) : EQ.runPage(page);
   main.replaceChildren(...parts.filter(Boolean));
   if (page.note) main.append(EQ.h("p", { class: "note" }, page.note));

@@ -66,6 +66,7 @@ EQ.surface = (host, { height, label, draw, overlay, keys = true }) => {
 EQ.clear = (page, host) => {
   [...EQ.surfaces].filter((one) => host.contains(one.box)).forEach((one) => one.remove());
   page.live = page.live.filter((one) => !one.surface() || EQ.surfaces.has(one.surface()));
+  host.querySelectorAll("figure").forEach((figure) => { figure.closed = true; });  // its numbers may still be on the way
   host.replaceChildren();
 };
 
