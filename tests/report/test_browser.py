@@ -183,19 +183,20 @@ COUNTED = """() => {
 
 def test_a_zoom_draws_what_is_on_the_screen(browser, sick: Path) -> None:
     page, _ = visit(browser, sick, width=1280)
-    page.evaluate("scrollTo(0, 2000)")
-    until(page, "[...EQ.surfaces].filter((one) => one.seen).length > 4")
+    far = "[...EQ.surfaces].find((one) => one.box.closest('#heatmaps'))"
+    until(page, f"Boolean(EQ.far = {far})")
+    page.evaluate("EQ.far.box.scrollIntoView()")
+    until(page, "EQ.far.seen")
     page.evaluate("scrollTo(0, 0)")
-    until(page, "[...EQ.surfaces].some((one) => one.seen && !one.visible)")
+    until(page, "!EQ.far.visible")
     page.evaluate(COUNTED)
     page.evaluate("EQ.state.zoom([10, 30])")
     until(page, "EQ.drawn.length > 0")
     page.wait_for_timeout(100)
     assert page.evaluate("EQ.drawn.every((one) => one.visible)")
-    waiting = "[...EQ.surfaces].filter((one) => one.seen && one.stale)"
-    assert page.evaluate(f"(EQ.waiting = {waiting}).length > 0")
-    page.evaluate("EQ.waiting[0].box.scrollIntoView()")
-    until(page, "!EQ.waiting[0].stale && EQ.drawn.includes(EQ.waiting[0])")
+    assert page.evaluate("EQ.far.stale && !EQ.drawn.includes(EQ.far)")
+    page.evaluate("EQ.far.box.scrollIntoView()")
+    until(page, "!EQ.far.stale && EQ.drawn.includes(EQ.far)")
 
 
 LISTENING = """() => {
