@@ -8,10 +8,12 @@ are compared with their like: tensors whose names differ in numbers only.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from equipoise.forecast.remedy_catalogue import advise
-from equipoise.records import Finding, Reading, Scalar, Severity
+from equipoise.records import Finding, Reading, Severity
 
 Table = Mapping[str, tuple[float, ...]]
 """Site → values of one quantity."""
@@ -55,23 +57,10 @@ def weight_findings(readings: Sequence[Reading]) -> list[Finding]:
 
 
 def _finding(
-    rule: str,
-    site: str,
-    message: str,
-    *,
-    severity: Severity = "warn",
-    advice: str = "",
-    **evidence: Scalar,
+    rule: str, site: str, message: str, *, severity: Severity = "warn", **more: Any
 ) -> Finding:
-    return Finding(
-        step=0,
-        severity=severity,
-        rule=rule,
-        site=site,
-        message=message,
-        advice=advice,
-        evidence=evidence,
-    )
+    found = Finding.warn(0, rule, message, site=site, **more)
+    return replace(found, severity=severity)
 
 
 def role(name: str) -> str:

@@ -20,6 +20,8 @@ from equipoise.report.quantities import shown
 
 Array = NDArray[np.float64]
 
+MOST_CHANGES = 60
+"""That a page lists."""
 STRENGTH = 8.0
 """Least size of a change, in scales of what came before it."""
 FACTOR = 1.5
@@ -31,7 +33,6 @@ WINDOW = 6
 SETTLING = 0.1
 """Share of the steps at the start in which every healthy run changes too."""
 NEVER = -1
-MOST_CHANGES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ Axes, in this file:  S site · U entry of the run file · N column · H head.
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,19 +92,28 @@ def grid(
         planes, sampled = _merged(planes, cuts), True
         first = np.minimum.reduceat(first, cuts)
         last = np.maximum.reduceat(last, cuts)
-    low, mean, high, broken, _ = planes
-    return Grid(
-        quantity=quantity,
-        sites=sites,
-        layers=[layer_of(site, blocks) for site in sites],
-        first=first,
-        last=last,
-        low=low,
-        mean=mean,
-        high=high,
-        broken=broken.astype(np.int64),
-        sampled=sampled,
-    )
+    steps = {"first": first, "last": last}
+    return _in_layers(quantity, sites, blocks, planes=planes, sampled=sampled, **steps)
+
+
+def _in_layers(
+    quantity: str,
+    sites: list[str],
+    blocks: Sequence[str],
+    *,
+    planes: Iterable[NDArray[Any]],
+    **columns: Any,
+) -> Grid:
+    """Return a grid of these planes: lowest, mean, highest, and how many are broken."""
+    low, mean, high, broken, *_ = planes
+    layers = [layer_of(site, blocks) for site in sites]
+    values: dict[str, Any] = {
+        "low": low,
+        "mean": mean,
+        "high": high,
+        "broken": broken.astype(np.int64),
+    }
+    return Grid(quantity=quantity, sites=sites, layers=layers, **values, **columns)
 
 
 def _aligned(
@@ -172,18 +181,8 @@ def _tail(name: str, own: Mapping[int, Reading], blocks: Sequence[str]) -> Grid:
                 mean = sum(finite) / len(finite)
                 planes[:3, sites.index(site), n] = min(finite), mean, max(finite)
             planes[3, sites.index(site), n] = len(row) - len(finite)
-    return Grid(
-        quantity=name,
-        sites=sites,
-        layers=[layer_of(site, blocks) for site in sites],
-        first=steps,
-        last=steps,
-        low=planes[0],
-        mean=planes[1],
-        high=planes[2],
-        broken=planes[3].astype(np.int64),
-        sampled=False,
-    )
+    ends = {"first": steps, "last": steps}
+    return _in_layers(name, sites, blocks, planes=[*planes], sampled=False, **ends)
 
 
 def packed(values: NDArray[Any]) -> str:

@@ -229,36 +229,32 @@ def _interval_changed(
     )
 
 
+RANK_LOST = "watch.rank_lost"
+
+
 def _rank_lost(step: int, ranks: Ranks) -> Finding:
-    return Finding.warn(
-        step,
-        "watch.rank_lost",
+    what = (
         f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
-        "ended without closing; scalars since the last sample are this rank's",
-        advice="look at the other ranks' logs; every sample before this is complete",
-        rank=ranks.rank,
+        "ended without closing; scalars since the last sample are this rank's"
     )
+    advice = "look at the other ranks' logs; every sample before this is complete"
+    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
 
 
 def _not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
-    return Finding.warn(
-        step,
-        "watch.rank_lost",
+    what = (
         f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
         f"of this step: a rank ended, or left out an optimizer.step(); from here on "
-        f"values are this rank's alone ({type(error).__name__})",
-        advice="call optimizer.step() on every rank or on none",
-        rank=ranks.rank,
+        f"values are this rank's alone ({type(error).__name__})"
     )
+    advice = "call optimizer.step() on every rank or on none"
+    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
 
 
 def _probe_failed(step: int, name: str, error: BaseException) -> Finding:
-    return Finding.warn(
-        step,
-        "probe.failed",
-        f"the {name} probe failed and was detached: {error!r}",
-        advice="training is unaffected; please report the logged traceback",
-    )
+    what = f"the {name} probe failed and was detached: {error!r}"
+    advice = "training is unaffected; please report the logged traceback"
+    return Finding.warn(step, "probe.failed", what, advice=advice)
 
 
 class Reporter:

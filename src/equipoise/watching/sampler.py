@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -82,14 +83,19 @@ class Sampler:
             self._batch_capture = capture
             return
         window = attached(
-            self.probes,
-            self.anatomy,
-            self._collector,
-            boundary=self.boundary,
-            only_training=self._only_training,
-            coverage=self.coverage,
+            *self._probed, only_training=self._only_training, **self._reported
         )
         self._window = self._stack.enter_context(window)
+
+    @property
+    def _probed(self) -> tuple[Any, ...]:
+        """What a capture reads, with what, and where its readings go."""
+        return self.probes, self.anatomy, self._collector
+
+    @property
+    def _reported(self) -> dict[str, Any]:
+        """Where a capture's failures and gaps go."""
+        return {"boundary": self.boundary, "coverage": self.coverage}
 
     @property
     def opened(self) -> bool:
@@ -190,14 +196,7 @@ class Sampler:
         self._batch_capture, self._replayed = None, True
 
         def replay() -> None:
-            capture = Capture(
-                self.probes,
-                self.anatomy,
-                self._collector,
-                boundary=self.boundary,
-                coverage=self.coverage,
-            )
-            with capture.open():
+            with Capture(*self._probed, **self._reported).open():
                 batch.replay(model)
 
         self.boundary.guarded("probe pass", replay)()

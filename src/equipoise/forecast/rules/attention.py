@@ -22,6 +22,13 @@ def heads(reading: Reading) -> list[float]:
     return [value for row in reading.values for value in row]
 
 
+def heads_of(history: History, quantity: str) -> tuple[Reading, list[float]] | None:
+    """Return the latest reading and the finite values in it, if there are any."""
+    reading = history.last(quantity)
+    values = finite(heads(reading)) if reading else []
+    return (reading, values) if reading and values else None
+
+
 def largest(reading: Reading) -> tuple[str, int, float]:
     """Return the site, the head and the value of the largest one."""
     found = ((s, h, v) for s, row in by_site(reading) for h, v in enumerate(row))
@@ -31,10 +38,9 @@ def largest(reading: Reading) -> tuple[str, int, float]:
 @measures("attention.saturated")
 def saturated(history: History) -> Measured | None:
     """Median over heads of θ.p5: half of all heads have 5 % of rows below it."""
-    reading = history.last(THETA)
-    values = finite(heads(reading)) if reading else []
-    if reading is None or not values:
+    if (found := heads_of(history, THETA)) is None:
         return None
+    reading, values = found
     lowest = min(by_site(reading), key=lambda pair: median(pair[1] or (1.0,)))[0]
     value = median(values)
     started = history.track(THETA).first[0]
@@ -100,12 +106,10 @@ def uniform(history: History) -> Measured | None:
 @measures("attention.sinks")
 def sinks(history: History) -> Measured | None:
     """Median over heads of the mass on the first key."""
-    reading = history.last(SINK)
-    values = finite(heads(reading)) if reading else []
-    if reading is None or not values:
+    if (found := heads_of(history, SINK)) is None:
         return None
-    site, head, _ = largest(reading)
-    return measured(median(values), site, head=head)
+    site, head, _ = largest(found[0])
+    return measured(median(found[1]), site, head=head)
 
 
 @measures("attention.dead_heads")

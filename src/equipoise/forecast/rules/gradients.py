@@ -6,6 +6,7 @@ from statistics import median
 
 from equipoise.forecast.history import History, by_site
 from equipoise.forecast.rules.registry import Measured, measured, measures
+from equipoise.records import Scalar
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
@@ -41,11 +42,11 @@ def early_and_late(
 @measures("gradient.vanished")
 def vanished(history: History) -> Measured | None:
     """Smallest norm in the first half of the blocks over the largest in the second."""
-    found = early_and_late(history, min, max)
-    if found is None:
-        return None
-    (site, norm), (largest, most) = found
-    return measured(norm / most, site, norm=norm, largest=largest, largest_norm=most)
+    if pair := early_and_late(history, min, max):
+        (site, norm), (largest, most) = pair
+        more: dict[str, Scalar] = {"largest": largest, "largest_norm": most}
+        return measured(norm / most, site, norm=norm, **more)
+    return None
 
 
 @measures("gradient.exploding")

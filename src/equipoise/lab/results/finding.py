@@ -7,7 +7,7 @@ baseline; a measure without a name in ``NAMES`` is called by its own.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from equipoise.lab.results.evidence import Evidence, gather
 from equipoise.lab.results.figures import Figure, Line, chart
@@ -177,6 +177,11 @@ class Grid:
     title: str
     head: Sequence[str]
     cells: Sequence[Sequence[str]]
+
+    @classmethod
+    def beside(cls, title: str, paper: str, cells: Sequence[Sequence[str]]) -> Self:
+        """Return what a paper states, what we found, and whether its pattern holds."""
+        return cls(title=title, head=["", paper, "ours", "pattern"], cells=cells)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from equipoise.lab.data import DataOptions
 from equipoise.lab.models import GPTConfig, ViTConfig
 from equipoise.lab.options import added_later, from_mapping, keyed, require
+from equipoise.lab.running.workers import Job
 from equipoise.lab.training.options import TrainOptions
 
 SEEDS = (42, 123, 456)  # Emadi's
@@ -41,7 +42,7 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Job):
     """One arm with one seed: a run to be made."""
 
     arm: Arm
@@ -64,10 +65,6 @@ class Task:
     @property
     def result(self) -> Path:
         return self.folder / RESULT
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
 
     def to_mapping(self) -> dict[str, Any]:
         return {"kind": self._kind, **asdict(self.arm), "seed": self.seed}

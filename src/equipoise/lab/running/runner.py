@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from equipoise.errors import EquipoiseError
 from equipoise.lab.running.execution import data_of, execute
 from equipoise.lab.running.experiment import Experiment, Task
-from equipoise.lab.running.workers import Failure, Watcher, Where, run_jobs, standing
+from equipoise.lab.running.workers import Failure, Where, run_jobs, standing
 from equipoise.lab.studies.catalogue import measurements_of
 from equipoise.watching.options import read_options
 
@@ -47,16 +48,12 @@ def lab_directory() -> Path:
 
 
 def run_experiment(
-    experiment: Experiment,
-    root: Path,
-    *,
-    on: Where = "local",
-    workers: int | None = None,
-    watcher: Watcher | None = None,
+    experiment: Experiment, root: Path, *, on: Where = "local", **options: Any
 ) -> list[Failure]:
     """Make every run that is not finished; return those that failed.
 
-    What would end all of them alike is raised before the first.
+    What would end all of them alike is raised before the first; ``workers`` and
+    ``watcher`` are those of ``run_jobs``.
     """
     tasks = experiment.tasks
     make = partial(execute, measurements=measurements_of(tasks))
@@ -64,4 +61,4 @@ def run_experiment(
         preflight(standing(tasks, root).left)
     root.mkdir(parents=True, exist_ok=True)
     (root / "experiment.json").write_text(json.dumps(asdict(experiment), indent=1))
-    return run_jobs(tasks, root, make, on=on, workers=workers, watcher=watcher)
+    return run_jobs(tasks, root, make, on=on, **options)

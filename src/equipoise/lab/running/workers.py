@@ -28,12 +28,15 @@ class Job(Protocol):
 
     @property
     def name(self) -> str: ...
+
     @property
     def result(self) -> Path:
         """Written last: where it is, the run is complete."""
 
     @property
-    def log(self) -> Path: ...
+    def log(self) -> Path:
+        """What the run printed."""
+        return self.result.with_name("log.txt")
 
 
 Make = Callable[[Any, Path, Listener | None], object]

@@ -25,7 +25,7 @@ class Baseline:
     make: Callable[[], Statistic]
     threshold: float
     source: str
-    about: str = "reading"
+    about: str
     """What it looks at: loss, gradient, reading, or nothing."""
 
 
@@ -35,18 +35,25 @@ def scalar(readings: Readings, name: str) -> float | None:
     return None if values is None or not len(values) else float(values[0])
 
 
+def _following(name: str, measure: Callable[[float], float]) -> Statistic:
+    """Measure each value of a scalar; one that is not finite is beyond everything."""
+
+    def statistic(step: int, readings: Readings) -> float:
+        value = scalar(readings, name)
+        if value is None:
+            return NOTHING
+        return measure(value) if math.isfinite(value) else math.inf
+
+    return statistic
+
+
 def _deviation(name: str, *, window: int, armed: int) -> Callable[[], Statistic]:
     """How many σ of the last ``window`` values a value is above their mean."""
 
     def make() -> Statistic:
         past: deque[float] = deque(maxlen=window)
 
-        def statistic(step: int, readings: Readings) -> float:
-            value = scalar(readings, name)
-            if value is None:
-                return NOTHING
-            if not math.isfinite(value):
-                return math.inf
+        def deviation(value: float) -> float:
             found = NOTHING
             if len(past) >= armed:
                 mean, sigma = float(np.mean(past)), float(np.std(past))
@@ -54,7 +61,7 @@ def _deviation(name: str, *, window: int, armed: int) -> Callable[[], Statistic]
             past.append(value)
             return found
 
-        return statistic
+        return _following(name, deviation)
 
     return make
 
@@ -63,12 +70,7 @@ def zclip() -> Statistic:
     """How many σ the gradient norm is above its exponential mean, α = 0.97 (ZClip)."""
     state = {"mean": 0.0, "variance": 0.0, "count": 0.0}
 
-    def statistic(step: int, readings: Readings) -> float:
-        value = scalar(readings, GRADIENT)
-        if value is None:
-            return NOTHING
-        if not math.isfinite(value):
-            return math.inf
+    def z_score(value: float) -> float:
         spread = math.sqrt(state["variance"])
         ready = state["count"] >= 25 and spread > 0  # its warm-up
         found = (value - state["mean"]) / spread if ready else NOTHING
@@ -81,7 +83,7 @@ def zclip() -> Statistic:
         state["count"] += 1
         return found
 
-    return statistic
+    return _following(GRADIENT, z_score)
 
 
 def _largest(name: str) -> Callable[[], Statistic]:
@@ -142,12 +144,7 @@ def kill_loss_spike() -> Statistic:
     ratios: deque[float] = deque(maxlen=5)
     state = {"cap": math.nan}
 
-    def statistic(step: int, readings: Readings) -> float:
-        value = scalar(readings, LOSS)
-        if value is None:
-            return NOTHING
-        if not math.isfinite(value):
-            return math.inf
+    def smallest_ratio(value: float) -> float:
         if len(past) == 100:
             if math.isnan(state["cap"]):
                 state["cap"] = min(10.0, max(past))
@@ -158,26 +155,21 @@ def kill_loss_spike() -> Statistic:
         high = sum(v > state["cap"] for v in past) / 100
         return max(min(ratios), 4 * high)
 
-    return statistic
+    return _following(LOSS, smallest_ratio)
 
 
 def megatron() -> Statistic:
     """The loss over its largest of the first hundred steps (Megatron's rerun)."""
     state = {"largest": 0.0, "count": 0}
 
-    def statistic(step: int, readings: Readings) -> float:
-        value = scalar(readings, LOSS)
-        if value is None:
-            return NOTHING
-        if not math.isfinite(value):
-            return math.inf
+    def over_largest(value: float) -> float:
         state["count"] += 1
         if state["count"] <= 100:
             state["largest"] = max(state["largest"], value)
             return NOTHING
         return value / state["largest"]
 
-    return statistic
+    return _following(LOSS, over_largest)
 
 
 def composite() -> Statistic:
@@ -203,54 +195,31 @@ def always() -> Statistic:
     return lambda step, readings: float(step == 100)
 
 
-RULES: dict[str, Baseline] = {
-    "loss, 3σ of 30 (W&B)": Baseline(
-        make=_deviation(LOSS, window=30, armed=15),
-        threshold=3.0,
-        source="W&B alerts",
-        about="loss",
-    ),
-    "loss, 6σ of 128 (OLMo)": Baseline(
-        make=_deviation(LOSS, window=128, armed=64),
-        threshold=6.0,
-        source="OLMo-core's stability monitor",
-        about="loss",
-    ),
-    "gradient, 6σ of 128 (OLMo)": Baseline(
-        make=_deviation(GRADIENT, window=128, armed=64),
-        threshold=6.0,
-        source="OLMo-core's step skipper",
-        about="gradient",
-    ),
-    "gradient z-score (ZClip)": Baseline(
-        make=zclip, threshold=2.5, source="arXiv 2504.02507", about="gradient"
-    ),
-    "max logit > 100": Baseline(
-        make=_largest("attention.max_logit"), threshold=100.0, source="arXiv 2507.20534"
-    ),
-    "kurtosis, CUSUM": Baseline(
-        make=kurtosis_cusum, threshold=5.0, source="Page's test at h = 5, k = 0.5"
-    ),
-    "update norm doubled": Baseline(
-        make=update_doubling, threshold=2.0, source="common practice"
-    ),
-    "κ_softmax maximum": Baseline(
-        make=_largest("precision.kappa_softmax"),
-        threshold=100.0,
-        source="Baek's κ_softmax; no threshold is published, 100 is the max logit's",
-    ),
-    "KillLossSpike": Baseline(
-        make=kill_loss_spike, threshold=2.0, source="llm-foundry", about="loss"
-    ),
-    "Megatron": Baseline(
-        make=megatron, threshold=10.0, source="Megatron's rerun", about="loss"
-    ),
-    "composite (after R-Metric)": Baseline(
-        make=composite, threshold=3.0, source="EMNLP industry 2025.193; our weights"
-    ),
-    "always at step 100": Baseline(
-        make=always, threshold=1.0, source="none", about="nothing"
-    ),
+_RULES: tuple[tuple[str, Callable[[], Statistic], float, str, str], ...] = (
+    # name, statistic, threshold, what it looks at, who says so
+    ("loss, 3σ of 30 (W&B)", _deviation(LOSS, window=30, armed=15),
+     3.0, "loss", "W&B alerts"),
+    ("loss, 6σ of 128 (OLMo)", _deviation(LOSS, window=128, armed=64),
+     6.0, "loss", "OLMo-core's stability monitor"),
+    ("gradient, 6σ of 128 (OLMo)", _deviation(GRADIENT, window=128, armed=64),
+     6.0, "gradient", "OLMo-core's step skipper"),
+    ("gradient z-score (ZClip)", zclip, 2.5, "gradient", "arXiv 2504.02507"),
+    ("max logit > 100", _largest("attention.max_logit"),
+     100.0, "reading", "arXiv 2507.20534"),
+    ("kurtosis, CUSUM", kurtosis_cusum,
+     5.0, "reading", "Page's test at h = 5, k = 0.5"),
+    ("update norm doubled", update_doubling, 2.0, "reading", "common practice"),
+    ("κ_softmax maximum", _largest("precision.kappa_softmax"), 100.0, "reading",
+     "Baek's κ_softmax; no threshold is published, 100 is the max logit's"),
+    ("KillLossSpike", kill_loss_spike, 2.0, "loss", "llm-foundry"),
+    ("Megatron", megatron, 10.0, "loss", "Megatron's rerun"),
+    ("composite (after R-Metric)", composite,
+     3.0, "reading", "EMNLP industry 2025.193; our weights"),
+    ("always at step 100", always, 1.0, "nothing", "none"),
+)  # fmt: skip
+RULES = {
+    name: Baseline(make=make, threshold=threshold, about=about, source=source)
+    for name, make, threshold, about, source in _RULES
 }
 
 
@@ -261,13 +230,12 @@ READ = (
 """Everything they look at."""
 
 
-def at_threshold(baseline: Baseline, threshold: float | None = None) -> Maker:
-    """Return a baseline as a forecaster, at its own threshold unless one is given."""
-    limit = baseline.threshold if threshold is None else threshold
+def at_threshold(baseline: Baseline) -> Maker:
+    """Return a baseline as a forecaster, at its own threshold."""
 
     def make() -> Alarm:
         statistic = baseline.make()
-        return lambda step, readings: statistic(step, readings) >= limit
+        return lambda step, readings: statistic(step, readings) >= baseline.threshold
 
     return make
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.lab.running.experiment import RESULT, short_hash
+from equipoise.lab.running.workers import Job
 
 Tier = Literal["small", "deep"]
 Role = Literal["fault", "control", "reference"]
@@ -51,7 +52,7 @@ MILD, SEVERE = (0.0, 0.4), (0.6, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storm:
+class Storm(Job):
     """One run of the benchmark: a job of the lab's runner."""
 
     role: Role
@@ -79,10 +80,6 @@ class Storm:
     @property
     def result(self) -> Path:
         return self.folder / RESULT
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -307,11 +307,7 @@ def theorem_finding(evidence: Evidence) -> Finding:
         verdict=f"The theorem {exact} (worst error {worst:.1e}); that the heuristic "
         f"equals θ {match}: it differs in up to {wrong[most]:.0%} of rows.",
         grids=[
-            Grid(
-                title="The paper's statement beside ours",
-                head=["", "Emadi 2026", "ours", "pattern"],
-                cells=lines,
-            ),
+            Grid.beside("The paper's statement beside ours", "Emadi 2026", lines),
             _points(evidence),
         ],
     )

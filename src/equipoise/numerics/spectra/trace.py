@@ -14,12 +14,7 @@ from equipoise.numerics.spectra.lanczos import Matvec
 
 
 def hutchinson(
-    matvec: Matvec,
-    width: int,
-    *,
-    probes: int,
-    generator: torch.Generator,
-    dtype: torch.dtype = torch.float32,
+    matvec: Matvec, width: int, *, probes: int, generator: torch.Generator
 ) -> Estimate:
     """Return tr A ≈ mean of zᵀAz over random signs z (Hutchinson, 1989).
 
@@ -34,7 +29,7 @@ def hutchinson(
     """
     if probes < 2:
         raise InputError(f"probes {probes}: a standard error needs at least 2")
-    signs_MN = _signs(probes, width, generator, dtype)
+    signs_MN = _signs(probes, width, generator, torch.float32)
     return _sampled(_quadratic(matvec, signs_MN), steps=probes)
 
 

@@ -16,7 +16,7 @@ to meet, CᵀC is kept.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -152,25 +152,12 @@ class _Stream:
     to_second_LD: Tensor
 
 
-def block_curvature_bound(
-    block: PostNormBlock,
-    x_LD: Float[Tensor, "L D"],
-    g_LD: Float[Tensor, "L D"],
-    *,
-    loss_curvature: float,
-    mask: Mask | None = None,
-) -> float:
+def block_curvature_bound(block: PostNormBlock, *given: Any, **options: Any) -> float:
     """Return a bound on ‖H‖ over W_Q, W_K, W_V, W_in, W_up and W_out at one sequence.
 
-    Args:
-        block: The weights; the net may be gated, queries and keys rotated.
-        x_LD, g_LD: What the block reads, and the gradient of the loss at what it says.
-        loss_curvature: ‖∇²ℓ‖ at the output.
-        mask: As for ``attend``.
+    Its arguments are those of :func:`block_curvature_norms`.
     """
-    whole_NN = block_curvature_norms(
-        block, x_LD, g_LD, loss_curvature=loss_curvature, mask=mask
-    )
+    whole_NN = block_curvature_norms(block, *given, **options)
     return top(whole_NN) if all_finite(whole_NN) else math.nan
 
 
@@ -187,6 +174,12 @@ def block_curvature_norms(
     The order is Q, K, V of each head, then W_in (with W_up as one matrix, if the net is
     gated) and W_out. A weight that n heads share stands there n times, its copies tied
     by √n.
+
+    Args:
+        block: The weights; the net may be gated, queries and keys rotated.
+        x_LD, g_LD: The input of the block, and the gradient of the loss at its output.
+        loss_curvature: ‖∇²ℓ‖ at the output.
+        mask: As for ``attend``.
     """
     stream = _stream(block, x_LD, g_LD, mask=mask)
     # The last of the backward pass: whatever is broken has reached it.

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 
+Rows = Float[Tensor, "*x D"]
+Gain = Float[Tensor, " D"] | None
+
 
 class NormProduct(NamedTuple):
     """∇²⟨g, y⟩ times a tangent: the part at x, and the part at γ (summed over rows)."""
@@ -57,13 +60,13 @@ class _Row:
 
 
 def norm_product(
-    x_xD: Float[Tensor, "*x D"],
-    g_xD: Float[Tensor, "*x D"],
-    dx_xD: Float[Tensor, "*x D"],
+    x_xD: Rows,
+    g_xD: Rows,
+    dx_xD: Rows,
     *,
     eps: float,
-    gain_D: Float[Tensor, " D"] | None = None,
-    dgain_D: Float[Tensor, " D"] | None = None,
+    gain_D: Gain = None,
+    dgain_D: Gain = None,
     centred: bool = True,
 ) -> NormProduct:
     """Return ∇²⟨g, norm(x)⟩·(dx, dγ) in O(D) per row; ``centred=False`` is RMSNorm.
@@ -93,12 +96,7 @@ def _curved(row: _Row, gg_xD: Tensor, dx_xD: Tensor, moved_xD: Tensor) -> Tensor
 
 
 def norm_hessian(
-    x_xD: Float[Tensor, "*x D"],
-    g_xD: Float[Tensor, "*x D"],
-    *,
-    eps: float,
-    gain_D: Float[Tensor, " D"] | None = None,
-    centred: bool = True,
+    x_xD: Rows, g_xD: Rows, *, eps: float, gain_D: Gain = None, centred: bool = True
 ) -> NormHessian:
     """Return the blocks (x, x) and (x, γ) of ∇²⟨g, norm(x)⟩, one per row."""
     row = _row(x_xD, eps=eps, centred=centred)
@@ -116,12 +114,7 @@ def norm_hessian(
 
 
 def norm_curvature(
-    x_xD: Float[Tensor, "*x D"],
-    g_xD: Float[Tensor, "*x D"],
-    *,
-    eps: float,
-    gain_D: Float[Tensor, " D"] | None = None,
-    centred: bool = True,
+    x_xD: Rows, g_xD: Rows, *, eps: float, gain_D: Gain = None, centred: bool = True
 ) -> Float[Tensor, "*x"]:
     """Return ‖∇²ₓ⟨g, norm(x)⟩‖₂ of each row, exactly, in O(D).
 
@@ -167,12 +160,7 @@ def norm_curvature_unfolded(
 
 
 def norm_curvature_bound(
-    x_xD: Float[Tensor, "*x D"],
-    g_xD: Float[Tensor, "*x D"],
-    *,
-    eps: float,
-    gain_D: Float[Tensor, " D"] | None = None,
-    centred: bool = True,
+    x_xD: Rows, g_xD: Rows, *, eps: float, gain_D: Gain = None, centred: bool = True
 ) -> Float[Tensor, "*x"]:
     """Return (2/√(3D))·‖C(γ∘g)‖/s²: at least the curvature of each row, for every ε."""
     row = _row(x_xD, eps=eps, centred=centred)

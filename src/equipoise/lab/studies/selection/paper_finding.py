@@ -33,10 +33,10 @@ def finding(evidence: Evidence) -> Finding:
         verdict=f"On {model}: {holds} of {len(lines)} reported patterns hold. Not: "
         f"{'; '.join(fails) or 'none'}.",
         grids=[
-            Grid(
-                title="What the paper reports of GPT-2 124M, and what we read",
-                head=["", "Mudarisov et al., GPT-2", "ours", "pattern"],
-                cells=[[*one[:3], _word(one[3])] for one in lines],
+            Grid.beside(
+                "What the paper reports of GPT-2 124M, and what we read",
+                "Mudarisov et al., GPT-2",
+                [[*one[:3], _word(one[3])] for one in lines],
             ),
             _recalls(evidence.curves["separability"]["recall"]),
         ],
