@@ -14,7 +14,12 @@ from equipoise.numerics.spectra.lanczos import Matvec
 
 
 def hutchinson(
-    matvec: Matvec, width: int, *, probes: int, generator: torch.Generator
+    matvec: Matvec,
+    width: int,
+    *,
+    probes: int,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
 ) -> Estimate:
     """Return tr A ≈ mean of zᵀAz over random signs z (Hutchinson, 1989).
 
@@ -29,7 +34,7 @@ def hutchinson(
     """
     if probes < 2:
         raise InputError(f"probes {probes}: a standard error needs at least 2")
-    signs_MN = _signs(probes, width, generator, torch.float32)
+    signs_MN = _signs(probes, width, generator, dtype)
     return _sampled(_quadratic(matvec, signs_MN), steps=probes)
 
 
