@@ -4,7 +4,8 @@
 file imports it, something has it as an attribute, or a page names it. A method counts
 as used where any attribute of that name is read; one that overrides a method of another
 package is left out. A parameter is passed where any call of a function of that name
-gives it, by keyword, by position or by ``**``.
+gives it, by keyword, by position or by ``**``; a function that is itself passed on as a
+value may be called with anything, and is left out.
 """
 
 import ast
@@ -29,20 +30,33 @@ class Uses:
     words: Counter[str] = field(default_factory=Counter)
     """Imported names, attributes, words of short strings and of pages."""
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
+    values: set[str] = field(default_factory=set)
+    """Names that are read without being called."""
 
     def add(self, path: Path, tree: ast.AST) -> None:
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(tree))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        for call in calls:
+            self.calls.setdefault(_called(call), []).append(call)
+        called = {id(call.func) for call in calls}
+        for node in nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 self.names[path, node.id] += 1
-            elif isinstance(node, ast.Attribute):
-                self.words[node.attr] += 1
-            elif isinstance(node, ast.alias):
-                self.words[node.name.rpartition(".")[2]] += 1
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if len(node.value) < 60:
-                    self.words.update(WORD.findall(node.value))
-            if isinstance(node, ast.Call):
-                self.calls.setdefault(_called(node), []).append(node)
+                if id(node) not in called:
+                    self.values.add(node.id)
+            else:
+                self.words.update(_words(node))
+
+
+def _words(node: ast.AST) -> list[str]:
+    """Return the names that a node refers to without reading a variable."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.alias):
+        return [node.name.rpartition(".")[2]]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return WORD.findall(node.value) if len(node.value) < 60 else []
+    return []
 
 
 def _called(node: ast.Call) -> str:
@@ -93,7 +107,7 @@ def unpassed(found: Uses, root: Path = ROOT) -> list[str]:
     unused = []
     for path in sorted((root / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, Function) and _is_ours(node):
+            if isinstance(node, Function) and _is_ours(node, found):
                 calls = found.calls.get(node.name, [])
                 for place, name in _defaulted(node):
                     if calls and not any(_gives(call, place, name) for call in calls):
@@ -102,9 +116,10 @@ def unpassed(found: Uses, root: Path = ROOT) -> list[str]:
     return unused
 
 
-def _is_ours(node: Function) -> bool:
-    """Say whether it is called by its name: commands and special methods are not."""
-    return not node.decorator_list and not node.name.startswith("__")
+def _is_ours(node: Function, found: Uses) -> bool:
+    """Say whether it is called by its name only: commands and callbacks are not."""
+    special = node.decorator_list or node.name.startswith("__")
+    return not special and node.name not in found.values
 
 
 def _defaulted(node: Function) -> Iterator[tuple[int | None, str]]:

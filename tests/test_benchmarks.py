@@ -45,11 +45,13 @@ def test_unused_names_and_parameters_are_listed(tmp_path: Path) -> None:
     (tmp_path / "src" / "a.py").write_text(
         "USED = 1\nDEAD = USED\n"
         "def called(x, y=1, *, z=2, named=3): return x\n"
+        "def callback(x=1): return x\n"
         "class Box:\n    def read(self): ...\n    def left(self): ...\n"
     )
     (tmp_path / "tests" / "b.py").write_text(
-        "from a import called, Box\ncalled(1, 2, named=3)\nBox().read()\n"
+        "from a import called, callback, Box\ncalled(1, 2, named=3)\nBox().read()\n"
+        "callback(); print(callback)\n"
     )
     found = uses(tmp_path)
-    assert unused_names(found, tmp_path) == ["src/a.py:2 DEAD", "src/a.py:6 left"]
+    assert unused_names(found, tmp_path) == ["src/a.py:2 DEAD", "src/a.py:7 left"]
     assert unpassed(found, tmp_path) == ["src/a.py:3 called(z)"]

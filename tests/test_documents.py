@@ -47,7 +47,7 @@ def assumed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("code", BLOCKS)
-def test_a_block_runs_as_it_stands(
+def test_a_code_block_runs_unchanged(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

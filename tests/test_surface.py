@@ -92,7 +92,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(equipoise, "wotch")
 
 
-def test_importing_is_light() -> None:
+def test_importing_loads_no_heavy_package() -> None:
     code = (
         "import sys, equipoise; from equipoise import Finding, Reading; "
         "assert not {'torch', 'numba', 'numpy', 'sqlite3'} & set(sys.modules)"

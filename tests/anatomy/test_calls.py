@@ -21,7 +21,7 @@ class Fused(nn.Module):
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
-def heard(*args: Any, **kwargs: Any) -> AttentionCall:
+def captured(*args: Any, **kwargs: Any) -> AttentionCall:
     model, found = Fused(), []
     with Interceptor(anatomy_of(model), found.append):
         model(*args, **kwargs)
@@ -58,20 +58,20 @@ def test_rows_are_what_values_are_mixed_with(case: str, rng: torch.Generator) ->
     args, kwargs = CASES[case]
     identity = torch.eye(K, dtype=q.dtype).expand(B, H, K, K)
     truth = F.scaled_dot_product_attention(q, k, identity, *args, **kwargs)
-    torch.testing.assert_close(rows(heard(q, k, identity, *args, **kwargs)), truth)
+    torch.testing.assert_close(rows(captured(q, k, identity, *args, **kwargs)), truth)
 
 
 def test_groups_share_keys_without_copies(rng: torch.Generator) -> None:
     q, k, v = qkv(rng)
     k, v = k[:, :2], torch.eye(K, dtype=q.dtype).expand(B, 2, K, K)
     truth = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    torch.testing.assert_close(rows(heard(q, k, v, enable_gqa=True)), truth)
+    torch.testing.assert_close(rows(captured(q, k, v, enable_gqa=True)), truth)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_reads_in_at_least_single_precision(dtype: Any, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, dtype)
-    (_, scores), *_ = heard(q, k, v).blocks()
+    (_, scores), *_ = captured(q, k, v).blocks()
     truth = q.double() @ k.double().mT / D**0.5
     assert scores.dtype == torch.promote_types(dtype, torch.float32)
     budget = error_budget(scores.dtype, ops=8 * D)
@@ -85,14 +85,14 @@ def test_other_axes(axes: int, rng: torch.Generator) -> None:
         q, k, v = q[0], k[0], v[0]
     if axes == 5:
         q, k, v = (x.unflatten(0, (2, 2, 2)) for x in (q, k, v))
-    call = heard(q, k, v)
+    call = captured(q, k, v)
     (_, scores), *_ = call.blocks()
     torch.testing.assert_close(scores.flatten(), (q * D**-0.5 @ k.mT).flatten())
 
 
 def test_blocks_are_the_whole(monkeypatch: Any, rng: torch.Generator) -> None:
     q, k, v = qkv(rng)
-    call = heard(q, k, v, is_causal=True)
+    call = captured(q, k, v, is_causal=True)
     whole = rows(call)
     monkeypatch.setattr(calls, "BLOCK_ELEMENTS", B * H * K * 2)
     assert len(list(call.blocks())) == 3
@@ -110,8 +110,8 @@ def test_pieces_are_the_whole(
     q, k, v = qkv(rng)
     args, kwargs = CASES[case]
     for call in (
-        heard(q, k, v, *args, **kwargs),
-        heard(q, k[:, :2], v[:, :2], *args, enable_gqa=True, **kwargs),
+        captured(q, k, v, *args, **kwargs),
+        captured(q, k[:, :2], v[:, :2], *args, enable_gqa=True, **kwargs),
     ):
         whole = call.scores(slice(0, Q))
         read, seen = torch.full_like(whole, torch.nan), whole.shape[3]
@@ -156,7 +156,7 @@ def test_padding_queries_do_not_count(how: str, causal: bool) -> None:
     q = torch.randn(2, 3, 4, D, generator=torch.Generator().manual_seed(0))
     mask = visible if how == "bool" else hidden
     expected = torch.tensor([[True] * 4, [True] * 3 + [False]])
-    assert torch.equal(heard(q, q, q, mask).counted_BQ(), expected)
+    assert torch.equal(captured(q, q, q, mask).counted_BQ(), expected)
     scores = (q @ q.mT).where(visible, torch.tensor(low))
     eager = AttentionCall(module=None, kind="softmax", scores_BHQK=scores)
     assert torch.equal(eager.counted_BQ(), expected)
@@ -202,18 +202,18 @@ def test_padding_in_the_middle_is_left_out() -> None:
     visible = torch.ones(1, 1, 1, 8, dtype=torch.bool)
     visible[..., 3:5] = False
     q = torch.randn(1, 2, 8, D, generator=torch.Generator().manual_seed(0))
-    counted = heard(q, q, q, visible.expand(1, 1, 8, 8)).counted_BQ()
+    counted = captured(q, q, q, visible.expand(1, 1, 8, 8)).counted_BQ()
     assert counted.tolist() == [[True] * 3 + [False] * 2 + [True] * 3]
 
 
-def test_nobody_is_padding_across_sequences_or_without_a_mask() -> None:
+def test_no_token_is_padding_across_sequences_or_without_a_mask() -> None:
     q = torch.randn(2, 3, 4, D)
     hidden = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
     crossed = AttentionCall(
         module=None, kind="sdpa", q_BHQD=q, k_BGKD=q, mask=hidden, cross=True
     )
     assert crossed.counted_BQ().all()
-    assert heard(q, q, q, is_causal=True).counted_BQ().all()
+    assert captured(q, q, q, is_causal=True).counted_BQ().all()
 
 
 def test_a_broken_score_is_not_mistaken_for_padding() -> None:

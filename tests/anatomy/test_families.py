@@ -209,7 +209,7 @@ def test_a_declaration_that_does_not_fit_is_not_about_this_class() -> None:
     assert not anatomy_of(LlamaAttention()).attention
 
 
-def test_undeclared_models_say_what_was_guessed() -> None:
+def test_for_undeclared_models_the_guesses_are_listed() -> None:
     config = transformers.PhiConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=50
     )

@@ -18,7 +18,7 @@ from tests.zoo.odd import Oddly
 from tests.zoo.specimens import SPECIMENS
 
 
-def heard(
+def captured(
     model: nn.Module, *args: Any, **kwargs: Any
 ) -> list[tuple[str, AttentionCall]]:
     anatomy, found = anatomy_of(model), []
@@ -31,9 +31,9 @@ def heard(
     return found
 
 
-def test_shared_layers_are_heard_each_time() -> None:
+def test_shared_layers_are_read_at_each_pass() -> None:
     albert = next(s for s in SPECIMENS if s.name == "AlbertModel")
-    calls = heard(albert.build("sdpa"), **albert.batch())
+    calls = captured(albert.build("sdpa"), **albert.batch())
     assert len({name for name, _ in calls}) == 1 and len(calls) == 2
 
 
@@ -135,11 +135,11 @@ def test_a_mistake_of_ours_stays_ours() -> None:
     assert failures
 
 
-def test_listening_sees_keywords_order_and_exceptions() -> None:
+def test_hooks_see_keywords_order_and_exceptions() -> None:
     class Part(nn.Module):
         def forward(self, x: Tensor, *, fail: bool) -> Tensor:
             if fail:
-                raise RuntimeError("patient")
+                raise RuntimeError("subject")
             return x
 
     part, seen = Part(), []
@@ -149,7 +149,7 @@ def test_listening_sees_keywords_order_and_exceptions() -> None:
         hooks.after(part, lambda m, args, out: seen.append(out), always_call=True),
     ]
     part(torch.ones(1), fail=False)
-    with pytest.raises(RuntimeError, match="patient"):
+    with pytest.raises(RuntimeError, match="subject"):
         part(torch.ones(1), fail=True)
     assert seen == [False, "quiet", torch.ones(1), True, None]
     for handle in handles:

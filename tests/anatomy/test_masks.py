@@ -31,7 +31,7 @@ def test_every_number_models_mask_with_is_masked(
     assert masks_some(hidden[1:2]) and masks_some(low) and not masks_some(hidden[:1])
 
 
-def test_nothing_masks_nothing() -> None:
+def test_an_empty_mask_hides_no_key() -> None:
     assert not masks_some(torch.zeros(0))
     assert not masks_some(torch.full((2,), -(10**6)))  # integers are added to no score
 

@@ -13,12 +13,12 @@ from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sites import Gaps
 from equipoise.numerics.rows.statistics import row_statistics
-from tests.zoo.reading import deviation, expected, hear
+from tests.zoo.reading import capture, deviation, expected
 from tests.zoo.specimens import SIZES, Specimen, hugging, tokens
 from tests.zoo.wider import translated
 
 
-def heard(model: nn.Module, **batch: Any) -> tuple[list[AttentionCall], Any]:
+def captured(model: nn.Module, **batch: Any) -> tuple[list[AttentionCall], Any]:
     calls, anatomy, _ = intercepted(model, **batch)
     return calls, anatomy
 
@@ -38,11 +38,11 @@ def test_cross_attention_of_gpt2_has_a_map_for_queries_and_one_for_the_rest() ->
     model = hugging(
         "GPT2Model", n_embd=32, n_head=4, n_layer=1, add_cross_attention=True
     )
-    patient, batch = model("sdpa"), translated()
+    subject, batch = model("sdpa"), translated()
     asked: list[Tensor] = []
-    cross = patient.get_submodule("h.0.crossattention")
+    cross = subject.get_submodule("h.0.crossattention")
     cross.register_forward_pre_hook(lambda m, args: asked.append(args[0].detach()))
-    calls, anatomy = heard(patient, **batch)
+    calls, anatomy = captured(subject, **batch)
     call = next(c for c in calls if c.cross)
     maps = anatomy.site(cross).projections
     assert (maps.heads, maps.kv_heads) == (4, 4)
@@ -71,7 +71,7 @@ def test_sentences_without_padding_are_read_as_each_alone(layout: Any) -> None:
         nested = torch.nested.nested_tensor(parts, layout=layout).transpose(1, 2)
     else:
         nested = torch.nested.nested_tensor([x.transpose(0, 1) for x in parts])
-    (call,), _ = heard(Ragged(), x=nested)
+    (call,), _ = captured(Ragged(), x=nested)
     read = torch.cat([row_statistics(s).entropy for _, s in call.blocks()], -1)
     counted = call.counted_BQ()
     for b, x in enumerate(parts):
@@ -124,7 +124,7 @@ def test_scores_that_grow_are_read_to_their_own_rounding() -> None:
     build = hugging("MobileBertModel", **sizes)
     specimen = Specimen(name="MobileBertModel", build=build, batch=tokens, calls=2)
     with torch.no_grad():
-        read = hear(build("eager"), tokens()).calls
+        read = capture(build("eager"), tokens()).calls
         truth = expected(specimen, build("eager"), tokens())
     for here, there in zip(read, truth, strict=True):
         largest = max(1.0, float(there.max_logit[there.counted].abs().max()))
@@ -134,7 +134,7 @@ def test_scores_that_grow_are_read_to_their_own_rounding() -> None:
 
 def test_a_recurrent_mixer_is_no_attention() -> None:
     model = hugging("MambaForCausalLM", state_size=4)("eager")
-    calls, anatomy = heard(model, input_ids=tokens()["input_ids"])
+    calls, anatomy = captured(model, input_ids=tokens()["input_ids"])
     assert not calls and not anatomy.attention and len(anatomy.blocks) == 2
 
 

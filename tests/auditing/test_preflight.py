@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_sound_script_passes_and_nothing_stays(tmp_path: Path) -> None:
+def test_a_healthy_script_passes_and_no_file_is_left(tmp_path: Path) -> None:
     hooks, before = (
         len(_global_optimizer_post_hooks),
         {path.name for path in Path().iterdir()},

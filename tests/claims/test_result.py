@@ -30,7 +30,7 @@ def test_every_decorated_check_is_in_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.id)
-def test_every_claim_is_stated_and_says_what_is_true(claim: Claim) -> None:
+def test_every_claim_has_a_statement_and_a_verdict(claim: Claim) -> None:
     assert claim.statement.endswith(".") and claim.instead.endswith((".", ")", "``"))
     assert claim.kind in KINDS
 

@@ -11,7 +11,7 @@ import typer
 
 from equipoise import cli
 from equipoise.errors import RunFileError, SilentSiteError
-from tests.report.runs import pre_and_post, sick
+from tests.report.runs import failing_run, pre_and_post
 
 COMMAND_FILES = Path(cli.__file__).parent
 SHARED = {"__init__", "arguments", "study", "subject", "lab_actions", "progress"}
@@ -116,7 +116,7 @@ def test_report_as_json_and_as_an_exit_code(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pre, post = str(runs / "pre.eqp"), str(runs / "long.eqp")
-    sick(Path(post), steps=60)  # twelve samples: enough to be judged
+    failing_run(Path(post), steps=60)  # twelve samples: enough to be judged
     code, out, _ = run(capsys, "report", post, "--json", "--fail-on", "warn")
     verdict = json.loads(out)["verdict"]
     assert code == 6 and verdict["state"] == "at risk" and verdict["since"] == 0

@@ -24,7 +24,7 @@ from equipoise.report.live import Follower
 from equipoise.report.live_screen import Screen, frame
 from equipoise.store import RunWriter, open_run
 from tests.conftest import PATIENCE
-from tests.report.runs import sick
+from tests.report.runs import failing_run
 
 INFO = RunInfo(name="mine", created="2026-11-17T20:00:00+00:00", version="0.1.0")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -123,7 +123,7 @@ def test_an_interruption_ends_it_as_q_does(tmp_path: Path, how: str | int) -> No
 
 
 def test_the_screen_shows_verdict_worst_layers_and_findings(tmp_path: Path) -> None:
-    view = Follower(sick(tmp_path / "post.eqp", steps=120)).look()
+    view = Follower(failing_run(tmp_path / "post.eqp", steps=120)).look()
     lines = frame(view, Screen(colour=False), keys="q quit")
     text = "\n".join(lines)
     assert len(lines) == 24 and max(map(len, lines)) <= 80
@@ -138,8 +138,8 @@ def test_the_screen_shows_verdict_worst_layers_and_findings(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (200, 60)])
-def test_any_size_will_do(tmp_path: Path, size: tuple[int, int]) -> None:
-    view = Follower(sick(tmp_path / "post.eqp", steps=30)).look()
+def test_every_terminal_size_is_filled(tmp_path: Path, size: tuple[int, int]) -> None:
+    view = Follower(failing_run(tmp_path / "post.eqp", steps=30)).look()
     lines = frame(view, Screen(width=size[0], height=size[1]), keys="q quit")
     assert len(lines) == size[1]
     assert max(len(ANSI.sub("", line)) for line in lines) <= size[0]

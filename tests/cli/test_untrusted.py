@@ -243,7 +243,7 @@ def piped(words: list[str], target: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_reader_that_leaves_early_ends_it_quietly(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_command_without_an_error(tmp_path: Path) -> None:
     done = piped(["runs", "--help"], "| true")
     assert done.returncode in (0, 1, cli.CLOSED_PIPE) and done.stderr == ""
 

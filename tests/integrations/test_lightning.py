@@ -22,7 +22,7 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         if index == self.fail_at:
-            raise RuntimeError("the patient died")
+            raise RuntimeError("the subject died")
         (rows,) = batch
         logits = self.model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
@@ -73,7 +73,9 @@ def fitted(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_cannot_tell_and_the_run_is_whole(tmp_path: Path) -> None:
+def test_lightning_training_is_unchanged_and_the_run_is_complete(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.eqp"
     alone = fitted(tmp_path, callbacks=[])
     callback = EquipoiseCallback(run=path, every=3, strict=True)
@@ -88,7 +90,7 @@ def test_lightning_cannot_tell_and_the_run_is_whole(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_an_exception_takes_the_instrument_off(tmp_path: Path) -> None:
     callback = EquipoiseCallback(run=tmp_path / "run.eqp", every=1)
-    with pytest.raises(RuntimeError, match="the patient died"):
+    with pytest.raises(RuntimeError, match="the subject died"):
         fitted(tmp_path, callbacks=[callback], fail_at=3)
     assert callback.handle is None
     assert len(equipoise.open_run(tmp_path / "run.eqp").series("loss")[""][0]) == 3

@@ -156,7 +156,7 @@ def test_a_number_that_is_the_limit_is_recognised() -> None:
     assert float(absolute[2].split()[0]) < 1.5
 
 
-def test_a_number_that_says_nothing_is_not_praised() -> None:
+def test_too_few_shapes_are_stated() -> None:
     found = evidence(recipe("rates"), rate_run(lambda limit: limit))
     assert "largest learning rate cannot be told" in finding(found).verdict
     bare = evidence(recipe("rates", quick=True), lambda arm, seed: {"validation": 2.0})

@@ -30,7 +30,7 @@ DIGITS = DataOptions(source="digits")
 
 
 @pytest.mark.parametrize("kind", ["vit", "gpt"])
-def test_looks_measure_and_predict(kind: str) -> None:
+def test_readings_measure_and_predict(kind: str) -> None:
     subject = tiny_vit(8, DIGITS, batch=4) if kind == "vit" else byte_gpt(16, context=8)
     found = list(readings(subject, seed=0, steps=3, every=2, formats=("bf16", "fp16")))
     assert [(k.step, k.format) for k in found] == [

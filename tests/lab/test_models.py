@@ -332,7 +332,7 @@ def test_vit_options(options: dict[str, object], says: str) -> None:
         from_mapping(ViTConfig, options)
 
 
-def test_wrong_inputs_say_what_fits() -> None:
+def test_wrong_inputs_raise_an_error_that_names_what_fits() -> None:
     with pytest.raises(InputError, match="13 tokens do not fit context 12"):
         GPT(SMALL)(tokens(T=13))
     with pytest.raises(InputError, match=r"reads \(3, 32, 32\)"):

@@ -55,7 +55,7 @@ def test_data_that_no_arm_can_open(tmp_path: Path) -> None:
         (("status", "fragilty"), "no experiment 'fragilty'; did you mean"),
     ],
 )
-def test_mistakes_cost_nothing(
+def test_a_wrong_option_fails_before_any_work(
     words: tuple[str, ...],
     says: str,
     tmp_path: Path,

@@ -111,7 +111,7 @@ def test_a_page_is_written_and_the_same_again(
     assert "small/README.md" in (tmp_path / "README.md").read_text()
 
 
-def test_pictures_of_the_first_seed_are_kept(
+def test_figures_of_the_first_seed_are_saved(
     lab: tuple[Experiment, Path], tmp_path: Path
 ) -> None:
     experiment = lab[0]

@@ -49,7 +49,7 @@ def test_the_newest_checkpoint_is_the_trained_model(
     assert not torch.equal(reopened(first)[0](x), trained(x))
 
 
-def test_what_cannot_be_reopened_says_why(
+def test_a_folder_that_cannot_be_reopened_gives_the_reason(
     run: tuple[Path, torch.nn.Module], tmp_path: Path
 ) -> None:
     folder, _ = run

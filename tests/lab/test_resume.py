@@ -95,7 +95,7 @@ def compiled() -> None:
 # Micro-batch 7 is before the first checkpoint, 23 after the second.
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("start", "die_at"), [(ALONE, 7), (DDP, 23)])
-def test_a_watched_run_goes_on_where_its_weights_do(
+def test_a_watched_run_continues_where_its_weights_do(
     start: Start, die_at: int, unharmed: dict[Start, Path], tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

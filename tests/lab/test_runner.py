@@ -90,7 +90,7 @@ def test_images_run_too(tmp_path: Path) -> None:
     assert 0 <= execute(Task(arm=arm, seed=0), tmp_path)["accuracy"] <= 1
 
 
-def test_a_failed_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_failed_run_is_named_and_the_rest_continues(tmp_path: Path) -> None:
     news: list[Progress | None] = []
     for task in SWEEP.tasks[:3]:
         execute(task, tmp_path)  # and is not repeated
@@ -153,13 +153,13 @@ def killed(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_a_killed_sweep_leaves_no_orphans_and_continues(killed: Path) -> None:
+def test_a_killed_sweep_leaves_no_processes_and_continues(killed: Path) -> None:
     assert not all(is_finished(killed / task.folder) for task in LONG.tasks)
     started = next(killed.rglob("step-????????")).parents[1]  # whole, not a draft
     task = next(t for t in LONG.tasks if (killed / t.folder) == started)
-    heard: list[Progress] = []
-    execute(task, killed, heard.append)
-    assert heard[0].step > 50 and heard[-1].step == 800
+    captured: list[Progress] = []
+    execute(task, killed, captured.append)
+    assert captured[0].step > 50 and captured[-1].step == 800
     assert len(json.loads((started / "result.json").read_text())["losses"]) == 800
 
 

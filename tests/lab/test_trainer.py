@@ -146,18 +146,18 @@ def test_routers_are_balanced_but_not_in_the_reported_loss() -> None:
 
 
 def test_listener_hears_every_tenth_step_and_the_last() -> None:
-    heard: list[Progress] = []
-    Trainer(model(), data(), OPTIONS, listener=heard.append).run()
-    assert [p.step for p in heard] == [10, 12] and heard[-1].steps == 12
+    captured: list[Progress] = []
+    Trainer(model(), data(), OPTIONS, listener=captured.append).run()
+    assert [p.step for p in captured] == [10, 12] and captured[-1].steps == 12
 
 
-def test_a_loss_that_is_not_finite_is_said() -> None:
-    heard: list[Progress] = []
+def test_a_loss_that_is_not_finite_is_reported() -> None:
+    captured: list[Progress] = []
     broken = model()
     with torch.no_grad():
         broken.token_embedding.weight.fill_(math.nan)
-    result = Trainer(broken, data(), OPTIONS, listener=heard.append).run()
-    assert math.isnan(result.loss) and heard[-1].warning == "the loss is not finite"
+    result = Trainer(broken, data(), OPTIONS, listener=captured.append).run()
+    assert math.isnan(result.loss) and captured[-1].warning == "the loss is not finite"
     assert result.spikes == 1 and result.gradient_spikes == 12
 
 
@@ -275,16 +275,16 @@ def test_steps_that_fp16_skips_are_counted_by_the_watch(tmp_path: Path) -> None:
 
 
 def test_a_warning_reaches_the_progress_bar(tmp_path: Path) -> None:
-    heard: list[Progress] = []
+    captured: list[Progress] = []
     lost = Trainer(
         model(),
         data(),
         replace(OPTIONS, steps=10, watch=True, every=5, preset="minimal"),
         folder=tmp_path,
-        listener=heard.append,
+        listener=captured.append,
     )
     with torch.no_grad():
         next(lost.model.parameters()).fill_(math.nan)
     lost.run()
-    assert heard[-1].warning == "the loss is not finite"
+    assert captured[-1].warning == "the loss is not finite"
     assert lost._watched is not None and lost._watched.findings

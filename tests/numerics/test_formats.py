@@ -57,7 +57,7 @@ def test_exhaustive_for_eight_bits(format: Format, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", EIGHT_BITS)
-def test_every_code_stands_still(name: str) -> None:
+def test_every_code_of_the_format_rounds_to_itself(name: str) -> None:
     format = format_named(name)
     codes = torch.tensor([float(x) for x in oracle.numbers(format)])
     assert codes[-1].item() == format.largest

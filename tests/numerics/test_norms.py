@@ -155,7 +155,7 @@ def test_nan_in_gives_nan_out() -> None:
     assert block_norm(x).isnan()
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_unusable_input_is_an_error() -> None:
     with pytest.raises(InputError, match="real floats"):
         rms(torch.ones(3, dtype=torch.int64))
     with pytest.raises(InputError, match="last axis"):

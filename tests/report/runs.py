@@ -17,7 +17,7 @@ def pre_and_post(folder: Path, *, steps: int = 200) -> dict[str, Run]:
     """Return them written and open."""
     return {
         "pre-LN": healthy(folder / "pre.eqp", steps=steps),
-        "post-LN": sick(folder / "post.eqp", steps=steps),
+        "post-LN": failing_run(folder / "post.eqp", steps=steps),
     }
 
 
@@ -31,7 +31,7 @@ def healthy(path: Path, *, steps: int) -> Run:
     return open_run(path)
 
 
-def sick(path: Path, *, steps: int) -> Run:
+def failing_run(path: Path, *, steps: int) -> Run:
     rng = np.random.default_rng(1)
     finding = Finding(
         step=50,

@@ -91,7 +91,7 @@ INK = """() => [...document.querySelectorAll('.surface canvas:first-child')]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_figures_are_drawn_and_nothing_is_asked(
+def test_figures_are_drawn_without_network_requests(
     browser, report: Path, width: int
 ) -> None:
     page, seen = visit(browser, report, width=width)
@@ -103,16 +103,16 @@ def test_figures_are_drawn_and_nothing_is_asked(
 
 
 @pytest.fixture(scope="module")
-def sick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sick")
+def failing_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failing_run")
     runs = {"post-LN": pre_and_post(folder, steps=100)["post-LN"]}
     return write_report(runs, folder / "report.html")
 
 
 def test_the_first_screen_answers_what_where_and_since_when(
-    browser, sick: Path
+    browser, failing_run: Path
 ) -> None:
-    page, _ = visit(browser, sick, width=1280)
+    page, _ = visit(browser, failing_run, width=1280)
     card = page.locator(".verdict").first
     assert "blocks.0" in card.inner_text() and "step" in card.inner_text()
     for part in (card, page.locator(".decisive figure").first):
@@ -133,14 +133,14 @@ def test_dark_mode_and_print_change_the_ink(browser, report: Path) -> None:
     assert page.pdf()[:4] == b"%PDF"
 
 
-def test_zoom_by_keys_is_in_the_url_and_comes_back(browser, sick: Path) -> None:
-    page, _ = visit(browser, sick, width=1280)
+def test_zoom_by_keys_is_in_the_url_and_comes_back(browser, failing_run: Path) -> None:
+    page, _ = visit(browser, failing_run, width=1280)
     page.locator("#curves .surface").first.focus()
     page.keyboard.press("+")
     until(page, "location.hash.includes('from=')")
     zoomed = page.evaluate("EQ.state.window")
     assert zoomed[1] - zoomed[0] < 60
-    again, _ = opened(browser, sick, width=1280, fragment=page.url.split("#")[1])
+    again, _ = opened(browser, failing_run, width=1280, fragment=page.url.split("#")[1])
     again.wait_for_selector("html[data-drawn=true]")
     assert [round(v) for v in again.evaluate("EQ.state.window")] == [
         round(v) for v in zoomed
@@ -150,8 +150,8 @@ def test_zoom_by_keys_is_in_the_url_and_comes_back(browser, sick: Path) -> None:
     until(page, "EQ.state.window === null")
 
 
-def test_dragging_zooms_and_the_crosshair_is_shared(browser, sick: Path) -> None:
-    page, _ = visit(browser, sick, width=1280)
+def test_dragging_zooms_and_the_crosshair_is_shared(browser, failing_run: Path) -> None:
+    page, _ = visit(browser, failing_run, width=1280)
     chart = page.locator("#curves .surface").first
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
@@ -181,8 +181,8 @@ COUNTED = """() => {
 """Note which surfaces are drawn from now on."""
 
 
-def test_a_zoom_draws_what_is_on_the_screen(browser, sick: Path) -> None:
-    page, _ = visit(browser, sick, width=1280)
+def test_zooming_draws_the_visible_range(browser, failing_run: Path) -> None:
+    page, _ = visit(browser, failing_run, width=1280)
     far = "[...EQ.surfaces].find((one) => one.box.closest('#heatmaps'))"
     until(page, f"Boolean(EQ.far = {far})")
     page.evaluate("EQ.far.box.scrollIntoView()")
@@ -220,8 +220,10 @@ OPEN = """async (name) => {
 }"""
 
 
-def test_opening_one_quantity_after_another_leaves_nothing(browser, sick: Path) -> None:
-    page, _ = visit(browser, sick, width=1280)
+def test_opening_one_quantity_after_another_leaves_nothing(
+    browser, failing_run: Path
+) -> None:
+    page, _ = visit(browser, failing_run, width=1280)
     page.evaluate(LISTENING)
     theta, other = "attention.theta.p5", "attention.theta.p50"
     counts = [page.evaluate(OPEN, name) for name in (theta, other, theta, other)]
@@ -235,8 +237,8 @@ def test_opening_one_quantity_after_another_leaves_nothing(browser, sick: Path) 
     assert page.evaluate(OPEN, theta) == counts[0]
 
 
-def test_every_quantity_is_reached_by_a_filter(browser, sick: Path) -> None:
-    page, seen = visit(browser, sick, width=1280)
+def test_every_quantity_is_reached_by_a_filter(browser, failing_run: Path) -> None:
+    page, seen = visit(browser, failing_run, width=1280)
     page.fill("#filter", "theta\\.p(5|50)$")
     assert page.locator(".choices button").all_inner_texts() == [
         "attention.theta.p5",
@@ -258,7 +260,7 @@ UNNAMED = """() => [...document.querySelectorAll(
   .map(e => e.outerHTML.slice(0, 80))"""
 
 
-def test_everything_one_can_reach_has_a_name(browser, report: Path) -> None:
+def test_every_focusable_element_has_a_name(browser, report: Path) -> None:
     """The whole audit is ``python -m benchmarks.accessibility``."""
     page, _ = visit(browser, report, width=1280)
     assert page.evaluate(UNNAMED) == []

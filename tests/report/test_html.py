@@ -58,9 +58,11 @@ def test_every_quantity_and_single_heads_are_on_the_page(tmp_path: Path) -> None
 def test_the_decisive_chart_is_the_gradient_over_depth(tmp_path: Path) -> None:
     runs = pre_and_post(tmp_path)
     data = report_json(view(runs), runs)
-    healthy, sick = (run["verdict"] for run in data["runs"])
-    assert sick["chart"]["quantity"] == "gradient.norm"
-    assert sick["chart"]["view"] == "depth" and sick["chart"]["layer"] == 0
+    healthy, failing_run = (run["verdict"] for run in data["runs"])
+    assert failing_run["chart"]["quantity"] == "gradient.norm"
+    assert (
+        failing_run["chart"]["view"] == "depth" and failing_run["chart"]["layer"] == 0
+    )
     assert healthy["chart"]["quantity"] == "loss"
 
 

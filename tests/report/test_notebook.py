@@ -20,7 +20,7 @@ from equipoise.report.live import Follower
 from equipoise.report.notebook import block
 from equipoise.store import RunWriter, open_run
 from tests.conftest import PATIENCE
-from tests.report.runs import sick
+from tests.report.runs import failing_run
 
 INFO = RunInfo(name="<mine>", created="2026-11-17T20:00:00+00:00", version="0.1.0")
 
@@ -92,7 +92,7 @@ def test_show_takes_a_handle_and_refuses_what_is_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    handle = types.SimpleNamespace(path=sick(tmp_path / "x.eqp", steps=20).path)
+    handle = types.SimpleNamespace(path=failing_run(tmp_path / "x.eqp", steps=20).path)
     equipoise.show(handle)  # no notebook here: printed once
     assert "post-LN" in capsys.readouterr().out
     with pytest.raises(InputError, match="given a int"):
@@ -115,7 +115,7 @@ def test_a_block_stands_alone_and_escapes_what_comes_from_a_run(tmp_path: Path) 
 
 
 def test_results_show_themselves(tmp_path: Path) -> None:
-    run = sick(tmp_path / "post.eqp", steps=60)
+    run = failing_run(tmp_path / "post.eqp", steps=60)
     assert repr(run).startswith("Run('post-LN', finished, step 59")
     html = run._repr_html_()
     assert "gradient.norm" in html and run.verdict.state in html

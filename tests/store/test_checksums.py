@@ -129,14 +129,14 @@ def test_the_ends_are_those_of_what_is_left(path: Path) -> None:
     assert (first.step, last.step) == (0, 38)
 
 
-def test_a_file_that_does_not_say_what_it_is_is_refused(path: Path) -> None:
+def test_a_file_with_a_damaged_description_is_refused(path: Path) -> None:
     edit(path, "UPDATE meta SET value = replace(value, 'made', 'maid')")
     for attempt in (open_run, RunWriter):
         with pytest.raises(RunFileError, match="damaged: it does not say what it is"):
             attempt(path)
 
 
-def test_a_version_that_lies_is_refused(path: Path) -> None:
+def test_a_wrong_version_number_is_refused(path: Path) -> None:
     edit(path, "PRAGMA user_version = 2")
     with pytest.raises(RunFileError, match="tables are not of version 2"):
         open_run(path)
@@ -199,7 +199,7 @@ def test_an_old_damaged_file_raises_only_our_errors(tmp_path: Path) -> None:
         open_run(path)
 
 
-def test_no_mutation_is_silent(tmp_path: Path) -> None:
+def test_every_mutation_is_reported(tmp_path: Path) -> None:
     """A sample; ``python -m benchmarks.mutated_runs`` makes 2,000."""
     found = sum(campaign(tmp_path, 60, seed=11).values(), Counter())
     assert set(found) <= {"refused", "unchanged", "reported"}, found

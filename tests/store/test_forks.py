@@ -55,7 +55,7 @@ print(step + 1)
 """
 
 
-def test_children_leave_the_file_alone(tmp_path: Path) -> None:
+def test_forked_children_do_not_touch_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.eqp"
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)],

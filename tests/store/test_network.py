@@ -132,7 +132,7 @@ def test_a_removed_run_starts_anew(place: Path) -> None:
     assert open_run(place).steps.tolist() == [7]
 
 
-def test_a_broken_local_file_gives_way(place: Path) -> None:
+def test_a_broken_local_file_is_replaced(place: Path) -> None:
     with remote_writer(place) as writer:
         writer.append(sample(0))
     network.local_path(place).write_text("torn")
@@ -188,7 +188,9 @@ def test_where_files_cannot_be_locked_the_holder_is_asked(
     RunWriter(place, INFO).close()
 
 
-def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_counts_as_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def forbidden(pid: int, signal: int) -> None:
         raise PermissionError
 

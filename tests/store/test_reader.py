@@ -61,7 +61,7 @@ def test_a_step_written_again_shows_what_was_written_last(path: Path) -> None:
     assert values.tolist() == [0, 1, 20, 30, 40]
 
 
-def test_cursor_gives_each_thing_once(path: Path) -> None:
+def test_a_cursor_returns_each_record_once(path: Path) -> None:
     finding = Finding(step=1, severity="info", rule="r", message="m")
     with RunWriter(path, INFO) as writer:
         writer.append(sample(0))

@@ -71,7 +71,7 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_counted(path: Path) -> N
     assert steps[-100:] == list(range(301, 401)) and len(steps) < 300
 
 
-def test_what_never_could_be_written_is_said_at_the_end(path: Path) -> None:
+def test_readings_never_written_are_reported_at_the_end(path: Path) -> None:
     writer = RunWriter(path, INFO)
     retrying = RetryingWriter(writer)
     fill_disk(writer)
@@ -111,7 +111,7 @@ def test_a_lost_file_is_made_anew_with_all_that_was_in_it(
     assert set(files(path.parent)) <= {"run.eqp", "elsewhere.eqp"}
 
 
-def test_a_file_lost_after_the_last_append_is_said_too(path: Path) -> None:
+def test_a_file_lost_after_the_last_append_is_reported(path: Path) -> None:
     retrying = RetryingWriter(RunWriter(path, INFO))
     retrying.append(sample(0))
     path.unlink()

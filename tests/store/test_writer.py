@@ -67,7 +67,7 @@ def test_every_bit_survives(tmp_path: Path, values: list[list[float]]) -> None:
     assert [bits(v) for row in back.values for v in row] == flat
 
 
-def test_single_precision_takes_half_the_room(path: Path) -> None:
+def test_single_precision_takes_half_the_memory(path: Path) -> None:
     with RunWriter(path, INFO) as writer:
         writer.append([reading(0, "q", a=[0.1]), reading(1, "q", a=[0.5])])
     db = sqlite3.connect(path)

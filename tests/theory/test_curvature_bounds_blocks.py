@@ -170,7 +170,9 @@ of_every_kind = pytest.mark.parametrize("drawn", KINDS.values(), ids=KINDS)
 
 
 @of_every_kind
-def test_it_holds_with_everything_a_block_may_have(drawn: Callable[..., Case]) -> None:
+def test_the_bound_holds_with_every_option_of_a_block(
+    drawn: Callable[..., Case],
+) -> None:
     cases = map(drawn, range(25))
     ratios = [case.bound() * ROUNDING / top(case.hessian()) for case in cases]
     assert min(ratios) >= 1 and statistics.median(ratios) <= 20

@@ -22,7 +22,9 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 @given(seeds, sizes, sizes, st.integers(0, 8))
-def test_norm_is_bracketed_by_the_promise(seed: int, A: int, B: int, s: int) -> None:
+def test_the_norm_is_within_its_stated_bounds(
+    seed: int, A: int, B: int, s: int
+) -> None:
     m = normal(seed, 3, A, B)
     truth = torch.linalg.svdvals(m)[..., 0]
     found = moment_norm(m, squarings=s)

@@ -59,7 +59,7 @@ def test_exception_in_forward(tmp_path: Path) -> None:
     assert hooks_on(model) == 0
 
 
-def test_a_loop_that_catches_an_exception_goes_on(tmp_path: Path) -> None:
+def test_a_loop_that_catches_an_exception_continues(tmp_path: Path) -> None:
     model, optimizer = pair(RaisesInForward())
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", every=1) as handle:
         with pytest.raises(RuntimeError, match="raised in forward"):
@@ -176,7 +176,7 @@ def test_a_failing_store_does_not_stop_training(tmp_path: Path) -> None:
     assert any(finding.severity != "info" for finding in handle.findings)
 
 
-def test_after_a_failed_exchange_the_rank_goes_on_alone(tmp_path: Path) -> None:
+def test_after_a_failed_exchange_the_rank_continues_alone(tmp_path: Path) -> None:
     """The exchange fails: this rank's readings are written from then on."""
     model, optimizer = pair(TinyModel())
     run = tmp_path / "a.eqp"

@@ -106,7 +106,7 @@ def test_without_clipping_the_next_step_tells(tmp_path: Path) -> None:
     assert (found.step, found.rule, found.site) == (3, "nonfinite.update", "head")
 
 
-def test_checkpointed_blocks_are_not_run_again_to_look(tmp_path: Path) -> None:
+def test_checkpointed_blocks_are_not_recomputed_for_reading(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def broken(model: nn.Module) -> Any:
@@ -134,7 +134,7 @@ class Doubled(torch.autograd.Function):
         return grads[0] * 2
 
 
-def test_a_function_of_the_users_own_is_looked_into(tmp_path: Path) -> None:
+def test_a_function_of_the_user_is_traced(tmp_path: Path) -> None:
     def broken(model: nn.Module) -> Any:
         def spoil(module: nn.Module, args: Any, out: Tensor) -> Tensor:
             doubled: Tensor = Doubled.apply(out + float("nan"))
@@ -159,7 +159,7 @@ def test_a_second_nonfinite_loss_after_recovery_is_reported(tmp_path: Path) -> N
     assert [found.step for found in handle.findings] == [2, 6]
 
 
-def test_on_an_accelerator_a_loss_is_looked_at_when_it_is_read(
+def test_on_an_accelerator_a_loss_is_checked_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There no value is on the host before it is written; a CPU stands in for it."""

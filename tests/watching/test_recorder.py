@@ -26,7 +26,7 @@ def test_lines_reach_stderr_of_a_job(
     assert last.startswith("equipoise 0 steps watched, not judged: 0 sampled")
 
 
-def test_quiet_prints_nothing(
+def test_the_option_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watched(tmp_path, quiet=True)

@@ -62,7 +62,7 @@ def test_a_longer_interval_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path, checkpointed: bool) -> None:
+def test_a_run_continues_where_it_stopped(tmp_path: Path, checkpointed: bool) -> None:
     run = tmp_path / "a.eqp"
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

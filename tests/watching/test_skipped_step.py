@@ -13,7 +13,7 @@ from tests.watching.skipped_step import STEPS
 ROOT = Path(__file__).parents[2]
 
 
-def test_training_goes_on_when_one_rank_leaves_out_a_step(tmp_path: Path) -> None:
+def test_training_continues_when_one_rank_leaves_out_a_step(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "tests.watching.skipped_step"]
     processes = [

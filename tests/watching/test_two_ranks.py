@@ -189,7 +189,7 @@ def test_sequence_parallel_readings(
     assert equipoise.Finding.from_json(named).site == "blocks.1"
 
 
-def test_a_nan_under_fsdp_is_looked_for_where_memory_is(group: Results) -> None:
+def test_a_nan_under_fsdp_is_searched_on_the_rank_that_holds_it(group: Results) -> None:
     """FSDP takes back the memory of weights that the graph still points to."""
     first, second = (rank["fsdp.poison"]["findings"] for rank in group[1])
     assert first == second and len(first) == 1

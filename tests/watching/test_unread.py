@@ -35,14 +35,14 @@ class Site(nn.Module):
 
 
 def reasons(model: nn.Module, x: Tensor) -> dict[str, str]:
-    anatomy, heard = anatomy_of(model), set()
+    anatomy, captured = anatomy_of(model), set()
 
     def listen(call: Any) -> None:
-        heard.add(anatomy.names[id(call.module)])
+        captured.add(anatomy.names[id(call.module)])
 
     with Interceptor(anatomy, listen) as interceptor:
         model(x)
-    return unread(anatomy, heard, interceptor.gaps)
+    return unread(anatomy, captured, interceptor.gaps)
 
 
 def test_a_softmax_written_out_by_hand() -> None:
@@ -50,14 +50,14 @@ def test_a_softmax_written_out_by_hand() -> None:
     assert "written out by hand" in found["0"]
 
 
-def test_linear_attention_says_so() -> None:
+def test_linear_attention_is_named() -> None:
     model = GPT(GPTConfig(width=16, heads=2, depth=2, attention="linear"))
     found = reasons(model, torch.zeros(1, 6, dtype=torch.long))
     assert set(found) == {"blocks.0.attention", "blocks.1.attention"}
     assert "linear attention" in found["blocks.0.attention"]
 
 
-def test_what_was_heard_is_not_listed() -> None:
+def test_what_was_read_is_not_listed() -> None:
     model = GPT(GPTConfig(width=16, heads=2, depth=2))
     assert reasons(model, torch.zeros(1, 6, dtype=torch.long)) == {}
 

@@ -214,7 +214,7 @@ def test_an_optimiser_of_another_model_is_reported(
     assert "another model's" in caplog.text
 
 
-def test_accelerates_optimiser_is_looked_into(tmp_path: Path) -> None:
+def test_the_optimiser_inside_accelerates_is_read(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

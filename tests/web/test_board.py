@@ -27,7 +27,7 @@ from equipoise.web.directory import Directory
 from equipoise.web.live import LiveStreams, Stream
 from equipoise.web.security import COOKIE, POLICY, Access
 from equipoise.web.server import BoardOptions, prepared
-from tests.report.runs import BLOCKS, healthy, sick
+from tests.report.runs import BLOCKS, failing_run, healthy
 
 INFO = RunInfo(name="made", created="now", version="0")
 HERE = "http://127.0.0.1"
@@ -38,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("runs")
     (found / "deep").mkdir()
     healthy(found / "pre.eqp", steps=80)
-    sick(found / "deep" / "post & <b>.eqp", steps=80)
+    failing_run(found / "deep" / "post & <b>.eqp", steps=80)
     (found / "broken.eqp").write_bytes(b"not a run")
     return found
 
 
-SICK = "deep/post & <b>"
+FAILING = "deep/post & <b>"
 
 
 @pytest.fixture(scope="module")
@@ -56,26 +56,28 @@ def unpacked(text: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), "<f4")
 
 
-def test_the_list_has_every_run_and_its_health(client: TestClient) -> None:
+def test_the_list_has_every_run_and_its_verdict(client: TestClient) -> None:
     for _ in range(20):
         rows = {row["key"]: row for row in client.get("/api/runs").json()["runs"]}
         if not any(row["stale"] for row in rows.values()):
             break
-    assert set(rows) == {"pre", SICK, "broken"}
-    assert rows[SICK]["verdict"]["state"] in {"at risk", "failing"}
-    assert rows[SICK]["last"] == 79 and rows[SICK]["state"] == "finished"
+    assert set(rows) == {"pre", FAILING, "broken"}
+    assert rows[FAILING]["verdict"]["state"] in {"at risk", "failing"}
+    assert rows[FAILING]["last"] == 79 and rows[FAILING]["state"] == "finished"
     assert "cannot be read" in rows["broken"]["trouble"]
 
 
 def test_one_run_as_in_the_report(client: TestClient, folder: Path) -> None:
-    run = client.get(f"/api/run/{SICK}").json()
+    run = client.get(f"/api/run/{FAILING}").json()
     assert run["steps"] == {"first": 0, "last": 79, "count": 80}
     assert [e["rule"] for e in run["events"]] == ["gradient.vanishing"]
-    verdict = client.get(f"/api/verdict/{SICK}").json()
+    verdict = client.get(f"/api/verdict/{FAILING}").json()
     assert verdict["chart"]["quantity"] == "gradient.norm"
-    assert "changes" in client.get(f"/api/changes/{SICK}").json()
-    grid = client.get(f"/api/grid/{SICK}", params={"quantity": "gradient.norm"}).json()
-    truth = open_run(folder / f"{SICK}.eqp").series("gradient.norm")[BLOCKS[3]][1]
+    assert "changes" in client.get(f"/api/changes/{FAILING}").json()
+    grid = client.get(
+        f"/api/grid/{FAILING}", params={"quantity": "gradient.norm"}
+    ).json()
+    truth = open_run(folder / f"{FAILING}.eqp").series("gradient.norm")[BLOCKS[3]][1]
     values = unpacked(grid["mean"]).reshape(len(grid["sites"]), -1)
     np.testing.assert_allclose(values[3], truth, rtol=1e-6)
 
@@ -120,10 +122,10 @@ def test_what_is_new_comes_by_cursor(tmp_path: Path) -> None:
 
 
 def test_runs_are_compared(client: TestClient) -> None:
-    asked = {"run": ["pre", SICK], "baseline": "pre"}
+    asked = {"run": ["pre", FAILING], "baseline": "pre"}
     found = client.get("/api/compare", params=asked).json()
     first = next(q for q in found["quantities"] if q["quantity"] == "gradient.norm")
-    assert first["parts"] == 0 and first["run"] == SICK
+    assert first["parts"] == 0 and first["run"] == FAILING
     assert len(found["numbers"][0][1]) == 2
     assert client.get("/api/compare").status_code == 400
 
@@ -199,7 +201,7 @@ def test_another_interface_asks_for_a_token(folder: Path) -> None:
         )
 
 
-def test_other_machines_need_an_explicit_word(tmp_path: Path) -> None:
+def test_listening_beyond_this_machine_needs_an_option(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--expose"):
         prepared(BoardOptions(directory=tmp_path, host="0.0.0.0"))
     board = prepared(BoardOptions(directory=tmp_path, host="0.0.0.0", expose=True))
@@ -209,7 +211,7 @@ def test_other_machines_need_an_explicit_word(tmp_path: Path) -> None:
         prepared(BoardOptions(directory=tmp_path / "none"))
 
 
-def test_a_taken_port_is_said_or_passed_over(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_or_the_next_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -244,7 +246,7 @@ def test_a_browser_hears_of_a_change_and_streams_are_limited(tmp_path: Path) -> 
     assert streams.response(stream).status_code == 503
 
 
-def test_answers_are_kept_within_their_room() -> None:
+def test_cached_answers_stay_within_their_limit() -> None:
     answers, made = Answers(room=1000), []
     for k in [*range(50), 49, 49]:
         answers.get((k,), lambda k=k: made.append(k) or {"x": "y" * 90})
@@ -291,7 +293,7 @@ def test_an_address_that_is_not_there(client: TestClient) -> None:
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """Return a folder with a run of 200 sampled steps that vanishes from the start."""
-    sick(tmp_path / "long.eqp", steps=1000)
+    failing_run(tmp_path / "long.eqp", steps=1000)
     return tmp_path
 
 
@@ -308,7 +310,7 @@ def test_a_large_file_is_judged_from_some_of_its_steps(
     assert rules and [f["rule"] for f in verdict["findings"]] == rules
 
 
-def test_what_comes_after_a_skim_is_all_read(long: Path) -> None:
+def test_after_a_partial_read_the_rest_is_read(long: Path) -> None:
     run = open_run(long / "long.eqp")
     run.skim()
     before = run.verdict
@@ -344,5 +346,5 @@ def test_few_large_runs_stay_open(
     directory = Directory(folder)
     first = directory.run("pre")
     assert directory.run("pre") is first
-    directory.run(SICK)
+    directory.run(FAILING)
     assert directory.run("pre") is not first

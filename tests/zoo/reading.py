@@ -26,8 +26,8 @@ class Read:
 
 
 @dataclass
-class Hearing:
-    """Everything heard in one forward pass."""
+class Captured:
+    """Everything captured in one forward pass."""
 
     anatomy: Anatomy
     calls: list[Read] = field(default_factory=list)
@@ -52,9 +52,9 @@ def _rows(call: AttentionCall) -> oracle.Rows:
     return oracle.Rows(*values, counted)
 
 
-def hear(model: nn.Module, batch: dict[str, Any]) -> Hearing:
+def capture(model: nn.Module, batch: dict[str, Any]) -> Captured:
     """Run the model once with the interceptor on."""
-    hearing = Hearing(anatomy_of(model))
+    hearing = Captured(anatomy_of(model))
     with Interceptor(hearing.anatomy, hearing, gaps=hearing.gaps):
         hearing.output = model(**batch)
     return hearing

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.zoo.odd import C, D, Oddly
-from tests.zoo.reading import deviation, hear
+from tests.zoo.reading import capture, deviation
 
 X = torch.randn(2, 7, C, generator=torch.Generator().manual_seed(3))
 
@@ -38,9 +38,9 @@ class Seen(Oddly):
 
 @pytest.mark.parametrize("kind", [Efficient, Painter, Seen])
 def test_linear_attention_is_named_and_not_read(kind: type[Oddly]) -> None:
-    heard = hear(kind(), {"x": X})
-    assert not heard.calls
-    assert "linear attention" in heard.gaps.unread[""]
+    captured = capture(kind(), {"x": X})
+    assert not captured.calls
+    assert "linear attention" in captured.gaps.unread[""]
 
 
 class BothWays(Oddly):
@@ -65,8 +65,8 @@ class Unused(Oddly):
 def test_two_softmaxes_that_are_not_multiplied_are_read(
     kind: type[Oddly], calls: int
 ) -> None:
-    heard = hear(kind(), {"x": X})
-    assert len(heard.calls) == calls and not heard.gaps.unread
+    captured = capture(kind(), {"x": X})
+    assert len(captured.calls) == calls and not captured.gaps.unread
 
 
 class Fused(Oddly):
@@ -95,14 +95,14 @@ def test_torchs_operators_are_read_as_its_functions(
 ) -> None:
     model, twin = function(), operator()
     twin.load_state_dict(model.state_dict())
-    (read,), (truth,) = (hear(m, {"x": X}).calls for m in (twin, model))
+    (read,), (truth,) = (capture(m, {"x": X}).calls for m in (twin, model))
     assert max(deviation(read.rows, truth.rows).values()) == 0.0
 
 
 def test_a_softmax_in_inference_mode_is_read() -> None:
     with torch.inference_mode():
-        heard = hear(Oddly(), {"x": X})
-    assert len(heard.calls) == 1
+        captured = capture(Oddly(), {"x": X})
+    assert len(captured.calls) == 1
 
 
 class SampledAttention(nn.Module):
@@ -117,7 +117,7 @@ class SampledAttention(nn.Module):
         return (self.weigh(x).softmax(-1)[..., None] * values).sum(-2)
 
 
-def test_what_is_called_attention_and_mixes_nothing_we_see_is_named() -> None:
-    heard = hear(nn.Sequential(SampledAttention()), {"input": X})
-    assert not heard.calls
-    assert "sampled" in heard.gaps.unread["0"]
+def test_a_module_named_attention_without_a_seen_mix_is_listed() -> None:
+    captured = capture(nn.Sequential(SampledAttention()), {"input": X})
+    assert not captured.calls
+    assert "sampled" in captured.gaps.unread["0"]

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from tests.oracles import attention as oracle
-from tests.zoo.reading import deviation, hear
+from tests.zoo.reading import capture, deviation
 from tests.zoo.test_zoo import TOLERANCE
 
 SENTENCES = ["a spike came back", "attention needs two keys"]
@@ -22,13 +22,13 @@ def test_reads_minilm(implementation: str) -> None:
         for how in (implementation, "eager")
     )
     with torch.no_grad():
-        heard = hear(model, batch)
+        captured = capture(model, batch)
         truth = oracle.scores(plain, batch, heads=12)
-    assert [call.site for call in heard.calls] == [
+    assert [call.site for call in captured.calls] == [
         f"encoder.layer.{i}.attention.self" for i in range(6)
     ]
     real = batch["attention_mask"].bool()
-    for call, z in zip(heard.calls, truth, strict=True):
+    for call, z in zip(captured.calls, truth, strict=True):
         found = deviation(call.rows, oracle.rows(z, real))
         # A trained model's logits reach 10: float32 rounds them to 1e-6 each.
         assert max(found.values()) < TOLERANCE, found

@@ -7,22 +7,22 @@ from torch.nn import functional as F
 
 from tests.oracles import attention as oracle
 from tests.zoo.odd import ODD, C, H, KeysFirst
-from tests.zoo.reading import deviation, hear
+from tests.zoo.reading import capture, deviation
 from tests.zoo.test_zoo import TOLERANCE
 
 X = torch.randn(2, 7, C, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("kind", ODD, ids=lambda k: k.__name__)
-def test_reads_a_stranger(kind: type[nn.Module]) -> None:
+def test_an_unknown_model_is_read(kind: type[nn.Module]) -> None:
     torch.manual_seed(1)
     model = kind()
     name = "input" if isinstance(model, nn.Sequential) else "x"
-    heard = hear(model, {name: X})
-    assert [call.site for call in heard.calls] == ODD[kind]
+    captured = capture(model, {name: X})
+    assert [call.site for call in captured.calls] == ODD[kind]
     found = oracle.scores(model, {name: X}, heads=1 if kind is KeysFirst else H)
     truth = [oracle.rows(_axes(z), None) for z in found]
-    for call, rows in zip(heard.calls, truth, strict=True):
+    for call, rows in zip(captured.calls, truth, strict=True):
         assert max(deviation(call.rows, rows).values()) < TOLERANCE
 
 
@@ -63,7 +63,7 @@ class Router(nn.Module):
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("kind", ["einsum", "sum", "matmul", "codebook", "topk"])
 def test_a_router_is_not_attention(kind: str, axes: int) -> None:
-    assert not hear(Router(f"{kind}{axes}"), {"x": X}).calls
+    assert not capture(Router(f"{kind}{axes}"), {"x": X}).calls
 
 
 def test_a_vocabulary_is_not_attention() -> None:
@@ -75,7 +75,7 @@ def test_a_vocabulary_is_not_attention() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.softmax(x @ self.table.weight.mT, dim=-1) @ self.table.weight
 
-    assert not hear(Reader(), {"x": X}).calls
+    assert not capture(Reader(), {"x": X}).calls
 
 
 def test_slots_that_compete_are_named_as_unread() -> None:
@@ -86,9 +86,9 @@ def test_slots_that_compete_are_named_as_unread() -> None:
             p = torch.softmax(x[:, :3] @ x.mT, dim=1)
             return p @ x
 
-    heard = hear(Slots(), {"x": X})
-    assert not heard.calls
-    assert "another axis" in heard.gaps.unread[""]
+    captured = capture(Slots(), {"x": X})
+    assert not captured.calls
+    assert "another axis" in captured.gaps.unread[""]
 
 
 def test_overwritten_scores_are_named_as_unread() -> None:
@@ -100,6 +100,6 @@ def test_overwritten_scores_are_named_as_unread() -> None:
             return p @ x
 
     with torch.no_grad():
-        heard = hear(Careless(), {"x": X})
-    assert not heard.calls
-    assert "overwritten" in heard.gaps.unread[""]
+        captured = capture(Careless(), {"x": X})
+    assert not captured.calls
+    assert "overwritten" in captured.gaps.unread[""]

@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from equipoise.anatomy.families import (
-    Block,
-    Declaration,
-    Fused,
-    Layout,
-    Paired,
-    Separate,
-)
+from equipoise.anatomy import families
 from equipoise.anatomy.sdpa import HEAD_COUNTS, count
 from equipoise.anatomy.sharding import (
     Split,
@@ -55,19 +48,19 @@ class Place:
             return None
         return Weight(found[1], transposed=type(_base(found[1])).__name__ == "Conv1D")
 
-    def fits(self, declaration: Declaration) -> bool:
+    def fits(self, declaration: families.Declaration) -> bool:
         """Return whether this module has everything a declaration names."""
-        if isinstance(declaration, Block):
+        if isinstance(declaration, families.Block):
             modules = (*declaration.feedforward, declaration.router)
             return all(self.follow(path) for path in modules if path)
         maps = _maps(declaration)
         return all(self.weight(path) is not None for path in maps)
 
 
-def _maps(layout: Layout) -> tuple[str, ...]:
-    if isinstance(layout, Fused):
+def _maps(layout: families.Layout) -> tuple[str, ...]:
+    if isinstance(layout, families.Fused):
         return layout.qkv, layout.o
-    if isinstance(layout, Paired):
+    if isinstance(layout, families.Paired):
         return layout.q, layout.kv, layout.o
     return layout.q, layout.k, layout.v, layout.o
 
@@ -93,20 +86,26 @@ HEAD_WIDTHS = (
 )
 
 
-def projections(place: Place, layout: Layout) -> Projections | None:
+def projections(place: Place, layout: families.Layout) -> Projections | None:
     """Return the four weights of an attention module, or None if they do not fit.
 
     Nor do packed weights: a quantised matrix holds codes, not the numbers they mean.
     """
-    if isinstance(layout, Fused):
+    if isinstance(layout, families.Fused):
         made = _of_fused(place, layout)
     else:
         made = _of_several(place, layout)
     return made if made is not None and _are_numbers(made) else None
 
 
-def _of_several(place: Place, layout: Separate | Paired) -> Projections | None:
-    found = _pair(place, layout) if isinstance(layout, Paired) else _four(place, layout)
+def _of_several(
+    place: Place, layout: families.Separate | families.Paired
+) -> Projections | None:
+    found = (
+        _pair(place, layout)
+        if isinstance(layout, families.Paired)
+        else _four(place, layout)
+    )
     if found is None:
         return None
     q, k, v, o = found
@@ -123,12 +122,12 @@ def _of_several(place: Place, layout: Separate | Paired) -> Projections | None:
 Four = tuple[Weight, Weight, Weight, Weight]
 
 
-def _four(place: Place, layout: Separate) -> Four | None:
+def _four(place: Place, layout: families.Separate) -> Four | None:
     q, k, v, o = (place.weight(p) for p in (layout.q, layout.k, layout.v, layout.o))
     return None if q is None or k is None or v is None or o is None else (q, k, v, o)
 
 
-def _pair(place: Place, layout: Paired) -> Four | None:
+def _pair(place: Place, layout: families.Paired) -> Four | None:
     """The first half of the rows of the pair are the keys', the rest the values'."""
     q, kv, o = (place.weight(p) for p in (layout.q, layout.kv, layout.o))
     if q is None or kv is None or o is None:
@@ -138,7 +137,7 @@ def _pair(place: Place, layout: Paired) -> Four | None:
     return q, k, v, o
 
 
-def _of_fused(place: Place, layout: Fused) -> Projections | None:
+def _of_fused(place: Place, layout: families.Fused) -> Projections | None:
     """The output map's input is all heads side by side; the rest is k and v."""
     fused, o = place.weight(layout.qkv), place.weight(layout.o)
     if fused is None or o is None:
@@ -155,7 +154,10 @@ def _of_fused(place: Place, layout: Fused) -> Projections | None:
 
 
 def _thirds(
-    fused: Weight, sizes: tuple[int, int], counts: tuple[int, int], layout: Fused
+    fused: Weight,
+    sizes: tuple[int, int],
+    counts: tuple[int, int],
+    layout: families.Fused,
 ) -> tuple[Weight, Weight, Weight]:
     (inner, rows), (heads, kv_heads) = sizes, counts
     middle = inner + (rows - inner) // 2

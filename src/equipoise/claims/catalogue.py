@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from equipoise.claims import (
+from equipoise.claims import (  # noqa: F401 - importing them registers their checks
     baek_estimators,
     baek_heads,
     baek_networks,
@@ -26,20 +26,6 @@ from equipoise.claims import result as registry
 from equipoise.claims.result import PAPERS, VERDICTS, Claim, ClaimResult, ClaimVerdict
 from equipoise.errors import InputError
 
-MODULES = (
-    emadi,
-    emadi_layers,
-    mudarisov_distance,
-    mudarisov_normalisation,
-    mudarisov_separability,
-    petrov_attention,
-    petrov_block,
-    baek_heads,
-    baek_networks,
-    baek_estimators,
-    published_results,
-)
-"""In the order of the papers; importing a module registers its checks."""
 RELIABLE: tuple[ClaimVerdict, ...] = (
     "holds",
     "holds with a caveat",

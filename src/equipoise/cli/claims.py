@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.cli.arguments import Html
+from equipoise.cli.arguments import Html, with_options
 
 if TYPE_CHECKING:
     from equipoise.claims.result import ClaimResult
@@ -22,14 +22,15 @@ COLOURS = {
 }
 
 
+CHOICE = {
+    "paper": (str, "Only this paper: emadi, mudarisov, petrov, …"),
+    "claim": (str, "Only claims whose id contains this text."),
+}
+
+
+@with_options(CHOICE, before="json")
 def command(
     *,
-    paper: Annotated[
-        str | None, typer.Option(help="Only this paper: emadi, mudarisov, petrov, …")
-    ] = None,
-    claim: Annotated[
-        str | None, typer.Option(help="Only claims whose id contains this text.")
-    ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file.")
     ] = None,
@@ -40,6 +41,7 @@ def command(
     only_list: Annotated[
         bool, typer.Option("--list", help="List the claims without checking them.")
     ] = False,
+    **choice: str,
 ) -> None:
     """Check what the four papers state, and say what of it can be relied on.
 
@@ -48,7 +50,7 @@ def command(
     # Here, not above: --help must not load torch.
     from equipoise.claims import catalogue
 
-    chosen = catalogue.select(paper=paper, claim=claim)
+    chosen = catalogue.select(**choice)
     if only_list:
         for one in chosen:
             typer.echo(f"{one.id:58} {one.where}")

@@ -31,6 +31,7 @@ def command(
     from equipoise.lab.results.publishing import bars, first_runs, tables, write_page
     from equipoise.lab.running.runner import run_experiment
     from equipoise.report.views import default_verdict
+    from equipoise.watching.warmup import compile_kernels
 
     console = Console()
     experiment = demo(steps)
@@ -40,6 +41,8 @@ def command(
         "Two 24-layer models that differ in one thing: where LayerNorm is placed.\n"
         f"Each reads Python's own library for {steps} steps; both are watched.\n"
     )
+    # Once here, not once in each of the two workers.
+    compile_kernels(console.print)
     with bars(len(experiment.tasks), console=console) as watcher:
         failures = run_experiment(experiment, root, watcher=watcher)
     if failures:

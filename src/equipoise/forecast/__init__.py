@@ -1,1 +1,1 @@
-"""Reads what a run has said so far, and says what is coming."""
+"""The rules, the forecast and the verdict of a run, from its readings alone."""

@@ -193,7 +193,7 @@ def packed(values: NDArray[Any]) -> str:
 
 
 def grid_json(found: Grid) -> dict[str, Any]:
-    """Return a grid as JSON values; what would be said twice is left out."""
+    """Return a grid as JSON values; what repeats is left out."""
     record: dict[str, Any] = {
         "quantity": found.quantity,
         "sites": found.sites,

@@ -146,7 +146,7 @@ def _since(finding: Finding) -> int:
 
 
 def changes_json(found: Sequence[Change], blocks: Sequence[str]) -> list[Json]:
-    """Return the table of changes; what is not finite is told by ``broken``."""
+    """Return the table of changes; ``broken`` marks what is not finite."""
     return [
         {
             "quantity": change.quantity,

@@ -40,7 +40,7 @@ def opened(target: Path) -> MlflowRun:
 def _tracking(target: Path) -> str | None:
     if mlflow.is_tracking_uri_set():
         return None
-    # Newer MLflow must be told that files are meant; the skinny one has nothing else.
+    # Newer MLflow needs to know that files are meant; the skinny one has nothing else.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     return target.resolve().as_uri()
 

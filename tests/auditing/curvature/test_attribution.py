@@ -254,7 +254,7 @@ def test_an_operation_without_forward_derivative_is_named() -> None:
         attributed(model, (torch.ones(1, 2), torch.ones(1, 2)), direction(model))
 
 
-def test_single_precision_says_how_well_it_adds_up() -> None:
+def test_single_precision_reports_its_summation_error() -> None:
     model, batch = gpt()
     found = attributed(model.float(), batch, direction(model))
     scale = sum(abs(share.value) for share in found.shares)
@@ -262,7 +262,7 @@ def test_single_precision_says_how_well_it_adds_up() -> None:
     assert 0 < found.residual < 1e-4 * scale
 
 
-def test_the_patient_is_left_alone() -> None:
+def test_the_model_is_unchanged() -> None:
     model, batch = gpt()
     model.train()
     before = {n: p.clone() for n, p in model.state_dict().items()}
@@ -273,7 +273,7 @@ def test_the_patient_is_left_alone() -> None:
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_unusable_input_is_an_error() -> None:
     model, batch = gpt()
     rng = torch.Generator().manual_seed(0)
     with pytest.raises(InputError, match="no parameter"):

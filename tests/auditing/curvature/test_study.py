@@ -95,7 +95,7 @@ def test_the_page_is_whole_and_offline(found: CurvatureStudy, tmp_path: Path) ->
     assert "-0 %" not in page and "−0" not in page
 
 
-def test_each_thing_has_one_number(found: CurvatureStudy) -> None:
+def test_each_quantity_has_one_value(found: CurvatureStudy) -> None:
     """Totals stand in the first lines, with errors; the table holds shares."""
     assert total(found)[1:4] == ["100 %"] * 3
     lines = [cells(found, row) for row in found.rows]

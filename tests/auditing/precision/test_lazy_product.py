@@ -77,13 +77,13 @@ def every_draw() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("site", ["attend.qkv", "attend", "mlp.norm", "mlp", "head"])
-def test_words_drawn_at_random_are_unbiased(site: str) -> None:
+def test_tokens_drawn_at_random_are_unbiased(site: str) -> None:
     """Against one backward pass per output entry."""
     brute = oracle.module_variance(*words(4), site, STORAGE)
     assert every_draw()[site] == pytest.approx(brute, rel=1e-9)
 
 
-def test_some_words_stand_for_all() -> None:
+def test_a_sample_of_tokens_estimates_all() -> None:
     """Eight draws of 2048 of 6000 words scatter about the full probe's answer."""
     torch.manual_seed(0)
     model = Words(6000)
@@ -138,7 +138,7 @@ def test_a_head_that_is_used_further_is_computed_in_full(
     assert found.variance.get(site) == pytest.approx(plain.variance.get(site), rel=1e-9)
 
 
-def test_questions_of_shape_make_nothing() -> None:
+def test_asking_for_a_shape_computes_no_product() -> None:
     log: list[str] = []
     y, exact = promised(log)
     assert y.shape == exact.shape == y.size()
@@ -158,7 +158,7 @@ def test_it_is_made_once_with_its_history() -> None:
     assert torch.equal(torch.where(y > 0, input=y, other=y), exact)
 
 
-def test_what_goes_round_torch_reads_no_number() -> None:
+def test_a_product_read_outside_torch_is_nan() -> None:
     class Round(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, y: Tensor) -> Tensor:

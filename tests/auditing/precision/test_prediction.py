@@ -147,7 +147,7 @@ def test_shares_and_names() -> None:
     assert found.dominant("a") == "weight"
 
 
-def test_overflow_is_told_not_hidden() -> None:
+def test_overflow_is_reported() -> None:
     model = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         model.weight.fill_(1e6)
@@ -206,7 +206,7 @@ def test_heads_hold_what_is_made_inside_them() -> None:
 
 
 @pytest.mark.parametrize("mixing", [False, True])
-def test_a_wide_head_is_probed_at_some_of_its_words(mixing: bool) -> None:
+def test_a_wide_output_layer_is_probed_at_a_sample_of_tokens(mixing: bool) -> None:
     """6000 words: unbiased against every word probed; log-softmax mixes them all."""
 
     class Words(nn.Module):

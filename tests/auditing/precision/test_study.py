@@ -127,7 +127,7 @@ def test_sums_in_float32_are_near_enough_for_a_trial(name: str) -> None:
     assert bench.nearly_keeping(storage, ["head"]) == bench.keeping(storage, ["head"])
 
 
-def test_ranges_are_told() -> None:
+def test_ranges_are_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, eps=1e-8))
     with torch.no_grad():
         model[0].bias.fill_(1e6)
@@ -163,7 +163,7 @@ def test_study_is_shown_and_written(
     assert "http" not in page.replace("<!doctype html>", "")
 
 
-def test_the_code_applies_the_advice() -> None:
+def test_the_printed_code_applies_the_advice() -> None:
     model, ids = tokens()
     model = model.float()
     found = study(model, ids, storage=BF16)
@@ -315,7 +315,7 @@ def test_text_is_read_with_the_models_own_tokenizer(tmp_path: Path) -> None:
         loaded("tests.auditing.precision.models:tokens", text=text)
 
 
-def test_a_model_without_words_needs_a_batch(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_needs_a_batch(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(

@@ -111,7 +111,9 @@ ROW = Row(
 )
 
 
-def test_the_page_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_states_the_verdict_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flat = replace(ROW, head=1, evenness=0.9)
     lost = replace(ROW, head=2, evenness=math.nan)
     found = Study(model="Model", rows=[ROW, flat, lost], keys=1024, chosen=16)

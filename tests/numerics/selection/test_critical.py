@@ -82,7 +82,7 @@ def test_too_few_heads_see_nothing(rng: torch.Generator) -> None:
     assert found.top == 4 and found.detectable == math.inf
 
 
-def test_the_first_silent_size_is_critical(rng: torch.Generator) -> None:
+def test_the_first_size_without_a_difference_is_critical(rng: torch.Generator) -> None:
     random = normal(4, 40, rng=rng)
     true = normal(4, 40, rng=rng) + torch.tensor([9.0, 5.0, 0.0, 7.0])[:, None]
     found = critical_top(true, random, [1, 2, 4, 8], generator=rng)

@@ -53,7 +53,7 @@ def test_f_is_the_harmonic_mean() -> None:
     torch.testing.assert_close(found.f, torch.tensor([1 / 3, 0.0]))
 
 
-def test_a_tie_is_not_told_apart_however_it_rounds() -> None:
+def test_a_tie_stays_a_tie_however_it_rounds() -> None:
     """Identical tokens and weights: nobody is strictly nearer than the rest."""
     rng = torch.Generator().manual_seed(0)
     x = normal(1, 67, rng=rng).expand(33, 67)

@@ -88,7 +88,7 @@ def test_certificate_fails_no_more_often_than_stated() -> None:
 
 @pytest.mark.parametrize("steps", [3, 9, 17])
 @pytest.mark.parametrize("end", [1, -1])
-def test_no_larger_eigenvalue_can_hide_from_a_seen_component(
+def test_no_larger_eigenvalue_is_missed_along_a_found_component(
     steps: int, end: int
 ) -> None:
     """|⟨q, x⟩| is known here, so the inequality behind the certificate is checked."""
@@ -161,7 +161,7 @@ def test_scale_of_the_format_does_not_matter(size: float) -> None:
 
 
 @pytest.mark.parametrize("row", [0, 77])
-def test_an_entry_that_no_glance_sees(row: int) -> None:
+def test_an_entry_outside_every_sample(row: int) -> None:
     """Rows are sampled for the scale; one far larger entry must not break it."""
     matrix = 1e-15 * gaussian(0, 150, 150)
     matrix[row, 3] = 1e15
@@ -242,7 +242,7 @@ def test_every_status_explains_itself(status: Status) -> None:
     assert len(status.explanation) > 20
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_unusable_input_is_an_error() -> None:
     with pytest.raises(InputError, match="at least one matrix"):
         spectral_norm()
     with pytest.raises(InputError, match="spectral_norms"):

@@ -37,7 +37,7 @@ def test_extremes_hold_the_whole_spectrum(seed: int, N: int) -> None:
     assert abs(high.value - float(values[-1])) <= 1e-4 * radius
 
 
-def test_extremes_say_how_they_ended() -> None:
+def test_extreme_eigenvalues_carry_their_status() -> None:
     A, start = symmetric(0, 80)
     assert extremes(lambda x: A @ x, start).largest.status is Status.PROBABLE
     few = extremes(lambda x: A @ x, start, search=Search(at_most=5)).largest
@@ -55,7 +55,7 @@ def test_extremes_say_how_they_ended() -> None:
 
 
 @pytest.mark.parametrize("estimator", [hutchinson, hutch_plus_plus])
-def test_traces_are_unbiased_with_an_honest_standard_error(estimator) -> None:  # type: ignore[no-untyped-def]
+def test_traces_are_unbiased_with_a_correct_standard_error(estimator) -> None:  # type: ignore[no-untyped-def]
     A, _ = symmetric(1, 40)
     truth = float(A.trace())
     rng = torch.Generator().manual_seed(0)

@@ -100,7 +100,7 @@ def test_dtypes(dtype: torch.dtype, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 96])
-def test_nothing_is_nothing_and_broken_is_broken(width: int) -> None:
+def test_a_zero_matrix_has_norm_zero_and_a_broken_one_nan(width: int) -> None:
     zero = torch.zeros(6, width)
     found = exchanged(zero, leading_basis(zero))
     assert (found.value, found.error) == (0.0, 0.0)

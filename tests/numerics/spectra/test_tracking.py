@@ -160,7 +160,7 @@ def test_zero_closed_and_broken(
     assert mended.value == pytest.approx(1.0, rel=1e-6)
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_unusable_input_is_an_error() -> None:
     with pytest.raises(InputError, match="matrix is needed"):
         tracked_norm(torch.ones(3))
     with pytest.raises(InputError, match="real floats"):

@@ -85,7 +85,7 @@ def verdict(study: CurvatureStudy) -> str:
 
 
 def cells(study: CurvatureStudy, row: CurvatureRow) -> list[str]:
-    """Return one line of the table: shares, so that each total is said once, above."""
+    """Return one line of the table: shares; each total is given once, above."""
     parts = zip((row.trace, row.top, row.update), study.totals, strict=True)
     own = "" if row.sharpness is None else short(row.sharpness)
     shares = [percent(_share(part, whole)) for part, whole in parts]

@@ -95,10 +95,12 @@ def open_gguf(path: Path) -> Checkpoint:
                 f"{path}: GGUF version {version} with {tensors} tensors and {fields} "
                 "fields is not one we read"
             )
-        told = {header.text(): header.value(header.number("I")) for _ in range(fields)}
+        metadata = {
+            header.text(): header.value(header.number("I")) for _ in range(fields)
+        }
         listed = [_tensor(header) for _ in range(tensors)]
         end = stream.tell()
-    unit = told.get("general.alignment", 32)
+    unit = metadata.get("general.alignment", 32)
     unit = unit if isinstance(unit, int) and 0 < unit <= 1 << 20 else 32
     data = -(-end // unit) * unit
     kinds = {name: kind for name, _, kind, _ in listed}
@@ -129,7 +131,11 @@ def open_gguf(path: Path) -> Checkpoint:
         return _unpacked(packed, entry, kind)[start : start + count]
 
     return Checkpoint(
-        name=str(path), format="gguf", entries=entries, load=load, config=_config(told)
+        name=str(path),
+        format="gguf",
+        entries=entries,
+        load=load,
+        config=_config(metadata),
     )
 
 
@@ -171,10 +177,10 @@ def _unpacked(packed: Any, entry: Entry, kind: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32))
 
 
-def _config(told: dict[str, Any]) -> dict[str, Any]:
-    kind = told.get("general.architecture", "")
+def _config(metadata: dict[str, Any]) -> dict[str, Any]:
+    kind = metadata.get("general.architecture", "")
     found = {"model_type": kind}
     for name, usual in FIELDS.items():
-        if f"{kind}.{name}" in told:
-            found[usual] = told[f"{kind}.{name}"]
+        if f"{kind}.{name}" in metadata:
+            found[usual] = metadata[f"{kind}.{name}"]
     return found
