@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,12 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
 from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.protocols import Emit, How
+from equipoise.probes.row_sample import (
+    chosen_queries,
+    largest_logits,
+    sampled_columns,
+    sampling_errors,
+)
 from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 
 BINS = 512
@@ -117,14 +124,27 @@ class AttentionRows(PartsProbe):
     name: str = "attention"
     ranks: int = 1
     """Over how many ranks the rows are spread."""
+    rows: int | Literal["all"] = "all"
+    """Queries read of a call; of more, a sample of so many (``row_sample``)."""
+    _step: int = 0
+
+    def begin_step(self, step: int) -> None:
+        """Take the number of the step: which rows are chosen depends on it."""
+        self._step = step
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
-        rows = _rows(call)
-        real_HN = call.counted_BQ().flatten().expand(rows.visible.shape)
+        chosen_n = self._chosen(site, call)
+        rows, real_BQ = _rows(call, chosen_n), call.counted_BQ()
+        read_BQ = real_BQ if chosen_n is None else real_BQ[:, chosen_n]
+        real_HN = read_BQ.flatten().expand(rows.visible.shape)
         counted_HN = rows.counted & real_HN
-        self._theta(site, rows.theta_lower.where(counted_HN, torch.nan), emit)
-        hidden = float("-inf")
-        logit_H = rows.max_logit.where(counted_HN, hidden).amax(-1)
+        theta_HN = rows.theta_lower.where(counted_HN, torch.nan)
+        self._theta(site, theta_HN, emit)
+        logit_HN, seen_HN = rows.max_logit, counted_HN
+        if chosen_n is not None:
+            _emit_errors(site, theta_HN.unflatten(1, read_BQ.shape), call, emit)
+            logit_HN, seen_HN = largest_logits(call).flatten(1), real_BQ.flatten()
+        logit_H = logit_HN.where(seen_HN, -math.inf).amax(-1)
         emit(site, "attention.max_logit", logit_H, how="max")
         for name, field in MEANS.items():
             value_HN: Tensor = getattr(rows, field).where(counted_HN, torch.nan)
@@ -132,6 +152,13 @@ class AttentionRows(PartsProbe):
         left_out = (~counted_HN).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
         self._kappa(site, call, _kappa_parts(rows, real_HN), emit)
+
+    def _chosen(self, site: str, call: AttentionCall) -> Tensor | None:
+        """Return which queries are read, None for all: flex's scores come in order."""
+        queries = call.shape[2]
+        if self.rows == "all" or queries <= self.rows or call.modify is not None:
+            return None
+        return chosen_queries(queries, self.rows, step=self._step, site=site)
 
     def _kappa(
         self, site: str, call: AttentionCall, parts_3H: Tensor, emit: Emit
@@ -165,8 +192,18 @@ class AttentionRows(PartsProbe):
         emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
 
 
-def _rows(call: AttentionCall) -> RowStatistics:
-    """Return (H, B·Q) of each statistic: every row of a head."""
+def _emit_errors(site: str, theta_HBn: Tensor, call: AttentionCall, emit: Emit) -> None:
+    """Say how far what all rows give may be from what a sample of them gives."""
+    inner = {name: q for name, q in QUANTILES.items() if name not in ENDS}
+    found = sampling_errors(theta_HBn, queries=call.shape[2], at=inner)
+    for name, error_H in found.items():
+        emit(site, f"attention.theta.{name}.error", error_H, how="max")
+
+
+def _rows(call: AttentionCall, chosen_n: Tensor | None) -> RowStatistics:
+    """Return (H, B·Q) of each statistic: every row of a head, or every chosen one."""
+    if chosen_n is not None:
+        return RowStatistics.of(sampled_columns(call, chosen_n).flatten(2))
     columns_CHBQ: Tensor | None = None
     B, H, Q, _ = call.shape
     for where, scores_bhqk in call.pieces():

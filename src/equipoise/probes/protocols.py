@@ -72,6 +72,13 @@ class PassProbe(Probe, Protocol):
 
 
 @runtime_checkable
+class StepProbe(Probe, Protocol):
+    """A probe whose reading depends on which step is sampled."""
+
+    def begin_step(self, step: int) -> None: ...
+
+
+@runtime_checkable
 class AttentionProbe(Probe, Protocol):
     """A probe that is handed every attention call."""
 

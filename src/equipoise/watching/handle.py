@@ -307,7 +307,7 @@ class Watch:
 
     def _arm(self) -> None:
         if self._schedule.due and not self.closed:
-            self._guarded(self._sampler.arm)()
+            self._guarded(self._sampler.arm)(self._schedule.step)
         if self.options.hold_batch and not self.closed:
             self._guarded(self._store_batch)()
 

@@ -44,6 +44,9 @@ class WatchOptions:
     ``every`` is then the least interval, and grows until sampling fits the budget."""
     preset: Preset = "default"
     """What is measured: ``minimal``, ``default`` or ``deep``."""
+    rows: int | Literal["all"] = 512
+    """Queries of an attention call whose rows are read. Of a longer sequence so many
+    are chosen, spread evenly and anew at each sample; ``"all"`` reads every row."""
     strict: bool = False
     """Let an exception of ours reach the training loop. For tests, not for training."""
     hold_batch: bool = False
@@ -76,6 +79,7 @@ class WatchOptions:
             raise InputError(
                 f"on_finding={self.on_finding!r}: a function that takes a finding"
             )
+        _check_rows(self.rows)
         _check_stops(self)
         if not is_sequence(self.sinks):
             object.__setattr__(self, "sinks", (self.sinks,))
@@ -90,6 +94,7 @@ class WatchArguments(TypedDict, total=False):
     at: Collection[int]
     budget: float | None
     preset: Preset
+    rows: int | Literal["all"]
     strict: bool
     hold_batch: bool
     forecast: bool
@@ -117,6 +122,11 @@ def check_callback(arguments: CallbackArguments) -> CallbackArguments:
     own = CallbackArguments.__annotations__.keys() - WatchArguments.__annotations__
     read_options({k: v for k, v in arguments.items() if k not in own})
     return arguments
+
+
+def _check_rows(rows: object) -> None:
+    if rows != "all" and not _steps(rows, least=16):
+        raise InputError(f"rows={rows!r}: 16 or more queries, or 'all'")
 
 
 def _check_stops(options: WatchOptions) -> None:
@@ -200,6 +210,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "at": lambda text: tuple(int(word) for word in text.split(",")),
     "budget": float,
     "preset": str,
+    "rows": lambda text: text if text == "all" else int(text),
     "strict": _boolean,
     "forecast": _boolean,
     "stop_on": lambda text: tuple(text.split(",")),
@@ -223,10 +234,8 @@ def _known(names: Mapping[str, Any], where: str, *, prefix: str = "") -> None:
 
 Maker = Callable[[int], Probe]
 
-MINIMAL: tuple[Maker, ...] = (
-    lambda ranks: AttentionRows(ranks=ranks),
-    lambda ranks: GradientNorms(ranks=ranks),
-)
+# Beside the rows of attention, which every preset reads.
+MINIMAL: tuple[Maker, ...] = (lambda ranks: GradientNorms(ranks=ranks),)
 DEFAULT: tuple[Maker, ...] = (
     *MINIMAL,
     lambda ranks: ProjectionGain(ranks=ranks),
@@ -257,8 +266,11 @@ def _deep_probes(ranks: int) -> list[Probe]:
     ]
 
 
-def preset_probes(preset: str, *, ranks: int = 1) -> list[Probe]:
+def preset_probes(
+    preset: str, *, ranks: int = 1, rows: int | Literal["all"] = "all"
+) -> list[Probe]:
     """Return the probes of a preset, new."""
     makers = MINIMAL if preset == "minimal" else DEFAULT
     deep = _deep_probes(ranks) if preset == "deep" else []
-    return [*(make(ranks) for make in makers), *deep]
+    attention = AttentionRows(ranks=ranks, rows=rows)
+    return [attention, *(make(ranks) for make in makers), *deep]

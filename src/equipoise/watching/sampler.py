@@ -21,6 +21,7 @@ from equipoise.probes.protocols import (
     GradientProbe,
     Probe,
     SharingProbe,
+    StepProbe,
     UpdateProbe,
 )
 from equipoise.probes.sharding import Parts
@@ -71,8 +72,11 @@ class Sampler:
             self.boundary.guarded(probe.name, begin)(probe)
         ranks.reserve(4 * sum(numbers))
 
-    def arm(self) -> None:
-        """Wait for the next forward pass."""
+    def arm(self, step: int) -> None:
+        """Wait for the next forward pass, of this step."""
+        for probe in self.probes:
+            if isinstance(probe, StepProbe):
+                probe.begin_step(step)
         self.coverage, self.armed, self._replayed = PassCoverage(), True, False
         self._collector = Collector(self.coverage.gaps)
         if compiled_parts(self.anatomy.model):

@@ -76,7 +76,7 @@ def watch(
     _close_writer_of(run)
     ranks = connect_ranks()
     if probes is None:
-        probes = preset_probes(chosen.preset, ranks=ranks.count)
+        probes = preset_probes(chosen.preset, ranks=ranks.count, rows=chosen.rows)
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
