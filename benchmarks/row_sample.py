@@ -55,6 +55,7 @@ def coverage(name: str) -> dict[str, object]:
     theta_HBQ = POPULATIONS[name]()
     truth = _readings(theta_HBQ)
     held: dict[str, list[Tensor]] = {reading: [] for reading in truth}
+    off: list[Tensor] = []
     for step in range(STEPS):
         for site in range(SITES):
             chosen = chosen_queries(QUERIES, ROWS, step=step, site=str(site))
@@ -63,8 +64,10 @@ def coverage(name: str) -> dict[str, object]:
             for reading, value in _readings(read).items():
                 inside = (value - truth[reading]).abs() <= error[reading]
                 held[reading].append(inside.float())
+            off.append(read.flatten(1).nanmean(1) - truth["mean"])
     shares = {key: float(torch.stack(all_).mean()) for key, all_ in held.items()}
-    return {"θ": name, "intervals": 2 * STEPS * SITES, **shares}
+    rms = float(torch.stack(off).square().mean().sqrt())
+    return {"θ": name, "intervals": 2 * STEPS * SITES, **shares, "mean off by": rms}
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -99,7 +102,7 @@ def cost() -> dict[str, object]:
 
 def main() -> None:
     shares = [coverage(name) for name in POPULATIONS]
-    publish("row_sample", shares, rows=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
+    publish("row_sample", shares, read=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
     publish("row_sample_cost", [cost()], bar="0.5 × the forward pass")
 
 

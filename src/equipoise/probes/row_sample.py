@@ -15,7 +15,7 @@ of a quantile from the error of the share of rows below it (Woodruff, 1952).
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from equipoise.numerics.rows.statistics import COLUMNS, row_columns
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
+_Rounding = Callable[[Tensor], Tensor]
 
 
 def chosen_queries(
@@ -143,11 +144,11 @@ def sampling_errors(
     found = {"mean": _error(theta_HBn, left)}
     for name, level in at.items():
         level_H = torch.full_like(known_H, level, dtype=theta_HBn.dtype)
-        value_H = _of_level(sorted_HN, known_H, level_H)
+        value_H = _of_level(sorted_HN, known_H, level_H, torch.round)
         below_HBn = (theta_HBn <= value_H[:, None, None]).to(theta_HBn.dtype)
         share_H = _error(below_HBn.where(~theta_HBn.isnan(), torch.nan), left)
-        ends = (_of_level(sorted_HN, known_H, level_H + s * share_H) for s in (-1, 1))
-        low_H, high_H = ends
+        low_H = _of_level(sorted_HN, known_H, level_H - share_H, torch.floor)
+        high_H = _of_level(sorted_HN, known_H, level_H + share_H, torch.ceil)
         found[name] = (high_H - low_H) / 2
     return found
 
@@ -164,8 +165,10 @@ def _error(y_HBn: Tensor, left: float) -> Tensor:
     return error_H
 
 
-def _of_level(sorted_HN: Tensor, known_H: Tensor, level_H: Tensor) -> Tensor:
+def _of_level(
+    sorted_HN: Tensor, known_H: Tensor, level_H: Tensor, towards: _Rounding
+) -> Tensor:
     """Return the value at a level from 0 to 1 among the known ones."""
-    place_H = (level_H * (known_H - 1)).round().nan_to_num()
+    place_H = towards(level_H * (known_H - 1)).nan_to_num()
     place_H = torch.minimum(place_H.clamp(min=0), (known_H - 1).clamp(min=0))
     return sorted_HN.gather(1, place_H.long()[:, None])[:, 0]
