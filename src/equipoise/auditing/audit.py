@@ -44,6 +44,8 @@ class Audit:
     facts: tuple[str, ...]
     """What was read, and on what."""
     comparison: Comparison | None = None
+    source: Source | None = None
+    """What it was run on; None for weights alone."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -56,12 +58,14 @@ class Audit:
         return next((dict(zip(r.sites, r.values, strict=True)) for r in found), {})
 
     def to_json(self) -> str:
-        given = {
+        given: dict[str, Any] = {
             "subject": self.subject,
             "verdict": json.loads(self.verdict.to_json()),
             "facts": list(self.facts),
             "readings": [json.loads(r.to_json()) for r in self.readings],
         }
+        if self.source is not None:
+            given["source"] = asdict(self.source)
         if self.comparison is not None:
             given["changes"] = [asdict(change) for change in self.comparison.moved]
         return json.dumps(given)
@@ -103,7 +107,7 @@ def audit(
         assert isinstance(model, nn.Module)
         point = measured_once(model, batch)
         readings, findings = readings + point.readings, point.findings + findings
-        facts.append(f"run once on {source.name if source else 'the batch given'}")
+        source = source or Source(name="the batch given")
         facts += point.notes
     return Audit(
         subject=checkpoint.name,
@@ -111,6 +115,7 @@ def audit(
         readings=tuple(readings),
         facts=tuple(facts),
         comparison=compared,
+        source=None if batch is None else source,
     )
 
 

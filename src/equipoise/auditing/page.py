@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.auditing.audit import Audit
+from equipoise.auditing.subject import Source, introduced
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.report.pages import StudyPage
@@ -83,11 +84,13 @@ def change_rows(audit: Audit) -> list[list[str]]:
     ]
 
 
-def print_verdict(verdict: Verdict, *, facts: Sequence[str] = ()) -> None:
+def print_verdict(
+    verdict: Verdict, *, facts: Sequence[str] = (), source: Source | None = None
+) -> None:
     """Print the verdict, what it stands on, and what was found."""
     console = Console()
     tone = TONES.get(verdict.state, "red")
-    console.print(Text(headline(verdict), tone), soft_wrap=True)
+    console.print(Text(introduced(headline(verdict), source), tone), soft_wrap=True)
     for line in facts:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for found in verdict.findings:
@@ -98,7 +101,7 @@ def print_verdict(verdict: Verdict, *, facts: Sequence[str] = ()) -> None:
 
 def print_audit(audit: Audit, *, rows: int = ROWS) -> None:
     """Print the verdict, the findings, and the numbers of each layer."""
-    print_verdict(audit.verdict, facts=audit.facts)
+    print_verdict(audit.verdict, facts=audit.facts, source=audit.source)
     for columns, lines in _tables(audit):
         table = Table()
         for name in columns:
@@ -119,7 +122,7 @@ def write_audit(audit: Audit, path: Path) -> Path:
     """Write the audit as one page that opens offline, and return where it is."""
     return _PAGE.write(
         path,
-        headline=headline(audit.verdict),
+        headline=introduced(headline(audit.verdict), audit.source),
         remarks=[*audit.facts, *map(finding_line, audit.findings)],
         tables=_tables(audit),
         pages=PAGES,

@@ -22,6 +22,10 @@ MISSING: Found = ("not checkable here", {"result files found": 0.0})
 """The reader can verify it: set EQUIPOISE_RESULTS to a checkout's docs/results."""
 
 
+EXPERIMENTS: dict[str, str] = {}
+"""Claim → the experiment of the lab that it is judged by."""
+
+
 def _folder() -> Path:
     return Path(os.environ.get(VARIABLE, BUILT))
 
@@ -39,6 +43,7 @@ def _judged_by(
                 return MISSING
             return check(Evidence.from_json(path.read_text()))
 
+        EXPERIMENTS[f"{paper.key}.{check.__name__}"] = name
         return paper.claim(where, kind=kind)(found)
 
     return decorated

@@ -1,6 +1,7 @@
 """``equipoise claims``: what the four papers state, checked now, with its evidence."""
 
 import json as encoding
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,14 @@ def command(
     evidence: Annotated[
         bool, typer.Option(help="Print the numbers under each verdict.")
     ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--quick",
+            help="Run the experiments again first (hours, resumable); else committed "
+            "results are judged.",
+        ),
+    ] = False,
     only_list: Annotated[
         bool, typer.Option("--list", help="List the claims without checking them.")
     ] = False,
@@ -55,6 +64,8 @@ def command(
         for one in chosen:
             typer.echo(f"{one.id:58} {one.where}")
         return
+    if full:
+        _run_experiments([one.id for one in chosen])
     console, progress = Console(), Console(stderr=True)
     with progress.status(f"checking {len(chosen)} claims") as status:
         results = catalogue.run(
@@ -70,6 +81,28 @@ def command(
         from equipoise.claims.page import write_claims
 
         typer.echo(f"wrote {write_claims(results, html)}")
+
+
+def _run_experiments(ids: list[str]) -> None:
+    """Run what the claims are judged by, and have them judged by the new results."""
+    from equipoise.claims.published_results import EXPERIMENTS, VARIABLE
+    from equipoise.cli import lab_actions
+    from equipoise.lab.running.runner import lab_directory
+
+    folder = lab_directory() / "claims"
+    for name in dict.fromkeys(EXPERIMENTS[one] for one in ids if one in EXPERIMENTS):
+        lab_actions.run(
+            name,
+            quick=False,
+            full=False,
+            on="local",
+            workers=None,
+            out=None,
+            publish=folder,
+            data=None,
+            model="",
+        )
+    os.environ[VARIABLE] = str(folder)
 
 
 def _table(results: list["ClaimResult"]) -> Table:

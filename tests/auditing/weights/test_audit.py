@@ -200,3 +200,19 @@ def test_sizes_are_right_at_every_scale(dtype: torch.dtype, scale: float) -> Non
     assert found.largest == float(exact.abs().max())
     assert found.zeros * numbers.numel() == 3
     assert found.subnormal * numbers.numel() == 1
+
+
+def test_noise_marks_the_verdict(tmp_path: Path) -> None:
+    """The first line says what an audit was run on, and that noise is no text."""
+    (tmp_path / "mine.py").write_text(
+        "from equipoise.lab.models import GPT, GPTConfig\n"
+        "def gpt():\n    return GPT(GPTConfig(width=16, depth=2, heads=2, context=8))\n"
+    )
+    words = ["audit", f"{tmp_path}/mine.py:gpt"]
+    page = ["--html", str(tmp_path / "page.html")]
+    noise = CliRunner().invoke(application(words), [*words, "--random-tokens", *page])
+    marked = "Run on 2 × 8 random tokens, NOT on text, so this is no verdict"
+    assert noise.output.startswith(marked), noise.output
+    assert marked in (tmp_path / "page.html").read_text()
+    alone = CliRunner().invoke(application(words), words)
+    assert alone.output.startswith("Healthy: ")

@@ -1,0 +1,182 @@
+"""Sabotage the checks of claims: a verdict that cannot change is no verdict.
+
+``python -m benchmarks.claims_sabotage [CLAIM]``. One operation of a check's own body is
+changed at a time (a comparison turned round, a sum into a difference, a product into a
+quotient, a number into another), and the check is run again. A claim passes when some
+change of this kind gives another verdict; what changed it first is listed. Checks that
+read committed results are sabotaged there: arms change places, numbers are spoiled.
+"""
+
+import ast
+import copy
+import inspect
+import json
+import random
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.table import publish
+from equipoise.claims import catalogue, published_results
+from equipoise.claims.result import Claim
+
+TURNED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+}
+MOST = 24
+"""Changes tried before a claim is called one that cannot change."""
+
+
+def places(tree: ast.AST) -> list[tuple[int, int]]:
+    """Return what can be changed: the node's number, and which of its operators."""
+    found = []
+    for number, node in enumerate(ast.walk(tree)):
+        if isinstance(node, ast.Compare):
+            found += [
+                (number, i) for i, op in enumerate(node.ops) if type(op) in TURNED
+            ]
+        elif isinstance(node, ast.BinOp) and type(node.op) in TURNED:
+            found.append((number, 0))
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            found.append((number, 0))
+    return found
+
+
+def changed(tree: ast.Module, place: tuple[int, int]) -> tuple[ast.Module, str]:
+    """Return the check with one operation changed, and what was changed."""
+    made = copy.deepcopy(tree)
+    node = list(ast.walk(made))[place[0]]
+    before = ast.unparse(node)
+    if isinstance(node, ast.Compare):
+        node.ops[place[1]] = TURNED[type(node.ops[place[1]])]()  # type: ignore[call-overload]
+    elif isinstance(node, ast.BinOp):
+        node.op = TURNED[type(node.op)]()  # type: ignore[assignment]
+    elif isinstance(node, ast.Constant):
+        node.value = -3.7 * node.value - 1.3 if type(node.value) is float else 1
+    return made, f"{before} → {ast.unparse(node)}"
+
+
+def sabotaged(claim: Claim) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what was changed, and the changed check, in an order drawn by the id."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(claim.check)))
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef)
+    function.decorator_list = []
+    chosen = places(tree)
+    random.Random(claim.id).shuffle(chosen)
+    # Comparisons first: they are where verdicts are made.
+    nodes = list(ast.walk(tree))
+    chosen.sort(key=lambda place: not isinstance(nodes[place[0]], ast.Compare))
+    for place in chosen[:MOST]:
+        made, what = changed(tree, place)
+        space = dict(claim.check.__globals__)
+        exec(compile(ast.fix_missing_locations(made), "sabotage", "exec"), space)
+        yield what, space[function.name]
+
+
+def kills(claim: Claim) -> tuple[str, str]:
+    """Return the first change that gave another verdict, and that verdict."""
+    honest = claim.run().verdict
+    for what, check in sabotaged(claim):
+        try:
+            verdict = str(check()[0])
+        except Exception:  # a check that cannot run gives no verdict
+            continue
+        if verdict != honest:
+            return what, verdict
+    return "", honest
+
+
+Change = Callable[[float], float]
+SPOILED: dict[str, Change] = {
+    "arms rotated": lambda x: x,
+    "numbers inverted": lambda x: 1 / x if x else x,
+    "signs turned": lambda x: -x,
+    "numbers divided by 100": lambda x: x / 100,
+}
+
+
+def spoil(root: Path) -> None:
+    """Write the committed results once for each way to spoil them."""
+    for what, change in SPOILED.items():
+        for raw in published_results.BUILT.glob("*/raw.json"):
+            place = root / what / raw.parent.name
+            place.mkdir(parents=True)
+            (place / "raw.json").write_text(
+                json.dumps(_spoiled(json.loads(raw.read_text()), what, change))
+            )
+
+
+def _spoiled(given: dict[str, Any], what: str, change: Change) -> dict[str, Any]:
+    arms = list(given["runs"])
+    turned = arms[1:] + arms[:1] if what == "arms rotated" else arms
+    given["runs"] = {
+        arm: {
+            seed: {k: change(v) for k, v in run.items()}
+            for seed, run in given["runs"][other].items()
+        }
+        for arm, other in zip(arms, turned, strict=True)
+    }
+    return given
+
+
+def experiment_kills(claim: Claim, root: Path) -> tuple[str, str]:
+    """Return how results had to be spoiled for another verdict, and that verdict."""
+    honest = claim.run().verdict
+    for what in SPOILED:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(published_results.VARIABLE, str(root / what))
+            try:
+                verdict = claim.run().verdict
+            except (ValueError, ArithmeticError):  # the logarithm of a sign
+                continue
+        if verdict != honest:
+            return what, verdict
+    return "", honest
+
+
+def is_experiment(claim: Claim) -> bool:
+    return claim.check.__module__ == published_results.__name__
+
+
+def rows(chosen: list[Claim]) -> list[dict[str, Any]]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        spoil(Path(folder))
+        for claim in chosen:
+            start, honest = time.process_time(), claim.run().verdict
+            what, verdict = (
+                experiment_kills(claim, Path(folder))
+                if is_experiment(claim)
+                else kills(claim)
+            )
+            spent = time.process_time() - start
+            row = {"claim": claim.id, "verdict": honest, "sabotaged": verdict}
+            found.append({**row, "change": what, "seconds": spent})
+    return found
+
+
+def main() -> None:
+    chosen = catalogue.select(claim=sys.argv[1] if len(sys.argv) > 1 else None)
+    found = rows(chosen)
+    stuck = [r["claim"] for r in found if r["verdict"] == r["sabotaged"]]
+    publish("claims_sabotage", found, claims=len(found), cannot_change=stuck)
+
+
+if __name__ == "__main__":
+    main()
