@@ -151,9 +151,12 @@ class _progress:
             console=Console(stderr=True),
             speed_estimate_period=600.0,  # a large matrix takes seconds
         )
-        self.bar.start()
+        self.shown = self.bar.console.is_terminal  # elsewhere it leaves an empty line
+        if self.shown:
+            self.bar.start()
         task = self.bar.add_task("", total=1.0)
         return lambda share: self.bar.update(task, completed=share)
 
     def __exit__(self, *raised: object) -> None:
-        self.bar.stop()
+        if self.shown:
+            self.bar.stop()
