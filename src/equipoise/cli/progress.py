@@ -5,8 +5,6 @@ It goes to stderr and only to a terminal, so pipes and logs never see it.
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
@@ -70,8 +68,5 @@ class Working:
                 self._progress.stop()
 
 
-@contextmanager
-def working(doing: str, *, total: int | None = None) -> Iterator[Working]:
-    """Show ``doing`` from the third second on, until the block ends."""
-    with Working(doing, total=total) as shown:
-        yield shown
+working = Working
+"""Show what is done from the third second on, until the block ends."""

@@ -88,7 +88,7 @@ def entropy_collapsed(history: History) -> Measured | None:
 
 @measures("attention.uniform")
 def uniform(history: History) -> Measured | None:
-    """Median entropy over its start, once it had been below 0.9 of it."""
+    """Median entropy over its start, once it had been below 0.8 of it."""
     track = history.track(ENTROPY)
     if track.count < 2:
         return None

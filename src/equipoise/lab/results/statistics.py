@@ -117,10 +117,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-def seeds_to_decide(found: Paired, *, most: int = 1000) -> int | None:
+def seeds_to_decide(found: Paired) -> int | None:
     """Return how many pairs of this spread would give an interval without 0.
 
-    None where no number up to ``most`` would, or where it is decided already.
+    None where no number up to 1000 would, or where it is decided already.
 
     >>> seeds_to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
     13
@@ -131,7 +131,7 @@ def seeds_to_decide(found: Paired, *, most: int = 1000) -> int | None:
 
     sd = (found.high - found.mean) / float(stats.t.ppf(0.975, found.n - 1))
     sd *= math.sqrt(found.n)
-    for n in range(found.n + 1, most + 1):
+    for n in range(found.n + 1, 1001):
         if float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) < abs(found.mean):
             return n
     return None

@@ -46,6 +46,8 @@ WINDOW = 200
 EPISODE = 100
 """Alarms of one run within so many steps count once."""
 PER = 10_000
+DRAWS = 1000
+"""Of a bootstrap."""
 
 
 class StepReadings(dict[str, Values]):
@@ -172,30 +174,30 @@ class Score:
         leads = [t.lead for t in self.forecastable]
         return float(np.median(leads)) if leads else math.nan
 
-    def recall_interval(self, *, draws: int = 1000) -> tuple[float, float]:
+    def recall_interval(self) -> tuple[float, float]:
         """Return the 95 % interval of recall, by a bootstrap over runs."""
         hits = np.array([t.hit is not None for t in self.forecastable], float)
         if not len(hits):
             return math.nan, math.nan
         rng = np.random.default_rng(0)
-        means = rng.choice(hits, (draws, len(hits))).mean(1)
+        means = rng.choice(hits, (DRAWS, len(hits))).mean(1)
         low, high = np.quantile(means, [0.025, 0.975])
         return float(low), float(high)
 
-    def rate_interval(self, *, draws: int = 1000) -> tuple[float, float]:
+    def rate_interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the rate, by a bootstrap over stable runs."""
         runs = [t for t in self.trials if t.label.is_stable]
         if not runs:
             return math.nan, math.nan
         pairs = np.array([(t.false_alarms, t.stable_steps) for t in runs], float)
-        picks = np.random.default_rng(0).integers(0, len(runs), (draws, len(runs)))
+        picks = np.random.default_rng(0).integers(0, len(runs), (DRAWS, len(runs)))
         sums = pairs[picks].sum(1)
         low, high = np.quantile(PER * sums[:, 0] / sums[:, 1], [0.025, 0.975])
         return float(low), float(high)
 
 
-def poisson_bound(count: int, *, level: float = 0.95) -> float:
-    """Return the largest mean under which so few events are not rarer than 1 - level.
+def poisson_bound(count: int) -> float:
+    """Return the largest mean under which so few events are not rarer than 5 %.
 
     >>> round(poisson_bound(0), 3), round(poisson_bound(2), 3)
     (2.996, 6.296)
@@ -203,7 +205,7 @@ def poisson_bound(count: int, *, level: float = 0.95) -> float:
     low, high = float(count), count + 20 * math.sqrt(count + 1) + 20
     for _ in range(200):
         middle = (low + high) / 2
-        if _at_most(count, middle) > 1 - level:
+        if _at_most(count, middle) > 0.05:
             low = middle
         else:
             high = middle

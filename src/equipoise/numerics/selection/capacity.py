@@ -50,7 +50,7 @@ def capacity(width: int, visible: int, *, ratio: float = 1.0, chosen: int = 1) -
 
 
 def capacity_at(
-    width: int, visible: int, recall: float, *, ratio: float = 1.0, chosen: int = 1
+    width: int, visible: int, recall: float, *, ratio: float = 1.0
 ) -> float:
     """Return the N at which the recall of flat weights has fallen to a given level.
 
@@ -61,13 +61,12 @@ def capacity_at(
         >>> round(capacity_at(768, 1024, 0.8), 1)
         45.2
     """
-    _check(width, visible, ratio, chosen)
+    _check(width, visible, ratio, 1)
     if not 0 < recall < 1:
         raise InputError(f"recall {recall}: give a number between 0 and 1")
-    t = math.sqrt(2 * math.log(visible - chosen))
-    largest = t - (math.log(math.log(visible - chosen)) + math.log(4 * math.pi)) / (
-        2 * t
-    )
+    ln = math.log(visible - 1)
+    t = math.sqrt(2 * ln)
+    largest = t - (math.log(ln) + math.log(4 * math.pi)) / (2 * t)
     largest += _EULER_TERM / (2 * t)
     reach = NormalDist().inv_cdf(recall) * ratio**2 + ratio * largest
     return width * (ratio**2 + 1) ** 2 / (4 * reach**2) if reach > 0 else math.inf
