@@ -287,6 +287,7 @@ def page_soak(address: str, path: Path) -> dict[str, float]:
             writer.append([Reading.scalar(last + k, "loss", 2.0)])
             page.evaluate(LOOK, NAMES[k % 4])
             if k in {LOOKS // 4, LOOKS}:
+                page.wait_for_timeout(5000)  # until what was asked for has come
                 seen.append(_page_counts(session))
         browser.close()
     growth = {name: seen[1][name] - seen[0][name] for name in seen[0]}

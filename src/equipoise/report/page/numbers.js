@@ -72,6 +72,8 @@ function linearTicks(low, high, count) {
   for (let k = Math.ceil(low / step); k * step <= high && found.length < 50; k++) {
     found.push([k * step, EQ.short(+(k * step).toPrecision(10))]);
   }
+  // One number on an axis says nothing of its scale.
+  if (found.length < 2 && count < 20) return linearTicks(low, high, 2 * count);
   return found;
 }
 
