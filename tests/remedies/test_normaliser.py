@@ -242,7 +242,7 @@ def test_unsupported_models_raise() -> None:
     fused.config._attn_implementation = "flex_attention"
     with pytest.raises(InputError, match="runs flex_attention attention"):
         NormaliserSwap(to="sigmoid").apply(fused)
-    with pytest.raises(InputError, match="swap the normaliser first, then compile"):
+    with pytest.raises(InputError, match="apply normaliser first, then compile"):
         NormaliserSwap(to="sigmoid").apply(torch.compile(a_model("lab")))
 
 

@@ -29,37 +29,26 @@ def _applied(name: str, options: str = "") -> str:
     )
 
 
-_LOWER = "for group in optimizer.param_groups:\n    group['lr'] *= 0.5"
-_CLIP = (
-    "loss.backward()\n"
-    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-    "optimizer.step()"
-)
-_FORGET = "optimizer.state.clear()  # then warm the learning rate up again"
-_BETA = (
-    "for group in optimizer.param_groups:\n"
-    "    group['betas'] = (group['betas'][0], 0.95)"
-)
-_SKIP = (
-    "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-    "if norm < 10 * usual_norm:\n"
-    "    optimizer.step()"
-)
 _BACK = (
-    "model.load_state_dict(checkpoint['model'])\n"
-    "optimizer.load_state_dict(checkpoint['optimizer'])\n"
-    "# go on with batches after the ones that were skipped"
+    "from equipoise.remedies.catalogue import remedy\n"
+    'undo = remedy("roll_back", checkpoint="last.pt").apply(model, optimizer)\n'
+    "# go on with the next batches: those since the checkpoint are skipped"
 )
 
 _ENTRIES = (
     ("learning_rate", "halve the learning rate and warm up again",
-     "updates too large, logits growing fast, a loss that rises", _LOWER),
+     "updates too large, logits growing fast, a loss that rises",
+     _applied("learning_rate")),
     ("qk_norm", "normalise queries and keys (QK-norm)",
      "attention logits that grow, attention that saturates", _applied("qk_norm")),
     ("qk_clip", "scale W_Q and W_K down where the largest logit passes a limit",
      "attention logits that grow in few heads", _applied("qk_clip")),
     ("temperature", "raise the attention temperature and cool down slowly",
-     "attention that saturates early", _applied("temperature")),
+     "attention that saturates early",
+     _applied("temperature", "tau=2.0, steps=100")),
+    ("head_temperature", "raise the temperature of single heads",
+     "a few heads that saturate",
+     _applied("head_temperature", 'tau={"blocks.0.attention": (2.0, 1.0)}')),
     ("sigma_reparam", "reparametrise projections by their spectral norm (σReparam)",
      "entropy collapse at a high learning rate", _applied("sigma_reparam")),
     ("soft_cap", "cap attention logits smoothly",
@@ -72,17 +61,19 @@ _ENTRIES = (
     ("update_clip", "clip the size of Adam's updates",
      "updates too large for their weights", _applied("update_clip")),
     ("gradient_clip", "clip the gradient norm at 1.0",
-     "gradient spikes, corrupted batches", _CLIP),
+     "gradient spikes, corrupted batches", _applied("gradient_clip")),
+    ("adaptive_clip", "clip each row's gradient by the row's own norm",
+     "gradients that are large beside their weights", _applied("adaptive_clip")),
     ("spike_handling", "clip each parameter's gradient by its own past",
      "gradient spikes of few parameters", _applied("spike_handling")),
     ("skip_step", "skip steps whose gradient norm is far above the usual",
-     "corrupted batches", _SKIP),
+     "corrupted batches", _applied("skip_step")),
     ("roll_back", "go back to the last checkpoint before it began, and skip its data",
      "a loss that rose and did not come back", _BACK),
     ("optimizer_reset", "reset the optimiser's moments and warm up again",
-     "moments that a spike has spoilt", _FORGET),
+     "moments that a spike has spoilt", _applied("optimizer_reset")),
     ("beta2", "set β₂ to 0.95 or higher",
-     "updates that jump from step to step", _BETA),
+     "updates that jump from step to step", _applied("beta2")),
     ("keep_fp32", "keep the named modules in float32",
      "low-precision error above target", _applied("keep_fp32")),
     ("residual_scale", "scale what the branches add to the residual stream",
@@ -90,6 +81,8 @@ _ENTRIES = (
     ("deepnorm_init", "start again with DeepNorm, or with norms before the sub-layers",
      "gradients that vanish over depth in a post-LN model",
      _applied("deepnorm_init")),
+    ("path_init", "start again with Q, K, V and O times N^(-1/4)",
+     "a deep model that does not begin to learn", _applied("path_init")),
     ("router_balance", "add a load-balance and router z-loss",
      "a router that sends most tokens to few experts", _applied("router_balance")),
     ("normaliser", "put another normaliser in the place of softmax",

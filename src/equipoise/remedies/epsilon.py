@@ -12,14 +12,18 @@ same trigger and the same budget, so that only the choice of layers differs.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from torch import nn
+from torch.optim import Optimizer
 
+from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
-from equipoise.remedies.base import Undo
+from equipoise.remedies.base import Changes, Undo
 
 ATTRIBUTES = ("eps", "variance_epsilon")
 
@@ -44,13 +48,14 @@ class Epsilon:
     values: dict[str, float]
     """Module name → its new ε."""
     name: str = "epsilon"
+    preserves_function: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for site, eps in self.values.items():
             if not eps > 0:
                 raise InputError(f"ε of {site} must be positive, got {eps}")
 
-    def apply(self, model: nn.Module) -> Undo:
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
         """Set them now; calling the result restores what was there."""
         known = epsilons(model)
         unknown = sorted(set(self.values) - set(known))
@@ -58,18 +63,34 @@ class Epsilon:
             raise InputError(
                 f"no norm called {', '.join(unknown)}; there are {', '.join(known)}"
             )
-        for site, eps in self.values.items():
-            _set(model.get_submodule(site), eps)
-
-        def undo() -> None:
-            for site in self.values:
-                _set(model.get_submodule(site), known[site])
-
-        return undo
+        with Changes(self.name, model, optimizer) as changes:
+            for site, eps in self.values.items():
+                module = model.get_submodule(site)
+                changes.attribute(module, _attributes(module)[0], eps)
+            return changes.applied(norms=len(self.values))
 
 
-def _set(module: nn.Module, eps: float) -> None:
-    setattr(module, _attributes(module)[0], eps)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNormEpsilon:
+    """Raise ε of all norms, or of some, to one value; none is lowered."""
+
+    value: float = 1e-3
+    only: Sequence[str] = ()
+    """Names of norms; all of them by default."""
+    name: ClassVar[str] = "layer_norm_epsilon"
+    preserves_function: ClassVar[bool] = False
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        known = epsilons(unwrapped(model))
+        if not known:
+            raise InputError(
+                f"{type(unwrapped(model)).__name__} has no norm with an ε to raise"
+            )
+        values = {n: self.value for n, eps in known.items() if eps < self.value}
+        if self.only:
+            values = {n: values.get(n, self.value) for n in self.only}
+        chosen = Epsilon(values=values, name=self.name)
+        return chosen.apply(unwrapped(model), optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import masked_to_infinity
-from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.operations import LOG_SOFTMAXES, SOFTMAXES, Function
 from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
 from equipoise.anatomy.sites import AttentionSite
@@ -33,7 +33,12 @@ from equipoise.numerics.normalisers.closed_form import (
     SinkSoftmax,
 )
 from equipoise.numerics.normalisers.sparse import LEAST_ALPHA, Entmax, ScalableEntmax
-from equipoise.remedies.base import Undo
+from equipoise.remedies.attention_hooks import (
+    attention_sites,
+    over_keys,
+    refuse_hidden_scores,
+)
+from equipoise.remedies.base import Back, Changes, Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class SoftmaxReplacement(OpenAttention):
     def call(
         self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if func in SOFTMAXES - LOG_SOFTMAXES and _over_keys(*args, **kwargs):
+        if func in SOFTMAXES - LOG_SOFTMAXES and over_keys(*args, **kwargs):
             return self.softmax(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -156,17 +161,8 @@ class SoftmaxReplacement(OpenAttention):
         return self.normalise(masked_to_infinity(z))
 
 
-def _over_keys(
-    input: Tensor, dim: int | None = None, *more: Any, **options: Any
-) -> bool:
-    """Return whether a softmax looks like attention's: last axis, rows of queries."""
-    return dim in (-1, input.ndim - 1) and input.ndim >= 3
-
-
 ATTRIBUTE = "normaliser"
 """Under which an attention module holds its normaliser module."""
-# Implementations of Hugging Face models in which the scores can be reached.
-READABLE = {None, "eager", "sdpa"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,24 +182,23 @@ class NormaliserSwap:
     """Names of attention modules; all of them by default."""
     name: str = "normaliser"
 
+    @property
+    def preserves_function(self) -> bool:
+        return self.to == "softmax"
+
     def __post_init__(self) -> None:
         NormaliserModule(self.to, heads=1 if self.learn else None)
 
-    def apply(self, model: nn.Module) -> Undo:
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
         """Swap now; calling the result restores the model bit for bit."""
-        _check_scores_are_readable(model)
-        sites = _selected_sites(model, self.only)
-        modules = [
-            NormaliserModule(self.to, heads=_heads(s) if self.learn else None)
-            for s in sites
-        ]
-        undos = [_install(s, m) for s, m in zip(sites, modules, strict=True)]
-
-        def undo() -> None:
-            while undos:
-                undos.pop()()
-
-        return undo
+        with Changes(self.name, model, optimizer) as changes:
+            refuse_hidden_scores(model)
+            sites = attention_sites(model, self.only)
+            for site in sites:
+                heads = _heads(site) if self.learn else None
+                back = _install(site, NormaliserModule(self.to, heads=heads))
+                changes.undo_by(back, (id(site.module), ATTRIBUTE))
+            return changes.applied(to=self.to, sites=len(sites))
 
 
 def learnt_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -221,37 +216,6 @@ def learnt_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for module in swapped for p in module.parameters()]
 
 
-def _check_scores_are_readable(model: nn.Module) -> None:
-    if type(model).__name__ == "OptimizedModule":
-        raise InputError(
-            "this model is compiled: swap the normaliser first, then compile"
-        )
-    config: Any = getattr(model, "config", None)
-    running = getattr(config, "_attn_implementation", None)
-    if running not in READABLE:
-        raise InputError(
-            f"{type(model).__name__} runs {running} attention, which shows no scores; "
-            "load it with attn_implementation='eager' (or 'sdpa')"
-        )
-
-
-def _selected_sites(model: nn.Module, only: tuple[str, ...]) -> list[AttentionSite]:
-    sites: Mapping[str, AttentionSite] = {
-        s.name: s for s in anatomy_of(model).attention
-    }
-    if not sites:
-        raise InputError(
-            f"{type(model).__name__} has no attention we know; declare it "
-            "(docs/families.md)"
-        )
-    unknown = sorted(set(only) - set(sites))
-    if unknown:
-        raise InputError(
-            f"no attention called {', '.join(unknown)}; there are {', '.join(sites)}"
-        )
-    return [sites[name] for name in only] if only else list(sites.values())
-
-
 def _heads(site: AttentionSite) -> int:
     if site.projections is not None:
         return site.projections.heads
@@ -265,7 +229,7 @@ def _heads(site: AttentionSite) -> int:
     )
 
 
-def _install(site: AttentionSite, normaliser: NormaliserModule) -> Undo:
+def _install(site: AttentionSite, normaliser: NormaliserModule) -> Back:
     """Give an attention module its normaliser; return how to undo it."""
     module = site.module
     device = next((p.device for p in module.parameters()), None)
@@ -287,7 +251,7 @@ def _install(site: AttentionSite, normaliser: NormaliserModule) -> Undo:
     return undo
 
 
-def _exchange(module: nn.Module, normaliser: NormaliserModule) -> Undo:
+def _exchange(module: nn.Module, normaliser: NormaliserModule) -> Back:
     """Set the attribute a module already has, as our lab's attention does."""
     before = getattr(module, ATTRIBUTE)
     setattr(module, ATTRIBUTE, normaliser)

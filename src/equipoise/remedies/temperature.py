@@ -5,11 +5,15 @@ Scores are divided by τ on top of what the model does. ‖∂softmax/∂scores�
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.errors import InputError
-from equipoise.remedies.base import Undo
+from equipoise.remedies.attention_hooks import TORCH, Letter, edit_heads
+from equipoise.remedies.base import Changes, Undo
 
 # Attribute that holds a plain number → the power of τ it is multiplied by.
 POWERS = {"temperature": 1, "scaling": -1}
@@ -50,25 +54,72 @@ def temperature_settings(model: nn.Module) -> list[TemperatureSetting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temperature:
-    """Divide every score by τ."""
+    """Divide every score by τ; with ``steps`` it cools down to 1 over so many."""
 
-    tau: float
-    name: str = "temperature"
+    tau: float = 2.0
+    steps: int = 0
+    name: ClassVar[str] = "temperature"
+    preserves_function: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.tau > 0:
             raise InputError(f"temperature {self.tau} is not positive")
 
-    def apply(self, model: nn.Module) -> Undo:
-        found = temperature_settings(model)
-        for setting in found:
-            setting.set(self.tau)
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            if self.steps:
+                changes.count_steps()
+            settings = _settings(changes)
+            for setting in settings:
+                setting.set(self.tau)
+            if self.steps:
+                course = TemperatureWarmup(start=self.tau, steps=self.steps)
 
-        def undo() -> None:
-            for setting in found:
-                setting.set(1)
+                def cool(*_: object) -> None:
+                    for setting in settings:
+                        setting.set(course.at(changes.progress["step"]))
 
-        return undo
+                changes.hook(changes.required_optimizer.register_step_post_hook(cool))
+            return changes.applied(tau=self.tau, steps=self.steps)
+
+
+class Setting(Protocol):
+    """Something whose temperature can be set."""
+
+    def set(self, tau: float) -> None: ...
+
+
+def _settings(changes: Changes) -> list[Setting]:
+    """Return the model's own settings; where it has none, its queries are divided."""
+    torch_sites = [
+        site
+        for site in anatomy_of(changes.model).attention
+        if type(site.module).__name__ == TORCH
+    ]
+    if not torch_sites:
+        found: list[Setting] = []
+        for setting in temperature_settings(changes.model):
+            now = getattr(setting.module, setting.attribute)
+            changes.attribute(setting.module, setting.attribute, now)
+            found.append(setting)
+        return found
+    scales = [QueryTemperature() for _ in torch_sites]
+    for site, scale in zip(torch_sites, scales, strict=True):
+        edit_heads(changes, site, scale)
+    return list(scales)
+
+
+@dataclass(slots=True)
+class QueryTemperature:
+    """Divides queries by τ, where a module has no number that sets its scale."""
+
+    tau: float = 1.0
+
+    def set(self, tau: float) -> None:
+        self.tau = tau
+
+    def __call__(self, letter: Letter, x_xHD: Tensor) -> Tensor:
+        return x_xHD if letter == "k" else x_xHD / self.tau
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

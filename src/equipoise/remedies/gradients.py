@@ -1,0 +1,262 @@
+"""Remedies between backward and step: clip gradients or updates, skip a step.
+
+Gradients are seen as the optimiser gets them: unscaled, and clipped by the loop if it
+clips. Norms are over all ranks that hold a part, so every rank acts alike.
+"""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from equipoise.anatomy.sharding import local_part, whole
+from equipoise.errors import InputError
+from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.optimiser import scale_updates
+
+
+def with_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that have a gradient now, in the optimiser's order."""
+    return [
+        p
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
+
+
+def norm(x: Tensor) -> Tensor:
+    """Return ‖x‖ in float32 over all ranks that hold a part of it."""
+    return whole(torch.linalg.vector_norm(x.detach(), dtype=torch.float32))
+
+
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the norm of many tensors together."""
+    norms = [norm(x) for x in tensors]
+    if not norms:
+        return torch.zeros(())
+    here = [n.to(norms[0].device) for n in norms]
+    found: Tensor = torch.linalg.vector_norm(torch.stack(here))
+    return found
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientClip:
+    """Scale the gradient down to a largest norm."""
+
+    limit: float = 1.0
+    name: ClassVar[str] = "gradient_clip"
+    preserves_function: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive("the limit of gradient_clip", self.limit)
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            register = changes.required_optimizer.register_step_pre_hook
+            changes.hook(register(self._clip))
+            return changes.applied(limit=self.limit)
+
+    @torch.no_grad()
+    def _clip(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        grads = [p.grad for p in with_gradients(optimizer) if p.grad is not None]
+        share = (self.limit / (total_norm(grads) + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            local_part(grad).mul_(share.to(grad.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveClip:
+    """Limit each row's gradient to a share of the row's own norm.
+
+    Adaptive gradient clipping (Brock et al., arXiv 2102.06171): ‖g‖ ≤ λ·max(‖w‖, 10⁻³)
+    for every row of a matrix. Vectors are left alone.
+    """
+
+    share: float = 0.05
+    name: ClassVar[str] = "adaptive_clip"
+    preserves_function: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive("the share of adaptive_clip", self.share)
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            register = changes.required_optimizer.register_step_pre_hook
+            changes.hook(register(self._clip))
+            return changes.applied(share=self.share)
+
+    @torch.no_grad()
+    def _clip(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for p in with_gradients(optimizer):
+            if p.grad is None or p.dim() < 2:
+                continue
+            weight, grad = local_part(p.detach()), local_part(p.grad)
+            limit = self.share * _row_norms(weight).clamp(min=1e-3)
+            grad.mul_((limit / _row_norms(grad).clamp(min=1e-12)).clamp(max=1.0))
+
+
+def _row_norms(x: Tensor) -> Tensor:
+    axes = tuple(range(1, x.dim()))
+    found: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeHandling:
+    """Limit each parameter's gradient to a little more than it usually is.
+
+    AdaGC (Wang et al., arXiv 2502.11034): ‖g‖ ≤ λ·γ, with γ a running mean of what was
+    let through. For the first steps, while γ is found, the norm over all is clipped at
+    1. A gradient that is not finite is left out for its parameter.
+    """
+
+    ratio: float = 1.05
+    decay: float = 0.98
+    warmup: int = 10
+    name: ClassVar[str] = "spike_handling"
+    preserves_function: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive("the ratio of spike_handling", self.ratio)
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            usual: dict[Tensor, Tensor] = {}
+            changes.count_steps()
+
+            @torch.no_grad()
+            def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+                early = changes.progress["step"] < self.warmup
+                self._clip(with_gradients(optimizer), usual, early=early)
+
+            register = changes.required_optimizer.register_step_pre_hook
+            changes.hook(register(clip))
+            return changes.applied(ratio=self.ratio)
+
+    def _clip(
+        self, parameters: list[Tensor], usual: dict[Tensor, Tensor], *, early: bool
+    ) -> None:
+        if early:
+            share = (1.0 / (total_norm(_grads(parameters)) + 1e-6)).clamp(max=1.0)
+        for p, grad in zip(parameters, _grads(parameters), strict=True):
+            size = norm(grad)
+            if early:
+                limit = size * share.to(size.device)
+            else:
+                limit = self.ratio * usual.get(p, size)
+            through = torch.where(size.isfinite(), torch.minimum(size, limit), 0.0)
+            here = local_part(grad)
+            here.nan_to_num_(0.0, 0.0, 0.0)
+            here.mul_(torch.where(size > 0, through / size.clamp(min=1e-12), 0.0))
+            old = usual.get(p, through)
+            new = self.decay * old + (1 - self.decay) * through
+            usual[p] = torch.minimum(old, through) if early else new
+
+
+def _grads(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+WINDOW = 64
+"""Norms by which the usual one is known."""
+LEAST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipStep:
+    """Leave out steps whose gradient norm is far above the median of the last ones.
+
+    Weights and moments stay as they are then, bit for bit. Reading the norm waits for
+    the device at every step.
+    """
+
+    times: float = 4.0
+    most: int = 8
+    """Steps in a row that may be left out; then one is taken, and the usual follows."""
+    name: ClassVar[str] = "skip_step"
+    preserves_function: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive("the factor of skip_step", self.times)
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            state = _Skipping(self)
+            changes.progress.update(state.progress)
+            state.progress = changes.progress
+            inner = changes.required_optimizer
+            changes.hook(inner.register_step_pre_hook(state.before))
+            changes.hook(inner.register_step_post_hook(state.after))
+            return changes.applied(times=self.times)
+
+
+@dataclass(slots=True)
+class _Skipping:
+    options: SkipStep
+    progress: dict[str, Any] = field(
+        default_factory=lambda: {"norms": [], "in_a_row": 0, "skipped": 0}
+    )
+    removed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        found = with_gradients(optimizer)
+        size = float(total_norm(_grads(found)))
+        if not self._is_far(size):
+            self.progress["norms"] = [*self.progress["norms"], size][-WINDOW:]
+            self.progress["in_a_row"] = 0
+            return
+        self.progress["in_a_row"] += 1
+        self.progress["skipped"] += 1
+        for p in found:  # an optimiser passes over what has no gradient
+            assert p.grad is not None
+            self.removed.append((p, p.grad))
+            p.grad = None
+
+    def _is_far(self, size: float) -> bool:
+        if size != size or size == float("inf"):
+            return True
+        norms = self.progress["norms"]
+        if len(norms) < LEAST or self.progress["in_a_row"] >= self.options.most:
+            return False
+        return bool(size > self.options.times * statistics.median(norms))
+
+    def after(self, *_: object) -> None:
+        for p, grad in self.removed:
+            p.grad = grad
+        self.removed.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateClip:
+    """Limit how far one step moves each matrix, beside the matrix itself."""
+
+    ratio: float = 0.02
+    """Largest ‖ΔW‖/‖W‖."""
+    name: ClassVar[str] = "update_clip"
+    preserves_function: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive("the ratio of update_clip", self.ratio)
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        with Changes(self.name, model, optimizer) as changes:
+            groups = changes.required_optimizer.param_groups
+            matrices = [p for g in groups for p in g["params"] if p.dim() >= 2]
+            scale_updates(changes, matrices, self._share)
+            return changes.applied(ratio=self.ratio)
+
+    def _share(self, p: nn.Parameter, moved: Tensor) -> Tensor:
+        # The weight before the step; with W + ΔW a matrix at zero could never move.
+        size = norm(p.detach() - moved).clamp(min=1e-3 * p.numel() ** 0.5)
+        return (self.ratio * size / norm(moved).clamp(min=1e-12)).clamp(max=1.0)
