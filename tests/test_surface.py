@@ -45,6 +45,8 @@ def test_commands() -> None:
         "plan",
         "precision",
         "preflight",
+        "remedies",
+        "remedy",
         "replay",
         "report",
         "rules",

@@ -41,6 +41,8 @@ COMMANDS = {
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
     "preflight": "Run a training script for a few steps, and judge its start.",
+    "remedies": "List the remedies: what each does, and the troubles it fits.",
+    "remedy": "Name the remedy to try first for a run, with the code that applies it.",
     "replay": "Repeat a recorded step, and see where it first goes wrong.",
     "report": "Show runs here, or write them into one offline HTML page.",
     "rules": "List the rules that judge a run, with thresholds and their sources.",

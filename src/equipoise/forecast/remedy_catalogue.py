@@ -19,6 +19,10 @@ class RemedyEntry:
     code: str
     """Lines for the user's own training loop."""
 
+    @property
+    def page(self) -> str:
+        return f"docs/remedies/{self.name.replace('_', '-')}.md"
+
 
 def _applied(name: str, options: str = "") -> str:
     given = f'"{name}", {options}' if options else f'"{name}"'

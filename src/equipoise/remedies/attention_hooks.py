@@ -21,7 +21,13 @@ from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import masked_to_infinity
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.operations import FUSED, LOG_SOFTMAXES, SOFTMAXES, Function
-from equipoise.anatomy.sdpa import WrittenOut, four, open_multi_head, sdpa_call
+from equipoise.anatomy.sdpa import (
+    FusedArguments,
+    WrittenOut,
+    four,
+    open_multi_head,
+    sdpa_call,
+)
 from equipoise.anatomy.sharding import local_part, split
 from equipoise.anatomy.sites import AttentionSite, Projections, Weight
 from equipoise.errors import InputError
@@ -201,7 +207,8 @@ class AttentionEdits(TorchFunctionMode):
     ) -> Any:
         self.calls += 1
         if self.hooks.observers and torch.is_grad_enabled():
-            call = sdpa_call(Caller(self.hooks.module), *args, **kwargs)
+            given = FusedArguments(*args, **kwargs)
+            call = sdpa_call(Caller(self.hooks.module), given)
             with torch.no_grad():
                 best = [s.detach().amax((0, 2, 3)) for _, s in call.blocks()]
                 self._observe(torch.stack(best).amax(0))

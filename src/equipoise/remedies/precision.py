@@ -7,7 +7,7 @@ operations and parameters; its children are narrow unless they are named too, so
 ``equipoise precision`` predicts the error of.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,7 +18,15 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.discovery import NORMS
-from equipoise.anatomy.operations import FUSED, Function, leaves, name_of
+from equipoise.anatomy.operations import (
+    FUSED,
+    Function,
+    Role,
+    leaves,
+    name_of,
+    role_of,
+    writes,
+)
 from equipoise.anatomy.sites import named
 from equipoise.errors import InputError
 from equipoise.remedies.base import Changes, Undo, same_bits
@@ -26,6 +34,10 @@ from equipoise.remedies.losses import output_module
 
 NARROW = (torch.bfloat16, torch.float16)
 CASTS = frozenset("to type type_as half bfloat16".split())
+ASKS = frozenset(
+    "__get__ __set__ __delete__ register_hook retain_grad backward requires_grad_ "
+    "register_post_accumulate_grad_hook".split()
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +45,8 @@ class Running:
     """Whether each of the modules that are running is kept, innermost last."""
 
     dtype: torch.dtype
+    shared: list[nn.Parameter] = field(default_factory=list)
+    """Wide parameters that narrow modules read too."""
     stack: list[bool] = field(default_factory=list)
     modes: list["KeptOperations"] = field(default_factory=list)
 
@@ -79,7 +93,7 @@ class KeptOperations(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.running.stack:
+        if not self.running.stack or not _computes(func):
             return func(*args, **kwargs)
         if self.running.stack[-1]:
             return self._kept(func, args, kwargs)
@@ -99,6 +113,8 @@ class KeptOperations(TorchFunctionMode):
 
     def _narrow(self, func: Function, args: Any, kwargs: Any) -> Any:
         """Numbers of both widths are multiplied or added wide, and stored narrow."""
+        if self.running.shared:
+            args, kwargs = _mapped([args, kwargs], self._read_narrow)
         read = [x for x in leaves([args, kwargs]) if _is_float(x)]
         widths = {x.dtype for x in read}
         mixed = self.running.dtype in widths and torch.float32 in widths
@@ -109,6 +125,11 @@ class KeptOperations(TorchFunctionMode):
         made = func(*_mapped(args, _wide), **_mapped(kwargs, _wide))
         return _mapped(made, self._stored)
 
+    def _read_narrow(self, x: Tensor) -> Tensor:
+        """Return a parameter that another module keeps wide as this one stores it."""
+        shared = any(x is parameter for parameter in self.running.shared)
+        return x.to(self.running.dtype) if shared else x
+
     def _as_mask(self, x: Tensor) -> Tensor:
         """Return a mask in the queries' dtype; what hides stays finite."""
         if x.dtype is not torch.float32:
@@ -117,6 +138,17 @@ class KeptOperations(TorchFunctionMode):
 
     def _stored(self, x: Tensor) -> Tensor:
         return x.to(self.running.dtype) if x.dtype is torch.float32 else x
+
+
+def _computes(func: Function) -> bool:
+    """Return whether a call makes new numbers: no attribute, no view, no writing.
+
+    A call that writes into what it reads must get the very tensor, not a wide copy.
+    """
+    name = getattr(func, "__name__", "")
+    if name in ASKS or writes(func):
+        return False
+    return name_of(func) in CASTS or role_of(func) not in (Role.RESHAPE, Role.SLICE)
 
 
 def _is_float(x: Any) -> bool:
@@ -185,12 +217,15 @@ class KeepFp32:
                     "those of model.named_modules()"
                 )
             running = Running(self.narrow or _dtype(model))
-            # A parameter that a kept module shares with another one stays wide.
-            wide = {id(p) for n in names for p in found[n].parameters(recurse=False)}
+            wide = {id(p) for n in names for p in _own_parameters(found, n)}
             for name, module in found.items():
                 _follow(changes, module, Followed(running, name in names))
             for parameter in model.parameters():
                 self._cast(changes, parameter, wide=id(parameter) in wide)
+            if self.narrow is not None:
+                rest = (m for n, m in found.items() if n not in names)
+                read = (p for m in rest for p in m.parameters(recurse=False))
+                running.shared += [p for p in read if id(p) in wide]
             return changes.applied(modules=len(names))
 
     def _cast(self, changes: Changes, parameter: nn.Parameter, *, wide: bool) -> None:
@@ -198,6 +233,18 @@ class KeepFp32:
             _recast(changes, parameter, torch.float32)
         elif not wide and self.narrow and parameter.dtype is torch.float32:
             _recast(changes, parameter, self.narrow)
+
+
+def _own_parameters(
+    found: Mapping[str, nn.Module], name: str
+) -> Iterator[nn.Parameter]:
+    """Yield what a module reads itself: a model without a head reads an embedding."""
+    module = found[name]
+    yield from module.parameters(recurse=False)
+    if not name and output_module(module) is module:
+        for other in module.modules():
+            if isinstance(other, nn.Embedding):
+                yield from other.parameters()
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from equipoise.errors import RunFileError
-from equipoise.records import Finding, Reading
+from equipoise.records import Applied, Finding, Reading
 from equipoise.store.writer import RunWriter
 
 MOST_VALUES = 2_000_000
@@ -24,17 +24,22 @@ class RetryingWriter:
     def __init__(self, writer: RunWriter, *, most_values: int = MOST_VALUES) -> None:
         self._writer = writer
         self._most = most_values
-        self._waiting: deque[tuple[list[Reading], list[Finding]]] = deque()
+        self._waiting: deque[tuple[list[Reading], list[Finding], list[Applied]]] = (
+            deque()
+        )
         self._step = self._values = self._dropped = 0
         self._failing = False
 
     def append(
-        self, readings: Sequence[Reading], findings: Sequence[Finding] = ()
+        self,
+        readings: Sequence[Reading],
+        findings: Sequence[Finding] = (),
+        applied: Sequence[Applied] = (),
     ) -> list[Finding]:
         """Write, or keep; return what there is to say about the file itself."""
         steps = [*(r.step for r in readings), *(f.step for f in findings)]
         self._step = max([self._step, *steps])
-        self._keep(list(readings), list(findings))
+        self._keep(list(readings), list(findings), list(applied))
         try:
             self._flush()
         except RunFileError as error:
@@ -49,16 +54,18 @@ class RetryingWriter:
         except RunFileError as error:
             with suppress(RunFileError):
                 self._writer.close()
-            readings = sum(len(kept) for kept, _ in self._waiting) + self._dropped
+            readings = sum(len(kept) for kept, *_ in self._waiting) + self._dropped
             return [_unsaved(self._step, readings, error)]
         if self._writer.pop_rewritten():
             return [_rewritten(self._step, self._writer.path)]
         return []
 
-    def _keep(self, readings: list[Reading], findings: list[Finding]) -> None:
-        self._waiting.append((readings, findings))
+    def _keep(
+        self, readings: list[Reading], findings: list[Finding], applied: list[Applied]
+    ) -> None:
+        self._waiting.append((readings, findings, applied))
         self._values += _size(readings)
-        for kept, _ in self._waiting:
+        for kept, *_ in self._waiting:
             if self._values <= self._most:
                 return
             self._values -= _size(kept)
@@ -67,9 +74,9 @@ class RetryingWriter:
 
     def _flush(self) -> None:
         while self._waiting:
-            readings, findings = self._waiting[0]
-            if readings or findings:
-                self._writer.append(readings, findings=findings)
+            readings, findings, applied = self._waiting[0]
+            if readings or findings or applied:
+                self._writer.append(readings, findings=findings, applied=applied)
             self._waiting.popleft()
             self._values -= _size(readings)
 
@@ -78,7 +85,7 @@ class RetryingWriter:
             return []
         self._failing = True
         found = [_not_written(self._step, error)]
-        self._waiting.append(([], found))
+        self._waiting.append(([], found, []))
         return found
 
     def _recovery(self) -> list[Finding]:
@@ -89,7 +96,7 @@ class RetryingWriter:
             found.append(_written_again(self._step, self._dropped))
         self._failing, self._dropped = False, 0
         if found:
-            self._waiting.append(([], found))
+            self._waiting.append(([], found, []))
             with suppress(RunFileError):
                 self._flush()
         return found

@@ -22,6 +22,7 @@ from equipoise.probes.capture import Boundary, PassCoverage
 from equipoise.probes.protocols import Probe
 from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
+from equipoise.remedies.base import recording
 from equipoise.watching import recorder
 from equipoise.watching.batch import BatchCapture
 from equipoise.watching.coverage import CoverageCheck, from_compiled_code
@@ -290,6 +291,8 @@ class Watch:
 
     def _attach(self) -> None:
         self._off.enter_context(listening_to_loop(self))
+        note = self._recorder.note_remedy
+        self._off.enter_context(recording(self.anatomy.model, note))
         self._off.callback(self._sampler.close)
         self._off.callback(self._batch_stack.close)
         self._stack.callback(self._off.close)

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from equipoise.anatomy.sites import Anatomy
 from equipoise.forecast.verdict import STATES, Judge, Verdict
 from equipoise.probes.capture import Boundary, Table
-from equipoise.records import Finding, Reading, html_table
+from equipoise.records import Applied, Finding, Reading, html_table
+from equipoise.remedies.base import Undo
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
@@ -46,6 +47,8 @@ class StepWriter:
         self._run = None if run is None else RetryingWriter(run)
         self._sinks = sinks
         self._step = 0
+        self.applied: list[Applied] = []
+        """Remedies applied or undone since the last write."""
 
     def write(
         self,
@@ -54,9 +57,10 @@ class StepWriter:
         judge: Judge | None = None,
     ) -> list[Finding]:
         """Write to the run file and the sinks; return what went wrong with them."""
-        if self._run is None or not (readings or findings):
+        if self._run is None or not (readings or findings or self.applied):
             return []
-        found = self._run.append(readings, findings)
+        applied, self.applied = self.applied, []
+        found = self._run.append(readings, findings, applied)
         steps = by_step(readings)
         self._step = max(steps, default=self._step)
         if judge is not None and self._sinks:
@@ -77,7 +81,7 @@ class StepWriter:
         return [*failed, *found, *run.close()]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Recorder:
     """What a run knows so far and has not written yet."""
 
@@ -92,6 +96,17 @@ class Recorder:
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
+
+    def note_remedy(self, undo: Undo, undone: bool) -> None:
+        """Keep until the next write that a remedy was applied, or undone."""
+        self.writer.applied.append(
+            Applied(
+                step=self.schedule.step,
+                remedy=undo.name,
+                undone=undone,
+                details={**undo.details},
+            )
+        )
 
     def add_findings(self, findings: Sequence[Finding]) -> None:
         """Keep findings of this rank until the next write."""

@@ -1,0 +1,182 @@
+"""Remedies on storms: which of them rescues which family of failing runs.
+
+A failing run of ``equipoise lab run storms`` is made again with one remedy, applied
+when the watch's verdict first leaves "healthy" (initial scales: at the start).
+*Rescued*: the final validation loss is within 5 % of the matched healthy run's, and at
+least half of the gap is closed, at equal optimiser steps; steps that were rolled back
+count.
+
+Beside it stand no action (the recorded run), and half the learning rate from the start.
+Every run of storms clips its gradient at 1.0 already, so "clip at 1.0" is no action.
+Resumable: a cell that is in the file is not run again; a cell not in it was not tried.
+
+    python -m benchmarks.remedies STORMS_FOLDER --seeds 5 --minutes 90
+"""
+
+import argparse
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from equipoise.errors import InputError
+from equipoise.lab.data import DataOptions, open_data
+from equipoise.lab.models import GPT
+from equipoise.lab.running.execution import evaluate
+from equipoise.lab.storms.families import TRAIN, change_of, shape_of
+from equipoise.lab.storms.labels import Label, labels
+from equipoise.lab.storms.plan import Storm
+from equipoise.lab.storms.runs import VALIDATION
+from equipoise.lab.training.trainer import Trainer
+from equipoise.remedies.catalogue import remedy
+from equipoise.remedies.roll_back import snapshot
+
+HERE = Path(__file__).parent / "results" / "remedies.json"
+HALVED = "half the rate at the start"
+CANDIDATES = {
+    "learning rate": ("learning_rate", "update_clip", "qk_norm", "roll_back"),
+    "ramp": ("learning_rate", "update_clip", "roll_back"),
+    "no warm-up": ("learning_rate", "update_clip", "optimizer_reset"),
+    "post-LN": ("deepnorm_init", "learning_rate"),
+    "logit growth": ("qk_norm", "qk_clip", "temperature", "learning_rate"),
+    "corrupted data": ("skip_step", "spike_handling", "roll_back"),
+    "adam": ("beta2", "learning_rate", "optimizer_reset"),
+    "router": ("router_balance", "learning_rate"),
+    "residual": ("residual_scale", "update_clip"),
+    "init": ("residual_scale", "learning_rate", "layer_norm_epsilon"),
+}
+AT_START = {"deepnorm_init", "path_init", HALVED}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "temperature": {"tau": 2.0, "steps": 100},
+    # An ε far too large is a fault of this family: the remedy sets both.
+    "beta2": {"beta2": 0.95, "epsilon": 1e-8},
+}
+KEPT_EVERY, KEPT = 20, 4
+"""Steps between snapshots for rolling back, and how many are kept."""
+
+
+class Treatment:
+    """Applies one remedy at the first step whose verdict is not healthy."""
+
+    def __init__(self, name: str, before_step: Callable[[Trainer], None]) -> None:
+        self.name, self.before_step = name, before_step
+        self.applied_at: int | None = None
+        self.snapshots: list[dict[str, Any]] = []
+
+    def __call__(self, trainer: Trainer) -> None:
+        self.before_step(trainer)
+        if self.applied_at is not None:
+            return
+        if self.name == "roll_back" and trainer.step % KEPT_EVERY == 0:
+            kept = snapshot(trainer.model, trainer.optimizer)
+            self.snapshots = [*self.snapshots, kept][-KEPT:]
+        if self.name in AT_START or self._is_alarmed(trainer):
+            self.applied_at = trainer.step
+            self._apply(trainer)
+
+    def _is_alarmed(self, trainer: Trainer) -> bool:
+        watched = trainer._watched
+        state = watched.verdict.state if watched is not None else "healthy"
+        return state in {"at risk", "failing", "dead"}
+
+    def _apply(self, trainer: Trainer) -> None:
+        model, optimizer = trainer.model, trainer.optimizer
+        if self.name == HALVED:
+            remedy("learning_rate", warmup=0).apply(model, optimizer)
+        elif self.name == "roll_back":
+            remedy("roll_back", checkpoint=self.snapshots[0]).apply(model, optimizer)
+        else:
+            options = OPTIONS.get(self.name, {})
+            remedy(self.name, **options).apply(model, optimizer)
+
+
+def treated(storm: Storm, name: str) -> dict[str, Any]:
+    """Make one run with one remedy; return what became of it."""
+    start, change = time.process_time(), change_of(storm)
+    config = replace(shape_of(storm), **change.model)
+    ordinary = {"steps": storm.steps, "seed": storm.seed}
+    options = replace(TRAIN, **{**ordinary, **change.train})
+    data = open_data(
+        DataOptions(), batch=options.batch, seed=storm.seed, context=config.context
+    )
+    torch.manual_seed(storm.seed)
+    model = GPT(config)
+    change.prepare(model)
+    treatment = Treatment(name, change.before_step)
+    batches = change.batches(data.train)
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model, batches, options, folder=Path(folder), before_step=treatment
+        )
+        trainer.run()
+    fixed = open_data(DataOptions(), batch=32, seed=0, context=config.context)
+    assert fixed.validation is not None
+    loss = evaluate(model, fixed.validation, count=VALIDATION)["validation"]
+    return {
+        "validation": loss if math.isfinite(loss) else None,
+        "applied_at": treatment.applied_at,
+        "cpu_seconds": round(time.process_time() - start, 2),
+    }
+
+
+def is_rescued(label: Label, validation: float | None) -> bool:
+    """Within 5 % of the healthy run, and at least half of the gap closed."""
+    if validation is None:
+        return False
+    gap = label.validation - label.healthy
+    closed = label.validation - validation >= gap / 2
+    return validation <= 1.05 * label.healthy and closed
+
+
+def cells(found: list[Label], seeds: int) -> list[tuple[Label, str]]:
+    """Return what to run: failing runs by family, some seeds, each fitting remedy."""
+    by_family: dict[str, list[Label]] = defaultdict(list)
+    for label in sorted(found, key=lambda one: one.storm.seed):
+        storm = label.storm
+        fails = label.outcome == "failed" and storm.tier == "small"
+        if fails and storm.role == "fault" and storm.family in CANDIDATES:
+            by_family[storm.family].append(label)
+    return [
+        (label, name)
+        for turn in range(seeds)
+        for family, runs in by_family.items()
+        for label in runs[turn : turn + 1]
+        for name in (HALVED, *CANDIDATES[family])
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("storms", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--results", type=Path, default=HERE)
+    given = parser.parse_args()
+    known = json.loads(given.results.read_text()) if given.results.exists() else {}
+    start = time.process_time()
+    for label, name in cells(labels(given.storms), given.seeds):
+        key = f"{label.storm.family} | {label.storm.seed} | {name}"
+        if time.process_time() - start > 60 * given.minutes:
+            break
+        if key in known:
+            continue
+        try:
+            row = treated(label.storm, name)
+        except InputError as error:
+            row = {"refused": str(error)}
+        rescued = is_rescued(label, row.get("validation"))
+        row |= {"healthy": label.healthy, "untreated": label.validation}
+        known[key] = row | {"severity": label.storm.severity, "rescued": rescued}
+        given.results.write_text(json.dumps(known, indent=1) + "\n")
+        print(key, known[key], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""``equipoise remedies``: every remedy, what it does, when it fits, how to apply it."""
+
+import json as jsonlib
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from equipoise.forecast.remedy_catalogue import CATALOGUE
+
+EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
+
+
+def command(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """List the remedies: what each does, and the troubles it fits."""
+    entries = CATALOGUE.values()
+    if json:
+        rows = [{**asdict(entry), "page": entry.page} for entry in entries]
+        typer.echo(jsonlib.dumps(rows, ensure_ascii=False))
+        return
+    table = Table(box=None)
+    table.add_column("remedy", no_wrap=True)
+    table.add_column("does")
+    table.add_column("fits")
+    for entry in entries:
+        table.add_row(entry.name, entry.does, entry.fits)
+    screen = Console()
+    screen.print(table)
+    screen.print(
+        "Apply one: remedy(NAME).apply(model, optimizer), from "
+        "equipoise.remedies.catalogue; docs/remedies/ has a page for each",
+        highlight=False,
+        markup=False,
+    )
