@@ -16,7 +16,7 @@ from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.remedies.catalogue import REMEDIES, remedy
 from tests.remedies.families import a_model, an_optimizer, train
-from tests.report.runs import sick
+from tests.report.runs import failing_run
 
 
 def test_pages_are_what_the_catalogue_says() -> None:
@@ -72,8 +72,8 @@ def test_the_cause_comes_before_what_it_does_to_the_loss() -> None:
 def test_the_lines_for_a_run_that_fails_can_be_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "sick.eqp"
-    sick(path, steps=200)
+    path = tmp_path / "failing.eqp"
+    failing_run(path, steps=200)
     with pytest.raises(SystemExit):
         main(["remedy", str(path), "--json"])
     shown = json.loads(capsys.readouterr().out)

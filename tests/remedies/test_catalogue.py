@@ -267,6 +267,17 @@ def test_a_model_it_does_not_fit_is_refused_and_left_alone(
     assert not differences(before, state(model, optimizer))
 
 
+def test_a_checkpoint_that_fits_in_part_leaves_nothing_of_itself() -> None:
+    model, optimizer = prepared("roll_back", "lab")
+    given = snapshot(model, optimizer)
+    given["model"] = {n: x + 1 for n, x in given["model"].items()}
+    given["optimizer"]["param_groups"].pop()
+    before = state(model, optimizer)
+    with pytest.raises(InputError, match="not of this model and optimiser"):
+        remedy("roll_back", checkpoint=given).apply(model, optimizer)
+    assert not differences(before["tensors"], state(model, optimizer)["tensors"])
+
+
 def test_what_needs_the_optimiser_says_how_to_give_it() -> None:
     model = a_model("lab")
     for name in ("learning_rate", "skip_step", "qk_norm", "sigma_reparam"):

@@ -37,19 +37,23 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_warms_up() -> None:
     two = remedy("learning_rate", scale=0.1, warmup=0).apply(layer, optimizer)
     moved = []
     for _ in range(4):
-        weight.grad, before = torch.ones(1), float(weight)
+        weight.grad, before = torch.ones(1), weight.item()
         optimizer.step()
         scheduler.step()
-        moved.append(before - float(weight))
+        moved.append(before - weight.item())
     rates = [1 / (step + 1) for step in range(4)]
     warm = [1 / 3, 2 / 3, 1, 1]
     wanted = [0.05 * r * w for r, w in zip(rates, warm, strict=True)]
     assert moved == pytest.approx(wanted, rel=1e-5)
     assert optimizer.param_groups[0]["lr"] == 1 / 5
+    # What an optimiser counts in its groups during a step stays.
+    optimizer.register_step_pre_hook(lambda o, *_: o.param_groups[0].update(count=7))
+    optimizer.step()
+    assert optimizer.param_groups[0]["count"] == 7
     one()
-    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    assert len(optimizer._optimizer_step_pre_hooks) == 2
     two()
-    assert not optimizer._optimizer_step_pre_hooks
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
     assert not optimizer._optimizer_step_post_hooks
 
 
@@ -77,6 +81,10 @@ def test_gradients_are_clipped_as_torch_clips_them() -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.7)
     for name, grad in seen_by_step("gradient_clip", 100.0, limit=0.7).items():
         torch.testing.assert_close(grad, model.get_parameter(name).grad)
+    model.zero_grad()
+    loss(model).backward()
+    for name, grad in seen_by_step("gradient_clip", limit=1e9).items():
+        assert torch.equal(grad, model.get_parameter(name).grad)
 
 
 def test_adaptive_clipping_limits_every_row() -> None:

@@ -52,7 +52,7 @@ _ENTRIES = (
      _applied("temperature", "tau=2.0, steps=100")),
     ("head_temperature", "raise the temperature of single heads",
      "a few heads that saturate",
-     _applied("head_temperature", 'tau={"blocks.0.attention": (2.0, 1.0)}')),
+     _applied("head_temperature", "tau=2.0")),
     ("sigma_reparam", "reparametrise projections by their spectral norm (σReparam)",
      "entropy collapse at a high learning rate", _applied("sigma_reparam")),
     ("soft_cap", "cap attention logits smoothly",

@@ -33,13 +33,17 @@ class StepOptions:
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.after()  # of a step that raised
         for group in optimizer.param_groups:
-            self.saved.append((group, dict(group)))
+            before: dict[str, Any] = {}
+            self.saved.append((group, before))
             for options in self.chosen:
-                group.update(options(group))
+                new = options(group)
+                # Only these: some optimisers count their steps in a group.
+                before.update({k: group[k] for k in new if k not in before})
+                group.update(new)
 
     def after(self, *_: object) -> None:
-        for group, options in self.saved:
-            group.update({k: v for k, v in options.items() if k != "params"})
+        for group, before in self.saved:
+            group.update(before)
         self.saved.clear()
 
 

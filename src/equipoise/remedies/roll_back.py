@@ -57,7 +57,11 @@ class RollBack:
             inner, step = unwrapped(model), changes.required_optimizer
             given = self._opened()
             before = snapshot(inner, step)
-            _load(inner, step, given)
+            try:
+                _load(inner, step, given)
+            except InputError:
+                _load(inner, step, before)  # half of it may be loaded
+                raise
             after = {n: t.detach().clone() for n, t in _tensors(inner).items()}
 
             def back() -> None:

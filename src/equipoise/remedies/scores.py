@@ -41,7 +41,7 @@ class HeadNorm:
     def __call__(self, letter: Letter, x_xHD: Tensor) -> Tensor:
         share = min(1.0, self.progress["step"] / self.steps)
         mean_xH1 = x_xHD.float().square().mean(-1, keepdim=True)
-        if letter not in self.known and torch.is_grad_enabled():
+        if not share and letter not in self.known and torch.is_grad_enabled():
             self._start(letter, mean_xH1.detach())
         if not share:
             return x_xHD

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.precision.emulation import Bench, Storage
+from equipoise.auditing.precision.emulation import Bench, Storage, relative_error
 from equipoise.auditing.precision.page import (
     headline,
     keep_code,
@@ -166,7 +166,7 @@ def test_study_is_shown_and_written(
 def test_the_printed_code_applies_the_advice() -> None:
     model, ids = tokens()
     model = model.float()
-    found = study(model, ids, storage=BF16)
+    found, reference = study(model, ids, storage=BF16), Bench(model, ids).reference
     seen: dict[str, set[torch.dtype]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -175,13 +175,13 @@ def test_the_printed_code_applies_the_advice() -> None:
             )
     lines = keep_code(found)
     assert all(repr(site) in lines for site in found.keep_list.sites)
-    exec(lines, {"torch": torch, "model": model, "device": torch.device("cpu")})
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        model(ids)
-    kept = tuple(found.keep_list.sites)
+    exec(lines, {"torch": torch, "model": model})
+    with torch.no_grad():
+        error = relative_error(output_of(model, ids), reference)
+    assert error == pytest.approx(found.keep_list.measured, rel=0.25)
     for name, dtypes in seen.items():
-        wide = any(name == s or name.startswith(f"{s}.") or not s for s in kept)
-        assert dtypes == {torch.float32 if wide else torch.bfloat16}, name
+        kept = name in found.keep_list.sites
+        assert dtypes == {torch.float32 if kept else torch.bfloat16}, name
 
 
 def test_a_format_without_error_has_nothing_to_keep() -> None:

@@ -103,27 +103,21 @@ def named(study: PrecisionStudy, site: str) -> str:
 
 
 def keep_code(study: PrecisionStudy) -> str:
-    """Return the code that applies the advice, under autocast."""
-    names = ", ".join(repr(site) for site in study.keep_list.sites)
-    return KEEP.format(names=names, format=study.format) if names else ""
+    """Return the code that applies the advice to a model in float32."""
+    sites, narrow = study.keep_list.sites, DTYPES.get(study.format)
+    if not sites or narrow is None:
+        return ""
+    names = "".join(f"    {site!r},\n" for site in sites)
+    return KEEP.format(names=names, narrow=narrow)
 
 
-KEEP = """def in_float32(module):
-    narrow = module.forward
+DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+"""The formats in which a whole model can run."""
+KEEP = """from equipoise.remedies.catalogue import remedy
 
-    def wide(x):
-        return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
-
-    def forward(*args, **kwargs):
-        with torch.autocast(device.type, enabled=False):
-            return narrow(*map(wide, args), **{{k: wide(x) for k, x in kwargs.items()}})
-
-    module.forward = forward
-
-# call the model inside torch.autocast(device.type, ...) in {format}; a module with
-# children keeps those in float32 too
-for name in [{names}]:
-    in_float32(model.get_submodule(name))"""
+kept = [
+{names}]
+undo = remedy("keep_fp32", modules=kept, narrow={narrow}).apply(model)"""
 
 
 def cells(study: PrecisionStudy, row: PrecisionRow) -> list[str]:
