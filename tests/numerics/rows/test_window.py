@@ -96,9 +96,13 @@ def test_the_nearest_subset_sum(n: int) -> None:
     for x in w.astype(np.float64):
         sums = np.concatenate([sums, sums + x])
     for target in rng.uniform(-0.2, w.sum() + 0.2, 20):
-        off, proven = nearest(scratch(w), (0, n), (target, w.sum() + 1, 0.0))
+        off, proven = nearest(scratch(w), (0, n), (target, w.sum() + 1, 0.0), True)
         best = np.abs(target - sums).min()
         assert abs(off) == pytest.approx(best, abs=1e-14)
         assert proven == (best > 0)
-        soon, _ = nearest(scratch(w), (0, n), (target, w.sum() + 1, 0.05))
-        assert best - 1e-14 <= abs(soon) <= max(best, 0.05) + 1e-14
+        for signed in (True, False):
+            goal = (target, w.sum() + 1, 0.05)
+            soon, _ = nearest(scratch(w), (0, n), goal, signed)
+            assert best - 1e-14 <= abs(soon) <= max(best, 0.05) + 1e-14
+            # A sum's own distance, or no more than a bound on one.
+            assert not signed or abs(target - sums - soon).min() < 1e-14

@@ -33,17 +33,19 @@ _GATHERED = 1 << 18
 
 
 @inner(reorder=True)
-def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, Any, Any]:
-    """Return the mass, the largest bit pattern and how many keys are above 0.
+def _summed(p_K: Singles, bits_K: NDArray[np.uint32]) -> tuple[float, Any, Any, Any]:
+    """Return the mass, the largest bit pattern, how many keys are positive, the last.
 
     Read as unsigned integers, a negative entry, -0 or a NaN exceeds any probability.
     """
-    total, top, some = 0.0, np.uint32(0), np.int32(0)
+    total, top, some, last = 0.0, np.uint32(0), np.int32(0), np.int32(0)
     for k in range(p_K.size):
         total += p_K[k]
         top = bits_K[k] if bits_K[k] > top else top
         some += np.int32(p_K[k] > 0)
-    return total, top, some
+        place = np.int32(k) if p_K[k] > 0 else np.int32(0)
+        last = place if place > last else last
+    return total, top, some, last
 
 
 @inner(reorder=True)
@@ -67,14 +69,14 @@ def close(
     """Write θ's interval of every row that is sound; others stay as they are."""
     enough, off = options
     for i in range(p_NK.shape[0]):
-        total, pattern, some = _summed(p_NK[i], bits_NK[i])
+        total, pattern, some, last = _summed(p_NK[i], bits_NK[i])
         top, tops = np.uint32(pattern).view(np.float32), np.int64(1)
         if not (0 < pattern < _BITS_OF_TWO and abs(total - 1.0) <= off):
             continue
         below, ratio = total - float(top), total / top
         if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
             below, tops = _apart(p_NK[i], top)
-        counts = (np.int64(tops), np.int64(some), p_NK.shape[1])
+        counts = (np.int64(tops), np.int64(some), np.int64(last) + 1)
         low, high = closed(p_NK[i], (below, np.float64(top)), counts, enough, room)
         bounds_N2[i, 0] = low
         bounds_N2[i, 1] = high

@@ -106,7 +106,7 @@ def _decided(
 
 @inner()
 def nearest(
-    room: Singles, ends: Ends, goal: tuple[float, float, float]
+    room: Singles, ends: Ends, goal: tuple[float, float, float], signed: bool
 ) -> tuple[float, bool]:
     """Return target - s for a subset sum s, and if no other is nearer the target.
 
@@ -116,6 +116,7 @@ def nearest(
         goal: The target; a mass that neither it nor the sum of the keys exceeds (the
             smaller it is, the fewer sums are decided in float64); and what is near
             enough: at the first sum within it the search stops, unproven.
+        signed: If not, a sum that is near enough gives a bound on its distance only.
     """
     first, last = ends
     target, mass, enough = goal
@@ -131,6 +132,8 @@ def nearest(
         if near < least:
             least = near
             if near + slack <= enough:
+                if not signed:
+                    return np.float64(near + slack), False
                 begin, end = s, s + 1
                 break
     best = _decided(room, ends, (target, np.float32(least + 2 * slack), begin, end))
@@ -177,19 +180,15 @@ def _gathered(
 ) -> tuple[Any, float]:
     """Copy the keys above ``least``, largest first; return how many, and their mass."""
     m, mass = np.int64(0), 0.0
-    for start in range(0, stop, _WIDTH):
-        end = start + _WIDTH if start + _WIDTH < stop else stop
-        if _heavy(p_K, (start, end), least)[0] == 0:
-            continue
-        for k in range(start, end):
-            if p_K[k] > least:
-                at = _KEYS + m
-                while at > _KEYS and room[at - 1] < p_K[k]:
-                    room[at] = room[at - 1]
-                    at -= 1
-                room[at] = p_K[k]
-                mass += p_K[k]
-                m += 1
+    for k in range(stop):
+        if p_K[k] > least:
+            at = _KEYS + m
+            while at > _KEYS and room[at - 1] < p_K[k]:
+                room[at] = room[at - 1]
+                at -= 1
+            room[at] = p_K[k]
+            mass += p_K[k]
+            m += 1
     return m, mass
 
 
@@ -210,7 +209,7 @@ def _dealt(
     if m <= (WINDOW if least > 0 else FEW):
         rest = (total - mass) / 2 if least > 0 else 0.0
         goal = (gap - rest - room[_KEYS], total, rest / 2 if rest > 0 else enough)
-        off, proven = nearest(room, (np.int64(1), m), goal)
+        off, proven = nearest(room, (np.int64(1), m), goal, rest > 0)
         if abs(off) >= rest:
             return abs(off) - rest, proven
         return off + rest, False
@@ -281,7 +280,7 @@ def _windowed(
         first += 1
     gap, middle = _filled(p_K, (first, stop), least, (gap, mass / 2))
     mass = mass if mass > gap else gap
-    gap, _ = nearest(room, (np.int64(0), w), (gap, mass, enough))
+    gap, _ = nearest(room, (np.int64(0), w), (gap, mass, enough), False)
     k = first
     while abs(gap) > enough and k < middle and middle + k - first < stop:
         out, into = p_K[k], p_K[middle + k - first]
