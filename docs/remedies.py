@@ -67,7 +67,7 @@ def measured(name: str) -> str:
         return "Not tried on storms yet; see [the table](README.md#measured-on-storms)."
     cells = "; ".join(f"{family}: {cell}" for family, cell in rows.items())
     how = "[The table](README.md#measured-on-storms) says how."
-    return f"Runs rescued, of those tried: {cells}. {how}"
+    return f"Runs rescued of those tried (gap closed): {cells}. {how}"
 
 
 def index() -> str:
@@ -84,16 +84,28 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "remedies.json"
 
 
 def results() -> dict[str, dict[str, str]]:
-    """Return remedy → family → how many of the runs tried were rescued."""
+    """Return remedy → family → runs rescued of those tried, and the gap closed."""
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    tried: dict[str, dict[str, list[bool]]] = {}
+    tried: dict[str, dict[str, list[dict[str, float]]]] = {}
     for key, row in found.items():
         family, _, name = key.split(" | ")
-        tried.setdefault(name, {}).setdefault(family, []).append(row["rescued"])
+        tried.setdefault(name, {}).setdefault(family, []).append(row)
     return {
-        name: {family: f"{sum(won)} of {len(won)}" for family, won in rows.items()}
-        for name, rows in tried.items()
+        name: {family: _cell(rows) for family, rows in families.items()}
+        for name, families in tried.items()
     }
+
+
+def _cell(rows: list[dict[str, float]]) -> str:
+    """Return rescued of tried, and the mean share of the gap to healthy closed."""
+    won = sum(bool(row["rescued"]) for row in rows)
+    gaps = [
+        (row["untreated"] - row["validation"]) / (row["untreated"] - row["healthy"])
+        for row in rows
+        if row.get("validation") is not None
+    ]
+    closed = f" ({100 * sum(gaps) / len(gaps):.0f} %)" if gaps else ""
+    return f"{won} of {len(rows)}{closed}"
 
 
 def table() -> str:
@@ -133,7 +145,7 @@ undo()
 MEASURED = """
 ## Measured on storms
 
-`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy at its defaults, applied when the verdict first leaves *healthy* (initial scales: at the start). Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells are rescued of tried; few runs say little.
+`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy at its defaults, applied when the verdict first leaves *healthy* (initial scales: at the start). Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells are runs rescued of those tried and, in brackets, how much of the gap to the healthy run was closed; below 0 the remedy did harm. One severe run per cell says little, and none of these was rescued: no remedy has been shown to beat half the learning rate in more than single runs, so the order of advice is still that of the literature.
 
 """  # noqa: E501
 

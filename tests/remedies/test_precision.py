@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import (
     Bench,
@@ -80,3 +80,24 @@ def test_under_autocast_kept_modules_leave_it() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(X)
     assert seen == [torch.float32, torch.bfloat16]
+
+
+class Casts(nn.Module):
+    """Asks for the dtype it is given, and casts back to a narrow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.given = torch.float64
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given = x.dtype
+        return x.float().softmax(-1).to(self.inner(x).dtype)
+
+
+def test_a_kept_module_reads_wide_and_does_not_cast_back() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Casts())
+    remedy("keep_fp32", modules=("1",), narrow=torch.bfloat16).apply(model)
+    found = model(torch.eye(4, dtype=torch.bfloat16))
+    assert found.dtype is torch.float32 and model[1].given is torch.float32
+    assert bool((found != found.bfloat16()).any())
