@@ -84,14 +84,14 @@ def _numbers(score: "Score") -> dict[str, object]:
     }
 
 
-@app.command(epilog=epilog("equipoise storms fit coefficients.json --last-seed 4"))
+@app.command(epilog=epilog("equipoise storms fit coefficients.json --last-seed 12"))
 def fit(
     out: Annotated[Path, typer.Argument(help="Where the coefficients go, as JSON.")],
     *,
     runs: Runs = None,
     last_seed: Annotated[
         int, typer.Option(help="Fit on seeds 1 to this; the rest stays unseen.")
-    ] = 4,
+    ] = 12,
 ) -> None:
     """Fit the forecast's coefficients on recorded runs of the small tier."""
     from equipoise.lab.storms.evaluation import shipped_model

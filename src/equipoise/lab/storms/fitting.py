@@ -27,7 +27,7 @@ class FitOptions:
 
     ages: tuple[int, ...] = (15, 20, 30, 50, 80, 150)
     """Steps at which stable runs are described anew."""
-    shrink: float = 3.0
+    shrink: float = 1.0
     """Added to the variances of the stable runs' features."""
     narrowest: float = 0.5
     """The least reach of a band, in standard deviations over all stable readings."""
@@ -248,7 +248,7 @@ def _with_probability(
     return replace(model, slope=float(slope[0]), offset=offset, steps=steps)
 
 
-AFTERWARDS = 60
+AFTERWARDS = 20
 """Readings up to so many steps after onset teach what a cause looks like."""
 
 
