@@ -145,7 +145,7 @@ undo()
 MEASURED = """
 ## Measured on storms
 
-`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy at its defaults, applied when the verdict first leaves *healthy* (initial scales: at the start). Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells are runs rescued of those tried and, in brackets, how much of the gap to the healthy run was closed; below 0 the remedy did harm. One severe run per cell says little, and none of these was rescued: no remedy has been shown to beat half the learning rate in more than single runs, so the order of advice is still that of the literature.
+`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy (at its defaults; `beta2` with `epsilon=1e-8`, `temperature` with the value the benchmark names), applied when the verdict first leaves *healthy* (initial scales: at the start). Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells are runs rescued of those tried and, in brackets, how much of the gap to the healthy run was closed; below 0 the remedy did harm. One severe run per cell says little, and none of these was rescued: no remedy has been shown to beat half the learning rate in more than single runs, so the order of advice is still that of the literature.
 
 """  # noqa: E501
 
