@@ -111,7 +111,10 @@ def test_it_follows_pauses_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> 
 @pytest.mark.parametrize("how", ["\x03", signal.SIGTERM])
 def test_an_interruption_ends_it_as_q_does(tmp_path: Path, how: str | int) -> None:
     RunWriter(tmp_path / "mine.eqp", INFO).close()
+    # As from a script that runs in the background: Ctrl-C is inherited as ignored.
+    theirs = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with terminal(str(tmp_path / "mine.eqp")) as shown:
+        signal.signal(signal.SIGINT, theirs)
         shown.until("no step yet")
         if isinstance(how, str):
             shown.press(how)

@@ -152,7 +152,9 @@ def taken_terminal() -> Iterator[None]:
 
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
-    handlers = {s: signal.signal(s, _ended) for s in (signal.SIGTERM, signal.SIGHUP)}
+    # SIGINT too: what a script starts in the background inherits it as ignored.
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.signal(number, _ended) for number in ends}
     try:
         tty.setcbreak(keyboard)
         _ignore_suspend(keyboard)
