@@ -265,12 +265,17 @@ def range_use(x: Float[Tensor, "*x"], format: Format) -> RangeUse:
         RangeUse(overflow=0.25, subnormal=0.5, flushed=0.25)
     """
     size = x.detach().abs()
-    size = size[size.isfinite() & (size > 0)]
+    used = (size > 0) & (size < torch.inf)  # NaN is neither
+    count = int(torch.count_nonzero(used))
     # Half a step past the largest still rounds back to it.
     edge = format.largest * (1 + format.unit_roundoff / (2 - format.spacing))
     beyond = size > format.largest if format.finite_only else size >= edge
+
+    def share(some: Tensor) -> float:
+        return int(torch.count_nonzero(some & used)) / count if count else torch.nan
+
     return RangeUse(
-        overflow=beyond.double().mean().item(),
-        subnormal=(size < format.smallest_normal).double().mean().item(),
-        flushed=(size <= format.smallest_subnormal / 2).double().mean().item(),
+        overflow=share(beyond),
+        subnormal=share(size < format.smallest_normal),
+        flushed=share(size <= format.smallest_subnormal / 2),
     )

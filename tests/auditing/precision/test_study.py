@@ -1,5 +1,6 @@
 """From a typed name to a verdict: measuring, keeping, loading, showing."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.precision.emulation import Bench, Storage, relative_error
+from equipoise.auditing.precision.emulation import (
+    NATIVE,
+    Bench,
+    Storage,
+    relative_error,
+)
 from equipoise.auditing.precision.page import (
     headline,
     keep_code,
@@ -46,6 +52,17 @@ def test_emulation_agrees_with_the_machine() -> None:
         assert 0.5 < bench.mismatch(Storage.named(name)) / native < 2
     with pytest.raises(InputError, match="no dtype every layer runs in"):
         bench.native_mismatch(FORMATS["e4m3"])
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_native_run_is_that_of_the_machine(name: str) -> None:
+    """Products in float32 rounded once: the kernel's own, up to the order of sums."""
+    model, ids = tokens()
+    bench, dtype = Bench(model.float(), ids), NATIVE[name]
+    with torch.no_grad():
+        own = output_of(copy.deepcopy(model).to(dtype).eval(), ids)
+    expected = relative_error(own, bench.reference)
+    assert bench.native_mismatch(FORMATS[name]) == pytest.approx(expected, rel=0.1)
 
 
 def test_squares_of_modules_add_up() -> None:

@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.mutated_checkpoints import MARKER, Calls, campaign, endless, gguf
+from equipoise.auditing.audit import audit
 from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.entries import in_memory
+from equipoise.auditing.weights.layout import attentions
 from equipoise.errors import InputError
 
 
@@ -221,3 +223,16 @@ def test_some_mutations(tmp_path: Path) -> None:
     assert not found["executed"]
     assert sum(c["refused"] for c in found["outcomes"].values()) > 20
     assert np.isfinite(found["slowest"])
+
+
+def test_projections_without_rows_are_no_attention(tmp_path: Path) -> None:
+    """A zeroed shape in a header: nothing to read, and no heads to divide by."""
+    rows = {"q": 0, "k": 16, "v": 16, "output": 16}
+    state = {
+        f"blk.0.attn_{name}.weight": torch.zeros(count, 16)
+        for name, count in rows.items()
+    }
+    (tmp_path / "a.gguf").write_bytes(gguf(state))
+    assert attentions(open_checkpoint(tmp_path / "a.gguf")) == []
+    found = audit(tmp_path / "a.gguf")
+    assert found.verdict.state == "healthy" and not found.reading("projection.G")

@@ -130,7 +130,9 @@ def tensor_at(checkpoint: Checkpoint, site: str, path: str) -> str | None:
         base = f"{start}.{choice}".strip(".")
         for name in (f"{base}.weight", base):
             entry = checkpoint.entries.get(name)
-            if entry is not None and len(entry.shape) == 2 and entry.is_float:
+            if entry is None or len(entry.shape) != 2 or not entry.numel:
+                continue
+            if entry.is_float:
                 return name
     return None
 
