@@ -3,7 +3,7 @@
 import torch
 
 from tests.zoo.further import EVERYTHING
-from tests.zoo.reading import deviation, expected, hear
+from tests.zoo.reading import capture, deviation, expected
 from tests.zoo.specimens import Specimen
 from tests.zoo.test_zoo import plainest
 
@@ -39,18 +39,18 @@ def page() -> str:
 def _line(specimen: Specimen, how: str) -> str:
     model, batch = specimen.build(how), specimen.batch()
     with torch.set_grad_enabled(model.training):
-        heard = hear(model, batch)
+        read = capture(model, batch)
         truth = expected(specimen, specimen.build(plainest(specimen, how)), batch)
-    pairs = zip(heard.calls, truth, strict=True)
+    pairs = zip(read.calls, truth, strict=True)
     worst = [deviation(call.rows, rows) for call, rows in pairs]
     numbers = [max(w[q] for w in worst) for q in ("theta", "entropy", "max_logit")]
     cells = [
         f"`{specimen.name}`",
         how,
-        " ".join(sorted({call.kind for call in heard.calls})),
-        f"{len(heard.calls)} of {len(truth)}",
+        " ".join(sorted({call.kind for call in read.calls})),
+        f"{len(read.calls)} of {len(truth)}",
         *(f"{n:.0e}" for n in numbers),
-        _projections(heard.anatomy.attention),
+        _projections(read.anatomy.attention),
     ]
     return f"| {' | '.join(cells)} |\n"
 
