@@ -135,7 +135,8 @@ def test_changes_are_in_order_and_name_the_first_layer() -> None:
     loss = 2 + 0.05 * rng.standard_normal((1, 80))
     loss[0, 60:] += 3
     loss[0, 75] = np.nan
-    found = changes([made(loss, "loss"), made(theta, "attention.theta.p5")])
+    ours = made(loss[:, ::-1].copy(), "projection.norm.error")  # not the model's
+    found = changes([ours, made(loss, "loss"), made(theta, "attention.theta.p5")])
     assert [c.quantity for c in found] == ["attention.theta.p5", "loss"]
     assert found[0].site == "h.2" and abs(found[0].step - 30) <= 1
     assert found[0].before == pytest.approx(1, abs=0.02)

@@ -54,9 +54,10 @@ def changes(grids: Sequence[Grid]) -> list[Change]:
     """Return the first change of every quantity at its first layer, by onset.
 
     One line per quantity: the layer that moved first, and how many followed is to be
-    seen in the heatmap.
+    seen in the heatmap. Errors of our own estimates say nothing about the model.
     """
-    found = [change for grid in grids for change in _of_grid(grid)[:1]]
+    ours = [grid for grid in grids if not grid.quantity.endswith(".error")]
+    found = [change for grid in ours for change in _of_grid(grid)[:1]]
     return sorted(found, key=lambda c: (c.step, -c.strength))[:MOST_CHANGES]
 
 

@@ -37,7 +37,12 @@ function others(verdict) {
   if (!fired.length) return null;
   return EQ.h("div", { class: "others" }, EQ.h("h3", {}, fired.length > 1 ? "What fired, in order" : "What fired"),
     EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity },
-      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}`) : null))));
+      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null))));
+}
+
+// A finding's numbers are those of the step at which it fired, not of the one at which it began.
+function readAt(f) {
+  return since(f) < f.step ? ` (as read at step ${f.step})` : "";
 }
 
 // The chart that shows what is wrong; of a healthy run, the loss.
