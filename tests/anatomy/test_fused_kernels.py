@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
-from equipoise.anatomy import fused_kernels
+from equipoise.anatomy import fused_kernels, kernel_functions
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
@@ -105,6 +105,18 @@ def test_what_changes_the_rows_otherwise_is_refused_by_name(name: str) -> None:
     q = seeded(1, 3, 2, 8)
     with pytest.raises(fused_kernels.NotReadError, match=name):
         kernel_call(Caller(), {"q": q, "k": q, "v": q, name: 3})
+
+
+@pytest.mark.parametrize("reader", ["_sage", "_transformer_engine"])
+def test_a_causal_mask_that_each_aligns_in_its_way_is_refused(reader: str) -> None:
+    """Over other keys than queries Transformer Engine starts at the upper left."""
+    q, k = seeded(1, 3, 2, 8), seeded(1, 5, 2, 8)
+    given = {"module": DotProductAttention(), "qkv_format": "bshd", "causal": True}
+    given |= {"q": q, "k": k, "v": k, "tensor_layout": "NHD"}
+    read = getattr(kernel_functions, reader)
+    with pytest.raises(fused_kernels.NotReadError, match="causal"):
+        read(Caller(), given)
+    assert read(Caller(), {**given, "k": q, "v": q}).causal
 
 
 class Site(nn.Module):

@@ -46,7 +46,14 @@ def _sage(caller: Caller, given: Given) -> AttentionCall:
         given = {**given, **turned}
     if given.get("attn_mask") is not None:
         raise NotReadError("is called with a mask of its own (attn_mask)")
+    _refuse_unaligned(given)
     return kernel_call(caller, given)
+
+
+def _refuse_unaligned(given: Given) -> None:
+    """Refuse a causal mask over other keys than queries: each aligns it in its way."""
+    if given.get("causal") and given["q"].shape[1] != given["k"].shape[1]:
+        raise NotReadError("is causal, with more keys than queries or fewer")
 
 
 def _xformers(caller: Caller, given: Given) -> AttentionCall:
@@ -141,6 +148,7 @@ def _transformer_engine(caller: Caller, given: Given) -> AttentionCall:
         "left": left,
         "right": right,
     }
+    _refuse_unaligned(given)
     return kernel_call(caller, given)
 
 
