@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from docs.rules import write
 from equipoise.forecast.remedy_catalogue import CATALOGUE, RemedyEntry
 
 HERE = Path(__file__).parent / "remedies"
@@ -156,12 +157,5 @@ def pages() -> dict[str, str]:
     return {"README.md": index(), **made}
 
 
-def main() -> None:
-    """Write every page."""
-    HERE.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (HERE / name).write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write(HERE, pages())

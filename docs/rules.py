@@ -154,12 +154,12 @@ def pages() -> dict[str, str]:
     return {"README.md": index(), **found}
 
 
-def main() -> None:
-    """Write the pages."""
-    HERE.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (HERE / name).write_text(text, encoding="utf-8")
+def write(folder: Path, texts: dict[str, str]) -> None:
+    """Write pages by their file names."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write(HERE, pages())
