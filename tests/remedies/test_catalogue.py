@@ -221,7 +221,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("qk_norm", {"steps": 0}, "at least 1 step"),
     ("soft_cap", {"cap": 0.0}, "positive"),
     ("z_loss", {"weight": 0.0}, "positive"),
-    ("residual_scale", {"scale": 0.0}, "scale > 0"),
+    ("residual_scale", {"scale": 0.0}, "scale of residual_scale must be positive"),
+    ("residual_scale", {"steps": -1}, "must be 0 or more"),
     ("keep_fp32", {"narrow": torch.float64}, "bfloat16 or float16"),
 ]
 

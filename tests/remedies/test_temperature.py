@@ -79,7 +79,7 @@ def test_warmup_ends_at_exactly_one() -> None:
 def test_invalid_warmups_raise() -> None:
     with pytest.raises(InputError, match="Linear has no attention"):
         Temperature(tau=2.0).apply(nn.Linear(2, 2))
-    with pytest.raises(InputError, match="not positive"):
+    with pytest.raises(InputError, match="tau of temperature must be positive"):
         Temperature(tau=0.0)
     with pytest.raises(InputError, match="start > 0"):
         TemperatureWarmup(start=0.0)

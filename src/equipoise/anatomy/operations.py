@@ -127,6 +127,19 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
+def mapped(
+    value: Any, change: Callable[..., Tensor], kind: type[Tensor] = Tensor
+) -> Any:
+    """Change the floating tensors of a kind in nested tuples, lists, dictionaries."""
+    if isinstance(value, kind):
+        return change(value) if value.is_floating_point() else value
+    if type(value) in (tuple, list) or type(value).__module__ == "torch.return_types":
+        return type(value)(mapped(item, change, kind) for item in value)
+    if type(value) is dict:
+        return {key: mapped(item, change, kind) for key, item in value.items()}
+    return value
+
+
 def linear_in_one(func: Function, place: int) -> bool:
     """Return whether an operation is linear in one tensor while the others stay."""
     role = role_of(func)

@@ -171,11 +171,7 @@ class AttentionEdits(TorchFunctionMode):
         self.needs_scores = bool(hooks.scores)
 
     def __torch_function__(
-        self,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:

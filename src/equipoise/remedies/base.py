@@ -10,7 +10,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    Protocol,
+    Self,
+    get_type_hints,
+    runtime_checkable,
+)
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +31,9 @@ from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
 
 Back = Callable[[], None]
+Positive = Annotated[float, "positive"]
+"""An option that ``RecordedRemedy`` checks when it is made."""
+Count = Annotated[int, "0 or more"]
 
 
 @runtime_checkable
@@ -164,6 +174,16 @@ class Changes:
     def hook(self, handle: RemovableHandle) -> None:
         self.undo_by(handle.remove)
 
+    def before_step(self, act: Callable[[Optimizer], None]) -> None:
+        """Call a function with the optimiser before each step, without gradients."""
+        register = self.required_optimizer.register_step_pre_hook
+        self.hook(register(lambda optimizer, *_: _without_gradients(act, optimizer)))
+
+    def after_step(self, act: Callable[[Optimizer], None]) -> None:
+        """Call a function with the optimiser after each step, without gradients."""
+        register = self.required_optimizer.register_step_post_hook
+        self.hook(register(lambda optimizer, *_: _without_gradients(act, optimizer)))
+
     def attribute(self, owner: object, name: str, value: object) -> None:
         """Set an attribute; undone to what it was."""
         before = getattr(owner, name)
@@ -205,10 +225,10 @@ class Changes:
         """Count the optimiser's steps from now on in ``progress["step"]``."""
         self.progress["step"] = 0
 
-        def count(*_: object) -> None:
+        def count(optimizer: Optimizer) -> None:
             self.progress["step"] += 1
 
-        self.hook(self.required_optimizer.register_step_post_hook(count))
+        self.after_step(count)
 
     def applied(self, **details: str | int | float) -> Undo:
         """Return the undo of everything collected, and record the remedy."""
@@ -218,6 +238,40 @@ class Changes:
         undo.progress, undo.details = self.progress, details
         _notify(self.model, undo, undone=False)
         return undo
+
+
+class RecordedRemedy(Protocol):
+    """Gives a remedy its ``apply``: what ``change`` collects is recorded and undone."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def preserves_function(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        for option, kind in get_type_hints(type(self), include_extras=True).items():
+            value: Any = getattr(self, option, None)
+            if (kind == Positive and not value > 0) or (kind == Count and value < 0):
+                (rule,) = kind.__metadata__
+                raise InputError(f"{option} of {self.name} must be {rule}, not {value}")
+
+    def change(self, changes: Changes) -> Undo:
+        """Change what ``changes`` holds; end with ``changes.applied``."""
+        ...
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
+        """Change them now; calling the result restores what was there."""
+        with Changes(self.name, model, optimizer) as changes:
+            return self.change(changes)
+
+
+def _without_gradients(act: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
+    with torch.no_grad():
+        act(optimizer)
 
 
 def _refuse_compiled(name: str, model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
-from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.base import Changes, RecordedRemedy, Undo
 
 ATTRIBUTES = ("eps", "variance_epsilon")
 
@@ -42,7 +42,7 @@ def _attributes(module: nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epsilon:
+class Epsilon(RecordedRemedy):
     """Set the ε of some norms."""
 
     values: dict[str, float]
@@ -55,19 +55,17 @@ class Epsilon:
             if not eps > 0:
                 raise InputError(f"ε of {site} must be positive, got {eps}")
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        """Set them now; calling the result restores what was there."""
-        known = epsilons(model)
+    def change(self, changes: Changes) -> Undo:
+        known = epsilons(changes.model)
         unknown = sorted(set(self.values) - set(known))
         if unknown:
             raise InputError(
                 f"no norm called {', '.join(unknown)}; there are {', '.join(known)}"
             )
-        with Changes(self.name, model, optimizer) as changes:
-            for site, eps in self.values.items():
-                module = model.get_submodule(site)
-                changes.attribute(module, _attributes(module)[0], eps)
-            return changes.applied(norms=len(self.values))
+        for site, eps in self.values.items():
+            module = changes.model.get_submodule(site)
+            changes.attribute(module, _attributes(module)[0], eps)
+        return changes.applied(norms=len(self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part, whole
-from equipoise.errors import InputError
-from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.base import Changes, Positive, RecordedRemedy, Undo
 from equipoise.remedies.optimiser import scale_updates
 
 
@@ -44,64 +43,46 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     return found
 
 
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise InputError(f"{name} must be positive, got {value}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientClip:
+class GradientClip(RecordedRemedy):
     """Scale the gradient down to a largest norm."""
 
-    limit: float = 1.0
+    limit: Positive = 1.0
+    """Largest norm over all parameters."""
     name: ClassVar[str] = "gradient_clip"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _positive("the limit of gradient_clip", self.limit)
+    def change(self, changes: Changes) -> Undo:
+        changes.before_step(self._clip)
+        return changes.applied(limit=self.limit)
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            register = changes.required_optimizer.register_step_pre_hook
-            changes.hook(register(self._clip))
-            return changes.applied(limit=self.limit)
-
-    @torch.no_grad()
-    def _clip(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        grads = [p.grad for p in with_gradients(optimizer) if p.grad is not None]
+    def _clip(self, optimizer: Optimizer) -> None:
+        grads = _grads(with_gradients(optimizer))
         share = (self.limit / (total_norm(grads) + 1e-6)).clamp(max=1.0)
         for grad in grads:
             local_part(grad).mul_(share.to(grad.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveClip:
+class AdaptiveClip(RecordedRemedy):
     """Limit each row's gradient to a share of the row's own norm.
 
     Adaptive gradient clipping (Brock et al., arXiv 2102.06171): ‖g‖ ≤ λ·max(‖w‖, 10⁻³)
     for every row of a matrix. Vectors are left alone.
     """
 
-    share: float = 0.05
+    share: Positive = 0.05
     name: ClassVar[str] = "adaptive_clip"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _positive("the share of adaptive_clip", self.share)
+    def change(self, changes: Changes) -> Undo:
+        changes.before_step(lambda o: _clip_rows(with_gradients(o), self.share))
+        return changes.applied(share=self.share)
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            register = changes.required_optimizer.register_step_pre_hook
-            changes.hook(register(self._clip))
-            return changes.applied(share=self.share)
 
-    @torch.no_grad()
-    def _clip(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for p in with_gradients(optimizer):
-            if p.grad is None or p.dim() < 2:
-                continue
-            weight, grad = local_part(p.detach()), local_part(p.grad)
-            limit = self.share * _row_norms(weight).clamp(min=1e-3)
+def _clip_rows(parameters: list[Tensor], share: float) -> None:
+    for p, g in zip(parameters, _grads(parameters), strict=True):
+        if p.dim() >= 2:
+            weight, grad = local_part(p.detach()), local_part(g)
+            limit = share * _row_norms(weight).clamp(min=1e-3)
             grad.mul_((limit / _row_norms(grad).clamp(min=1e-12)).clamp(max=1.0))
 
 
@@ -112,7 +93,7 @@ def _row_norms(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpikeHandling:
+class SpikeHandling(RecordedRemedy):
     """Limit each parameter's gradient to a little more than it usually is.
 
     AdaGC (Wang et al., arXiv 2502.11034): ‖g‖ ≤ λ·γ, with γ a running mean of what was
@@ -120,28 +101,21 @@ class SpikeHandling:
     1. A gradient that is not finite is left out for its parameter.
     """
 
-    ratio: float = 1.05
+    ratio: Positive = 1.05
     decay: float = 0.98
     warmup: int = 10
     name: ClassVar[str] = "spike_handling"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _positive("the ratio of spike_handling", self.ratio)
+    def change(self, changes: Changes) -> Undo:
+        usual: dict[Tensor, Tensor] = {}
+        changes.count_steps()
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            usual: dict[Tensor, Tensor] = {}
-            changes.count_steps()
+        def clip(optimizer: Optimizer) -> None:
+            early = changes.progress["step"] < self.warmup
+            self._clip(with_gradients(optimizer), usual, early=early)
 
-            @torch.no_grad()
-            def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-                early = changes.progress["step"] < self.warmup
-                self._clip(with_gradients(optimizer), usual, early=early)
-
-            register = changes.required_optimizer.register_step_pre_hook
-            changes.hook(register(clip))
-            return changes.applied(ratio=self.ratio)
+        changes.before_step(clip)
+        return changes.applied(ratio=self.ratio)
 
     def _clip(
         self, parameters: list[Tensor], usual: dict[Tensor, Tensor], *, early: bool
@@ -173,31 +147,25 @@ LEAST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkipStep:
+class SkipStep(RecordedRemedy):
     """Leave out steps whose gradient norm is far above the median of the last ones.
 
     Weights and moments stay as they are then, bit for bit. Reading the norm waits for
     the device at every step.
     """
 
-    times: float = 4.0
+    times: Positive = 4.0
     most: int = 8
     """Steps in a row that may be left out; then one is taken, and the usual follows."""
     name: ClassVar[str] = "skip_step"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _positive("the factor of skip_step", self.times)
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            state = _Skipping(self)
-            changes.progress.update(state.progress)
-            state.progress = changes.progress
-            inner = changes.required_optimizer
-            changes.hook(inner.register_step_pre_hook(state.before))
-            changes.hook(inner.register_step_post_hook(state.after))
-            return changes.applied(times=self.times)
+    def change(self, changes: Changes) -> Undo:
+        state = _Skipping(self)
+        changes.progress.update(state.progress)
+        state.progress = changes.progress
+        changes.before_step(state.before)
+        changes.after_step(state.after)
+        return changes.applied(times=self.times)
 
 
 @dataclass(slots=True)
@@ -208,8 +176,7 @@ class _Skipping:
     )
     removed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    @torch.no_grad()
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before(self, optimizer: Optimizer) -> None:
         found = with_gradients(optimizer)
         size = float(total_norm(_grads(found)))
         if not self._is_far(size):
@@ -231,30 +198,25 @@ class _Skipping:
             return False
         return bool(size > self.options.times * statistics.median(norms))
 
-    def after(self, *_: object) -> None:
+    def after(self, optimizer: Optimizer) -> None:
         for p, grad in self.removed:
             p.grad = grad
         self.removed.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateClip:
+class UpdateClip(RecordedRemedy):
     """Limit how far one step moves each matrix, beside the matrix itself."""
 
-    ratio: float = 0.02
+    ratio: Positive = 0.02
     """Largest ‖ΔW‖/‖W‖."""
     name: ClassVar[str] = "update_clip"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _positive("the ratio of update_clip", self.ratio)
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            groups = changes.required_optimizer.param_groups
-            matrices = [p for g in groups for p in g["params"] if p.dim() >= 2]
-            scale_updates(changes, matrices, self._share)
-            return changes.applied(ratio=self.ratio)
+    def change(self, changes: Changes) -> Undo:
+        groups = changes.required_optimizer.param_groups
+        matrices = [p for g in groups for p in g["params"] if p.dim() >= 2]
+        scale_updates(changes, matrices, self._share)
+        return changes.applied(ratio=self.ratio)
 
     def _share(self, p: nn.Parameter, moved: Tensor) -> Tensor:
         # The weight before the step; with W + ΔW a matrix at zero could never move.

@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
-from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.base import Changes, Positive, RecordedRemedy, Undo
 
 HEADS = ("lm_head", "head", "classifier", "score", "fc", "embed_out", "output")
 
@@ -100,22 +99,16 @@ def output_module(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZLoss:
+class ZLoss(RecordedRemedy):
     """Add weight·mean(log² Σ e^logit) to the loss (PaLM; Wortsman et al.)."""
 
-    weight: float = 1e-4
+    weight: Positive = 1e-4
     name: ClassVar[str] = "z_loss"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise InputError(f"the weight of z_loss must be positive: {self.weight}")
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            head = output_module(model)
-            changes.hook(head.register_forward_hook(LogitHook(self.weight)))
-            return changes.applied(weight=self.weight)
+    def change(self, changes: Changes) -> Undo:
+        head = output_module(changes.model)
+        changes.hook(head.register_forward_hook(LogitHook(self.weight)))
+        return changes.applied(weight=self.weight)
 
 
 @dataclass(slots=True)
@@ -158,26 +151,24 @@ def balance_gradient(z_xE: Tensor, chosen: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterBalance:
+class RouterBalance(RecordedRemedy):
     """Add load balance (Switch) and router z-loss (ST-MoE) to every router."""
 
     balance: float = 0.01
     z: float = 1e-3
     name: ClassVar[str] = "router_balance"
-    preserves_function: ClassVar[bool] = True
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            routers = anatomy_of(model).routers
-            if not routers:
-                raise InputError(
-                    f"{type(unwrapped(model)).__name__} has no router we know: "
-                    "router_balance is for mixtures of experts (docs/families.md)"
-                )
-            scale = LossScale()
-            head = output_module(model)
-            changes.hook(head.register_forward_hook(LogitHook(0.0, scale)))
-            for module, chosen in routers.values():
-                hook = RouterHook(self.balance, self.z, chosen, scale)
-                changes.hook(module.register_forward_hook(hook))
-            return changes.applied(routers=len(routers), balance=self.balance)
+    def change(self, changes: Changes) -> Undo:
+        routers = anatomy_of(changes.model).routers
+        if not routers:
+            raise InputError(
+                f"{type(unwrapped(changes.model)).__name__} has no router we know: "
+                "router_balance is for mixtures of experts (docs/families.md)"
+            )
+        scale = LossScale()
+        head = output_module(changes.model)
+        changes.hook(head.register_forward_hook(LogitHook(0.0, scale)))
+        for module, chosen in routers.values():
+            hook = RouterHook(self.balance, self.z, chosen, scale)
+            changes.hook(module.register_forward_hook(hook))
+        return changes.applied(routers=len(routers), balance=self.balance)

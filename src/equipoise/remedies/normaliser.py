@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import masked_to_infinity
@@ -38,7 +37,7 @@ from equipoise.remedies.attention_hooks import (
     over_keys,
     refuse_hidden_scores,
 )
-from equipoise.remedies.base import Back, Changes, Undo
+from equipoise.remedies.base import Back, Changes, RecordedRemedy, Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ ATTRIBUTE = "normaliser"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormaliserSwap:
+class NormaliserSwap(RecordedRemedy):
     """Use another normaliser in every attention module, or in some.
 
     Works where attention is written out (softmax over scores), and where it calls
@@ -189,16 +188,14 @@ class NormaliserSwap:
     def __post_init__(self) -> None:
         NormaliserModule(self.to, heads=1 if self.learn else None)
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        """Swap now; calling the result restores the model bit for bit."""
-        with Changes(self.name, model, optimizer) as changes:
-            refuse_hidden_scores(model)
-            sites = attention_sites(model, self.only)
-            for site in sites:
-                heads = _heads(site) if self.learn else None
-                back = _install(site, NormaliserModule(self.to, heads=heads))
-                changes.undo_by(back, (id(site.module), ATTRIBUTE))
-            return changes.applied(to=self.to, sites=len(sites))
+    def change(self, changes: Changes) -> Undo:
+        refuse_hidden_scores(changes.model)
+        sites = attention_sites(changes.model, self.only)
+        for site in sites:
+            heads = _heads(site) if self.learn else None
+            back = _install(site, NormaliserModule(self.to, heads=heads))
+            changes.undo_by(back, (id(site.module), ATTRIBUTE))
+        return changes.applied(to=self.to, sites=len(sites))
 
 
 def learnt_parameters(model: nn.Module) -> list[nn.Parameter]:

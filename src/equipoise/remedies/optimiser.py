@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,7 +16,14 @@ from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sharding import local_part, whole
 from equipoise.anatomy.sites import named
 from equipoise.errors import InputError
-from equipoise.remedies.base import Changes, Undo, same_bits
+from equipoise.remedies.base import (
+    Changes,
+    Count,
+    Positive,
+    RecordedRemedy,
+    Undo,
+    same_bits,
+)
 
 Options = Callable[[dict[str, Any]], dict[str, Any]]
 """A parameter group → the options it has during a step."""
@@ -85,54 +91,43 @@ def _warm_up(changes: Changes, steps: int, scale: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRate:
+class LearningRate(RecordedRemedy):
     """Multiply the learning rate, whatever schedule sets it, after a new warm-up."""
 
-    scale: float = 0.5
-    warmup: int = 20
+    scale: Positive = 0.5
+    warmup: Count = 20
     """Steps over which the rate grows to its new value."""
     name: ClassVar[str] = "learning_rate"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not self.scale > 0 or self.warmup < 0:
-            raise InputError(
-                f"a learning-rate scale must be positive and its warm-up not "
-                f"negative, not {self.scale} and {self.warmup}"
-            )
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            _warm_up(changes, self.warmup, self.scale)
-            return changes.applied(scale=self.scale, warmup=self.warmup)
+    def change(self, changes: Changes) -> Undo:
+        _warm_up(changes, self.warmup, self.scale)
+        return changes.applied(scale=self.scale, warmup=self.warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerReset:
+class OptimizerReset(RecordedRemedy):
     """Forget the optimiser's moments, and warm the learning rate up again."""
 
     warmup: int = 20
     name: ClassVar[str] = "optimizer_reset"
-    preserves_function: ClassVar[bool] = True
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            optimizer = changes.required_optimizer
-            state, before = optimizer.state, dict(optimizer.state)
-            state.clear()
+    def change(self, changes: Changes) -> Undo:
+        optimizer = changes.required_optimizer
+        state, before = optimizer.state, dict(optimizer.state)
+        state.clear()
 
-            def back() -> None:
-                if not state:  # no step since: nothing new was learned
-                    here = {p for g in optimizer.param_groups for p in g["params"]}
-                    state.update((p, s) for p, s in before.items() if p in here)
+        def back() -> None:
+            if not state:  # no step since: nothing new was learned
+                here = {p for g in optimizer.param_groups for p in g["params"]}
+                state.update((p, s) for p, s in before.items() if p in here)
 
-            changes.undo_by(back, "state")
-            _warm_up(changes, self.warmup, 1.0)
-            return changes.applied(warmup=self.warmup)
+        changes.undo_by(back, "state")
+        _warm_up(changes, self.warmup, 1.0)
+        return changes.applied(warmup=self.warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beta2:
+class Beta2(RecordedRemedy):
     """Set Adam's β₂, and ε if given; v̂ = v/(1-β₂ᵗ) stays what it is.
 
     Without rescaling v, a β₂ that falls from 0.999 to 0.95 at step 20 would make the
@@ -142,7 +137,6 @@ class Beta2:
     beta2: float = 0.95
     epsilon: float | None = None
     name: ClassVar[str] = "beta2"
-    preserves_function: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta2 < 1 or not (self.epsilon is None or self.epsilon > 0):
@@ -150,16 +144,15 @@ class Beta2:
                 f"β₂ lies in [0, 1) and ε above 0, not {self.beta2}, {self.epsilon}"
             )
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            groups = changes.required_optimizer.param_groups
-            if not all("betas" in group for group in groups):
-                kind = type(changes.required_optimizer).__name__
-                raise InputError(f"{kind} has no β₂; beta2 is for Adam and its kin")
-            for group in groups:
-                self._remap(changes, group)
-            during_steps(changes, self._options)
-            return changes.applied(beta2=self.beta2)
+    def change(self, changes: Changes) -> Undo:
+        groups = changes.required_optimizer.param_groups
+        if not all("betas" in group for group in groups):
+            kind = type(changes.required_optimizer).__name__
+            raise InputError(f"{kind} has no β₂; beta2 is for Adam and its kin")
+        for group in groups:
+            self._remap(changes, group)
+        during_steps(changes, self._options)
+        return changes.applied(beta2=self.beta2)
 
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
         new = {"betas": (group["betas"][0], self.beta2)}
@@ -192,7 +185,7 @@ def _ratio(state: dict[str, Any], old: float, new: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupLearningRates:
+class GroupLearningRates(RecordedRemedy):
     """Give each block its own share of the learning rate.
 
     From measured curvature the share is √(median λ/λ), at most 1: the sharper block
@@ -205,30 +198,28 @@ class GroupLearningRates:
     most: float = 2.0
     """Relative updates above this many medians are brought down to it."""
     name: ClassVar[str] = "group_learning_rates"
-    preserves_function: ClassVar[bool] = True
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            modules = dict(named(model))
-            sizes = self._sizes(changes, modules)
-            middle = statistics.median(sizes.values())
-            given = bool(self.curvature)
-            shares = {
-                site: min(1.0, (middle / x) ** 0.5 if given else self.most * middle / x)
-                for site, x in sizes.items()
-                if x > 0
-            }
-            by_parameter = {
-                p: share
-                for site, share in shares.items()
-                for p in modules[site].parameters()
-                if share < 1
-            }
-            scale_updates(changes, list(by_parameter), lambda p, _: by_parameter[p])
-            slowest = min(shares, key=shares.__getitem__, default="")
-            return changes.applied(
-                blocks=len(shares), slowest=slowest, share=shares.get(slowest, 1.0)
-            )
+    def change(self, changes: Changes) -> Undo:
+        modules = dict(named(changes.model))
+        sizes = self._sizes(changes, modules)
+        middle = statistics.median(sizes.values())
+        given = bool(self.curvature)
+        shares = {
+            site: min(1.0, (middle / x) ** 0.5 if given else self.most * middle / x)
+            for site, x in sizes.items()
+            if x > 0
+        }
+        by_parameter = {
+            p: share
+            for site, share in shares.items()
+            for p in modules[site].parameters()
+            if share < 1
+        }
+        scale_updates(changes, list(by_parameter), lambda p, _: by_parameter[p])
+        slowest = min(shares, key=shares.__getitem__, default="")
+        return changes.applied(
+            blocks=len(shares), slowest=slowest, share=shares.get(slowest, 1.0)
+        )
 
     def _sizes(
         self, changes: Changes, modules: Mapping[str, nn.Module]
@@ -270,12 +261,10 @@ def scale_updates(
     """
     before: dict[nn.Parameter, Tensor] = {}
 
-    @torch.no_grad()
-    def remember(*_: object) -> None:
+    def remember(optimizer: Optimizer) -> None:
         before.update((p, p.detach().clone()) for p in parameters)
 
-    @torch.no_grad()
-    def shorten(*_: object) -> None:
+    def shorten(optimizer: Optimizer) -> None:
         for p, old in before.items():
             moved = p.detach() - old
             kept = share(p, moved)
@@ -283,6 +272,5 @@ def scale_updates(
             here.copy_(local_part(old) + local_part(moved) * kept)
         before.clear()
 
-    optimizer = changes.required_optimizer
-    changes.hook(optimizer.register_step_pre_hook(remember))
-    changes.hook(optimizer.register_step_post_hook(shorten))
+    changes.before_step(remember)
+    changes.after_step(shorten)

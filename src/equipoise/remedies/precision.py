@@ -7,14 +7,13 @@ operations and parameters; its children are narrow unless they are named too, so
 ``equipoise precision`` predicts the error of.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.discovery import NORMS
@@ -23,13 +22,14 @@ from equipoise.anatomy.operations import (
     Function,
     Role,
     leaves,
+    mapped,
     name_of,
     role_of,
     writes,
 )
 from equipoise.anatomy.sites import named
 from equipoise.errors import InputError
-from equipoise.remedies.base import Changes, Undo, same_bits
+from equipoise.remedies.base import Changes, RecordedRemedy, Undo, same_bits
 from equipoise.remedies.losses import output_module
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -68,7 +68,7 @@ class Followed:
         running.stack.append(self.keeps)
         if not self.keeps:
             return args, kwargs
-        return _mapped(args, _wide), _mapped(kwargs, _wide)
+        return mapped(args, _wide), mapped(kwargs, _wide)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         running = self.running
@@ -86,11 +86,7 @@ class KeptOperations(TorchFunctionMode):
         self.running = running
 
     def __torch_function__(
-        self,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if not self.running.stack or not _computes(func):
@@ -109,21 +105,21 @@ class KeptOperations(TorchFunctionMode):
             return func(*args, **kwargs)
         device = read[0].device.type
         with torch.autocast(device, enabled=False):
-            return func(*_mapped(args, _wide), **_mapped(kwargs, _wide))
+            return func(*mapped(args, _wide), **mapped(kwargs, _wide))
 
     def _narrow(self, func: Function, args: Any, kwargs: Any) -> Any:
         """Numbers of both widths are multiplied or added wide, and stored narrow."""
         if self.running.shared:
-            args, kwargs = _mapped([args, kwargs], self._read_narrow)
+            args, kwargs = mapped([args, kwargs], self._read_narrow)
         read = [x for x in leaves([args, kwargs]) if _is_float(x)]
         widths = {x.dtype for x in read}
         mixed = self.running.dtype in widths and torch.float32 in widths
         if not mixed or name_of(func) in CASTS or _autocasts(read):
             return func(*args, **kwargs)
         if func in FUSED and {x.dtype for x in read[:3]} == {self.running.dtype}:
-            return func(*_mapped(args, self._as_mask), **_mapped(kwargs, self._as_mask))
-        made = func(*_mapped(args, _wide), **_mapped(kwargs, _wide))
-        return _mapped(made, self._stored)
+            return func(*mapped(args, self._as_mask), **mapped(kwargs, self._as_mask))
+        made = func(*mapped(args, _wide), **mapped(kwargs, _wide))
+        return mapped(made, self._stored)
 
     def _read_narrow(self, x: Tensor) -> Tensor:
         """Return a parameter that another module keeps wide as this one stores it."""
@@ -163,16 +159,6 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in NARROW else x
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(item, change) for item in value)
-    if type(value) is dict:
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return value
-
-
 def usually_kept(model: nn.Module) -> list[str]:
     """Return the norms and the output map: kept where no module is named."""
     head = output_module(model)
@@ -184,7 +170,7 @@ def usually_kept(model: nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepFp32:
+class KeepFp32(RecordedRemedy):
     """Keep modules in float32, for good; the rest becomes ``narrow`` if that is given.
 
     Without ``narrow`` the model stays in the dtype it has: under autocast the kept
@@ -196,37 +182,34 @@ class KeepFp32:
     narrow: torch.dtype | None = None
     """``torch.bfloat16`` or ``torch.float16``: cast every other parameter to it."""
     name: ClassVar[str] = "keep_fp32"
+    # In a narrow model the kept modules lose their rounding, on purpose.
+    preserves_function: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.narrow is not None and self.narrow not in NARROW:
             raise InputError(f"narrow={self.narrow}: bfloat16 or float16")
 
-    @property
-    def preserves_function(self) -> bool:
-        """In a narrow model the kept modules lose their rounding, on purpose."""
-        return False
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            found = dict(named(model))
-            names = usually_kept(model) if self.modules is None else list(self.modules)
-            unknown = sorted(set(names) - set(found))
-            if unknown:
-                raise InputError(
-                    f"no module called {', '.join(unknown)} to keep in fp32; names are "
-                    "those of model.named_modules()"
-                )
-            running = Running(self.narrow or _dtype(model))
-            wide = {id(p) for n in names for p in _own_parameters(found, n)}
-            for name, module in found.items():
-                _follow(changes, module, Followed(running, name in names))
-            for parameter in model.parameters():
-                self._cast(changes, parameter, wide=id(parameter) in wide)
-            if self.narrow is not None:
-                rest = (m for n, m in found.items() if n not in names)
-                read = (p for m in rest for p in m.parameters(recurse=False))
-                running.shared += [p for p in read if id(p) in wide]
-            return changes.applied(modules=len(names))
+    def change(self, changes: Changes) -> Undo:
+        model, chosen = changes.model, self.modules
+        found = dict(named(model))
+        names = usually_kept(model) if chosen is None else list(chosen)
+        unknown = sorted(set(names) - set(found))
+        if unknown:
+            raise InputError(
+                f"no module called {', '.join(unknown)} to keep in fp32; names are "
+                "those of model.named_modules()"
+            )
+        running = Running(self.narrow or _dtype(model))
+        wide = {id(p) for n in names for p in _own_parameters(found, n)}
+        for name, module in found.items():
+            _follow(changes, module, Followed(running, name in names))
+        for parameter in model.parameters():
+            self._cast(changes, parameter, wide=id(parameter) in wide)
+        if self.narrow is not None:
+            rest = (m for n, m in found.items() if n not in names)
+            read = (p for m in rest for p in m.parameters(recurse=False))
+            running.shared += [p for p in read if id(p) in wide]
+        return changes.applied(modules=len(names))
 
     def _cast(self, changes: Changes, parameter: nn.Parameter, *, wide: bool) -> None:
         if wide and parameter.dtype in NARROW:

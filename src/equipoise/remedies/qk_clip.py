@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import AttentionSite, Projections, Weight
@@ -28,7 +28,7 @@ from equipoise.remedies.attention_hooks import (
     refuse_own_norm,
     stored_rows,
 )
-from equipoise.remedies.base import Changes, Undo, over_ranks
+from equipoise.remedies.base import Changes, Positive, RecordedRemedy, Undo, over_ranks
 
 
 @dataclass(slots=True)
@@ -47,31 +47,25 @@ class LargestLogits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QKClip:
+class QKClip(RecordedRemedy):
     """Keep every head's largest logit under a limit by its weights."""
 
-    limit: float = 100.0
+    limit: Positive = 100.0
     only: Sequence[str] = ()
     name: ClassVar[str] = "qk_clip"
-    preserves_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not self.limit > 0:
-            raise InputError(f"the limit of qk_clip must be positive, got {self.limit}")
+    def change(self, changes: Changes) -> Undo:
+        refuse_hidden_scores(changes.model)
+        sites = attention_sites(changes.model, self.only)
+        clips = [self._of(changes, site) for site in sites]
+        changes.progress["clipped"] = 0
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        refuse_hidden_scores(model)
-        with Changes(self.name, model, optimizer) as changes:
-            clips = [self._of(changes, s) for s in attention_sites(model, self.only)]
-            changes.progress["clipped"] = 0
+        def clip(optimizer: Optimizer) -> None:
+            for one in clips:
+                changes.progress["clipped"] += one.clip(self.limit)
 
-            @torch.no_grad()
-            def clip(*_: object) -> None:
-                for one in clips:
-                    changes.progress["clipped"] += one.clip(self.limit)
-
-            changes.hook(changes.required_optimizer.register_step_post_hook(clip))
-            return changes.applied(sites=len(clips), limit=self.limit)
+        changes.after_step(clip)
+        return changes.applied(sites=len(clips), limit=self.limit)
 
     def _of(self, changes: Changes, site: AttentionSite) -> "_Clip":
         refuse_own_norm(self.name, site)

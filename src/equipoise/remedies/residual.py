@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from equipoise.anatomy.discovery import NORMS, anatomy_of
 from equipoise.anatomy.sites import Anatomy, Projections, Weight
@@ -22,7 +21,7 @@ from equipoise.remedies.attention_hooks import (
     projections_of,
     stored_rows,
 )
-from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.base import Changes, Count, Positive, RecordedRemedy, Undo
 
 
 @dataclass(slots=True)
@@ -84,37 +83,29 @@ def _last_map(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualScale:
+class ResidualScale(RecordedRemedy):
     """Multiply what every branch adds to the residual stream.
 
     While training it comes in over ``steps`` steps, so that the model is the same when
     it is switched on; ``steps=0`` is for before training.
     """
 
-    scale: float = 0.5
-    steps: int = 20
+    scale: Positive = 0.5
+    steps: Count = 20
     name: ClassVar[str] = "residual_scale"
-
-    def __post_init__(self) -> None:
-        if not self.scale > 0 or self.steps < 0:
-            raise InputError(
-                f"residual_scale needs scale > 0 and steps ≥ 0, not {self.scale} and "
-                f"{self.steps}"
-            )
 
     @property
     def preserves_function(self) -> bool:
         return self.steps > 0
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            if self.steps:
-                changes.count_steps()
-            outputs = branch_outputs(anatomy_of(model))
-            scale = BranchScale(self.scale, self.steps, changes.progress)
-            for module in outputs:
-                changes.hook(module.register_forward_hook(scale))
-            return changes.applied(branches=len(outputs), scale=self.scale)
+    def change(self, changes: Changes) -> Undo:
+        if self.steps:
+            changes.count_steps()
+        outputs = branch_outputs(anatomy_of(changes.model))
+        scale = BranchScale(self.scale, self.steps, changes.progress)
+        for module in outputs:
+            changes.hook(module.register_forward_hook(scale))
+        return changes.applied(branches=len(outputs), scale=self.scale)
 
 
 def _is_new(changes: Changes) -> None:
@@ -151,7 +142,7 @@ def _feedforward_maps(anatomy: Anatomy) -> list[Weight]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepNormInit:
+class DeepNormInit(RecordedRemedy):
     """Start with DeepNorm's scales (Wang et al., arXiv 2203.00555), for N blocks.
 
     W_V, W_O and the feed-forward matrices are multiplied by (8N)^(-1/4). Where norms
@@ -162,25 +153,24 @@ class DeepNormInit:
     name: ClassVar[str] = "deepnorm_init"
     preserves_function: ClassVar[bool] = False
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            _is_new(changes)
-            anatomy = anatomy_of(model)
-            branches, depth = branch_outputs(anatomy), len(anatomy.blocks)
-            maps = [projections_of(site) for site in anatomy.attention]
-            weights = [w for m in maps for w in (m.v, m.o)]
-            with torch.no_grad():
-                for weight in [*weights, *_feedforward_maps(anatomy)]:
-                    _scale_part(changes, weight, (8 * depth) ** -0.25)
-            if anatomy.placement == "post":
-                scale = BranchScale((2 * depth) ** -0.25, 0, changes.progress)
-                for module in branches:
-                    changes.hook(module.register_forward_hook(scale))
-            return changes.applied(blocks=depth, placement=anatomy.placement)
+    def change(self, changes: Changes) -> Undo:
+        _is_new(changes)
+        anatomy = anatomy_of(changes.model)
+        branches, depth = branch_outputs(anatomy), len(anatomy.blocks)
+        maps = [projections_of(site) for site in anatomy.attention]
+        weights = [w for m in maps for w in (m.v, m.o)]
+        with torch.no_grad():
+            for weight in [*weights, *_feedforward_maps(anatomy)]:
+                _scale_part(changes, weight, (8 * depth) ** -0.25)
+        if anatomy.placement == "post":
+            scale = BranchScale((2 * depth) ** -0.25, 0, changes.progress)
+            for module in branches:
+                changes.hook(module.register_forward_hook(scale))
+        return changes.applied(blocks=depth, placement=anatomy.placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathInit:
+class PathInit(RecordedRemedy):
     """Start with W_Q, W_K, W_V and W_O times N^(-1/m), with m maps in the path.
 
     m is 4, and 3 where one map makes queries and keys.
@@ -189,18 +179,17 @@ class PathInit:
     name: ClassVar[str] = "path_init"
     preserves_function: ClassVar[bool] = False
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            _is_new(changes)
-            anatomy = anatomy_of(model)
-            branch_outputs(anatomy)  # refuses a model whose blocks are not known
-            depth = len(anatomy.blocks)
-            for site in anatomy.attention:
-                maps = _distinct(projections_of(site))
-                with torch.no_grad():
-                    for weight in maps:
-                        _scale_part(changes, weight, depth ** (-1 / len(maps)))
-            return changes.applied(blocks=depth)
+    def change(self, changes: Changes) -> Undo:
+        _is_new(changes)
+        anatomy = anatomy_of(changes.model)
+        branch_outputs(anatomy)  # refuses a changes.model whose blocks are not known
+        depth = len(anatomy.blocks)
+        for site in anatomy.attention:
+            maps = _distinct(projections_of(site))
+            with torch.no_grad():
+                for weight in maps:
+                    _scale_part(changes, weight, depth ** (-1 / len(maps)))
+        return changes.applied(blocks=depth)
 
 
 def _distinct(maps: Projections) -> list[Weight]:

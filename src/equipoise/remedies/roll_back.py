@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError
-from equipoise.remedies.base import Changes, Undo, same_bits
+from equipoise.remedies.base import Changes, RecordedRemedy, Undo, same_bits
 
 
 def snapshot(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _copied(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollBack:
+class RollBack(RecordedRemedy):
     """Load a checkpoint into the model and the optimiser that are being trained."""
 
     checkpoint: Mapping[str, Any] | str | Path | None = field(
@@ -52,27 +52,26 @@ class RollBack:
     name: ClassVar[str] = "roll_back"
     preserves_function: ClassVar[bool] = False
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            inner, step = unwrapped(model), changes.required_optimizer
-            given = self._opened()
-            before = snapshot(inner, step)
-            try:
-                _load(inner, step, given)
-            except InputError:
-                _load(inner, step, before)  # half of it may be loaded
-                raise
-            after = {n: t.detach().clone() for n, t in _tensors(inner).items()}
+    def change(self, changes: Changes) -> Undo:
+        inner, step = unwrapped(changes.model), changes.required_optimizer
+        given = self._opened()
+        before = snapshot(inner, step)
+        try:
+            _load(inner, step, given)
+        except InputError:
+            _load(inner, step, before)  # half of it may be loaded
+            raise
+        after = {n: t.detach().clone() for n, t in _tensors(inner).items()}
 
-            def back() -> None:
-                now = _tensors(inner)
-                if all(same_bits(local_part(now[n]), after[n]) for n in after):
-                    _load(inner, step, before)
+        def back() -> None:
+            now = _tensors(inner)
+            if all(same_bits(local_part(now[n]), after[n]) for n in after):
+                _load(inner, step, before)
 
-            changes.undo_by(
-                back, "state", "structure", *(id(p) for p in inner.parameters())
-            )
-            return changes.applied(tensors=len(after))
+        changes.undo_by(
+            back, "state", "structure", *(id(p) for p in inner.parameters())
+        )
+        return changes.applied(tensors=len(after))
 
     def _opened(self) -> Mapping[str, Any]:
         given = self.checkpoint

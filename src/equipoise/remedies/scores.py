@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import AttentionSite
 from equipoise.errors import InputError
@@ -22,7 +21,7 @@ from equipoise.remedies.attention_hooks import (
     refuse_hidden_scores,
     refuse_own_norm,
 )
-from equipoise.remedies.base import Changes, Undo, over_ranks
+from equipoise.remedies.base import Changes, Positive, RecordedRemedy, Undo, over_ranks
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QKNorm:
+class QKNorm(RecordedRemedy):
     """Normalise queries and keys of every head (Henry et al., Dehghani et al.).
 
     The norm comes in over ``steps`` steps, so that the model is the same when it is
@@ -69,19 +68,17 @@ class QKNorm:
     only: Sequence[str] = ()
     """Names of attention modules; all of them by default."""
     name: ClassVar[str] = "qk_norm"
-    preserves_function: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise InputError(f"qk_norm comes in over at least 1 step, not {self.steps}")
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            changes.count_steps()
-            sites = attention_sites(model, self.only)
-            for site in sites:
-                self._install(changes, site)
-            return changes.applied(sites=len(sites), steps=self.steps)
+    def change(self, changes: Changes) -> Undo:
+        changes.count_steps()
+        sites = attention_sites(changes.model, self.only)
+        for site in sites:
+            self._install(changes, site)
+        return changes.applied(sites=len(sites), steps=self.steps)
 
     def _install(self, changes: Changes, site: AttentionSite) -> None:
         refuse_own_norm(self.name, site)
@@ -111,7 +108,7 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTemperature:
+class HeadTemperature(RecordedRemedy):
     """Divide the scores of chosen heads by τ: site → one τ per head."""
 
     tau: dict[str, Sequence[float]] | float = 2.0
@@ -119,14 +116,13 @@ class HeadTemperature:
     name: ClassVar[str] = "head_temperature"
     preserves_function: ClassVar[bool] = False
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            chosen = tuple(self.tau) if isinstance(self.tau, dict) else ()
-            sites = attention_sites(model, chosen)
-            for site in sites:
-                refuse_own_norm(self.name, site)
-                edit_heads(changes, site, QueryScale(self._of(site)))
-            return changes.applied(sites=len(sites))
+    def change(self, changes: Changes) -> Undo:
+        chosen = tuple(self.tau) if isinstance(self.tau, dict) else ()
+        sites = attention_sites(changes.model, chosen)
+        for site in sites:
+            refuse_own_norm(self.name, site)
+            edit_heads(changes, site, QueryScale(self._of(site)))
+        return changes.applied(sites=len(sites))
 
     def _of(self, site: AttentionSite) -> Tensor:
         heads = projections_of(site).heads
@@ -150,25 +146,20 @@ class Capped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoftCap:
+class SoftCap(RecordedRemedy):
     """Cap attention logits smoothly: z → cap·tanh(z/cap), as Gemma 2 does.
 
     Small logits are as before; fused attention is written out and holds its scores.
     """
 
-    cap: float = 30.0
+    cap: Positive = 30.0
     only: Sequence[str] = ()
     name: ClassVar[str] = "soft_cap"
     preserves_function: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if not self.cap > 0:
-            raise InputError(f"a soft-cap must be positive, got {self.cap}")
-
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        refuse_hidden_scores(model)
-        with Changes(self.name, model, optimizer) as changes:
-            sites = attention_sites(model, self.only)
-            for site in sites:
-                add_edit(changes, site, "scores", Capped(self.cap))
-            return changes.applied(sites=len(sites), cap=self.cap)
+    def change(self, changes: Changes) -> Undo:
+        refuse_hidden_scores(changes.model)
+        sites = attention_sites(changes.model, self.only)
+        for site in sites:
+            add_edit(changes, site, "scores", Capped(self.cap))
+        return changes.applied(sites=len(sites), cap=self.cap)

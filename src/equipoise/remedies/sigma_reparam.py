@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part, whole
 from equipoise.anatomy.sites import AttentionSite
@@ -22,7 +21,7 @@ from equipoise.remedies.attention_hooks import (
     attention_sites,
     projections_of,
 )
-from equipoise.remedies.base import Changes, Undo, same_bits
+from equipoise.remedies.base import Changes, RecordedRemedy, Undo, same_bits
 
 ITERATIONS, SETTLED = 500, 2e-7
 """To begin with, until σ moves by less; one per training pass follows from there."""
@@ -95,21 +94,19 @@ class ScaledWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SigmaReparam:
+class SigmaReparam(RecordedRemedy):
     """Reparametrise the projections of attention by their spectral norms."""
 
     only: Sequence[str] = ()
     """Names of attention modules; all of them by default."""
     name: ClassVar[str] = "sigma_reparam"
-    preserves_function: ClassVar[bool] = True
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            sites = attention_sites(model, self.only)
-            found = [m for site in sites for m in _matrices(site)]
-            for site, module, attribute in found:
-                _install(changes, site, module, attribute)
-            return changes.applied(matrices=len(found))
+    def change(self, changes: Changes) -> Undo:
+        sites = attention_sites(changes.model, self.only)
+        found = [m for site in sites for m in _matrices(site)]
+        for site, module, attribute in found:
+            _install(changes, site, module, attribute)
+        return changes.applied(matrices=len(found))
 
 
 def _matrices(site: AttentionSite) -> Iterator[tuple[AttentionSite, nn.Module, str]]:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.errors import InputError
 from equipoise.remedies.attention_hooks import TORCH, Letter, edit_heads
-from equipoise.remedies.base import Changes, Undo
+from equipoise.remedies.base import Changes, Count, Positive, RecordedRemedy, Undo
 
 # Attribute that holds a plain number → the power of τ it is multiplied by.
 POWERS = {"temperature": 1, "scaling": -1}
@@ -53,34 +53,29 @@ def temperature_settings(model: nn.Module) -> list[TemperatureSetting]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
+class Temperature(RecordedRemedy):
     """Divide every score by τ; with ``steps`` it cools down to 1 over so many."""
 
-    tau: float = 2.0
-    steps: int = 0
+    tau: Positive = 2.0
+    steps: Count = 0
     name: ClassVar[str] = "temperature"
     preserves_function: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise InputError(f"temperature {self.tau} is not positive")
+    def change(self, changes: Changes) -> Undo:
+        if self.steps:
+            changes.count_steps()
+        settings = _settings(changes)
+        for setting in settings:
+            setting.set(self.tau)
+        if self.steps:
+            course = TemperatureWarmup(start=self.tau, steps=self.steps)
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
-        with Changes(self.name, model, optimizer) as changes:
-            if self.steps:
-                changes.count_steps()
-            settings = _settings(changes)
-            for setting in settings:
-                setting.set(self.tau)
-            if self.steps:
-                course = TemperatureWarmup(start=self.tau, steps=self.steps)
+            def cool(optimizer: Optimizer) -> None:
+                for setting in settings:
+                    setting.set(course.at(changes.progress["step"]))
 
-                def cool(*_: object) -> None:
-                    for setting in settings:
-                        setting.set(course.at(changes.progress["step"]))
-
-                changes.hook(changes.required_optimizer.register_step_post_hook(cool))
-            return changes.applied(tau=self.tau, steps=self.steps)
+            changes.after_step(cool)
+        return changes.applied(tau=self.tau, steps=self.steps)
 
 
 class Setting(Protocol):

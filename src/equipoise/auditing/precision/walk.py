@@ -10,7 +10,7 @@ Only numbers that depend on the data or on a parameter are visited. Tables made 
 (masks, positions, rotary angles) stay wide, as mixed-precision code keeps them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from equipoise.anatomy.operations import (
     Function,
     Role,
     leaves,
+    mapped,
     moves,
     name_of,
     role_of,
@@ -111,17 +112,17 @@ class _Walk(OpenAttention):
             return self.visitor.linear(site, call)
         if func is F.embedding and isinstance(args[1], nn.Parameter):
             return self.visitor.rows(site, args[0], args[1])
-        args, kwargs = _replaced(
-            [args, kwargs], lambda p: self.visitor.parameter(site, p)
+        args, kwargs = mapped(
+            [args, kwargs], lambda p: self.visitor.parameter(site, p), nn.Parameter
         )
         masked = _carries_mask(func, [args, kwargs])
         result = func(*args, **kwargs)
         if masked:
             # Written into: what a call returns is then no tensor, or the same.
-            _mapped((result, *args[:1] * writes(func)), _marked)
+            mapped((result, *args[:1] * writes(func)), _marked)
         if moves(func):
             return result
-        return _mapped(result, lambda x: self._store(_kind(func), x))
+        return mapped(result, lambda x: self._store(_kind(func), x))
 
     def _store(self, kind: str, x: Tensor) -> Tensor:
         """Return a result as it is stored; of masked scores zeros are shown instead."""
@@ -186,24 +187,6 @@ def _linear_call(
             None if scaled else LinearCall(args[1], args[2], args[0], transposed=True)
         )
     return None
-
-
-def _mapped(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(result, Tensor):
-        return change(result) if result.is_floating_point() else result
-    if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
-        return type(result)(_mapped(item, change) for item in result)
-    return result
-
-
-def _replaced(value: Any, change: Callable[[nn.Parameter], Tensor]) -> Any:
-    if isinstance(value, nn.Parameter):
-        return change(value) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_replaced(item, change) for item in value)
-    if type(value) is dict:
-        return {key: _replaced(item, change) for key, item in value.items()}
-    return value
 
 
 def _is_live(value: Any) -> bool:

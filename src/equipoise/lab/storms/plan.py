@@ -92,14 +92,11 @@ class Size:
     controls: int = 8
     """Of each kind."""
     steps: int = 300
-    deep_steps: int = 300
     control_steps: int = 500
 
 
 NORMAL, FULL = Size(), Size(pairs=24, deep_pairs=12, controls=24)
-QUICK = Size(
-    pairs=1, deep_pairs=0, controls=1, steps=40, deep_steps=40, control_steps=40
-)
+QUICK = Size(pairs=1, deep_pairs=0, controls=1, steps=40, control_steps=40)
 
 
 def severity(family: str, seed: int, span: tuple[float, float]) -> float:
@@ -137,9 +134,9 @@ def plan(size: Size = NORMAL) -> list[Storm]:
     for turn, seed in enumerate(turns):
         tasks += _of_seed(seed, size)
         if turn >= half and deep:
-            tasks += _faults(DEEP_FAMILIES, deep.pop(0), "deep", size.deep_steps)
+            tasks += _faults(DEEP_FAMILIES, deep.pop(0), "deep", size.steps)
     for seed in deep:  # those that had no turn yet
-        tasks += _faults(DEEP_FAMILIES, seed, "deep", size.deep_steps)
+        tasks += _faults(DEEP_FAMILIES, seed, "deep", size.steps)
     return list(dict.fromkeys(tasks))
 
 
