@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.table import publish
-from equipoise.numerics.rows.balance import sensitivity
+from equipoise.numerics.attention_sensitivity import sensitivity
 
 MIB = 1 << 20
 

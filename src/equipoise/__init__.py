@@ -12,7 +12,8 @@ from equipoise.records import Finding, Reading
 
 if TYPE_CHECKING:
     from equipoise.auditing.audit import Audit, audit
-    from equipoise.numerics.rows.balance import Balance, balance, sensitivity
+    from equipoise.numerics.attention_sensitivity import sensitivity
+    from equipoise.numerics.rows.balance import Balance, balance
     from equipoise.numerics.spectra import Estimate
     from equipoise.planning import plan
     from equipoise.report.notebook import show
@@ -50,7 +51,7 @@ _LAZY = {
     "balance": "equipoise.numerics.rows.balance",
     "open_run": "equipoise.store",
     "plan": "equipoise.planning",
-    "sensitivity": "equipoise.numerics.rows.balance",
+    "sensitivity": "equipoise.numerics.attention_sensitivity",
     "show": "equipoise.report.notebook",
     "watch": "equipoise.watching",
 }

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.auditing.subject import Batch, output_of
-from equipoise.numerics.rows.compiled import COMPILED, cache_folder
+from equipoise.numerics.compiled import COMPILED, cache_folder
 from equipoise.records import Finding
 from equipoise.store import open_run
 from equipoise.watching import watch

@@ -13,7 +13,8 @@ from equipoise.claims.result import EMADI, Found
 from equipoise.lab.results.evidence import Evidence, rounded, surroundings
 from equipoise.lab.results.statistics import Runs
 from equipoise.lab.running.experiment import SEEDS
-from equipoise.numerics.rows.balance import balance, sensitivity
+from equipoise.numerics.attention_sensitivity import sensitivity
+from equipoise.numerics.rows.balance import balance
 from equipoise.theory.activations import activation_named
 from equipoise.theory.lipschitz.forward import attend
 from equipoise.theory.lipschitz.heads import Heads

@@ -17,14 +17,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.numerics.norms import layer_norm_scale, rms
-from equipoise.numerics.rows.compiled import (
+from equipoise.numerics.compiled import (
     COMPILED,
     VIEWED,
     compiled,
     host_view,
     over_rows,
 )
+from equipoise.numerics.norms import layer_norm_scale, rms
 
 Singles = NDArray[np.float32]
 _PLAIN = (Tensor, torch.nn.Parameter)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from equipoise.numerics.compiled import COMPILED, cache_folder
 from equipoise.numerics.rows import statistics
-from equipoise.numerics.rows.compiled import COMPILED, cache_folder
 from equipoise.numerics.spectra import spectral_norm
 from equipoise.numerics.spectra.lanczos import space
 from equipoise.numerics.token_statistics import (

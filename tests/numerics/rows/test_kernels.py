@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.numerics.compiled import cache_folder, over_rows
 from equipoise.numerics.rows import balance as balance_ladder
 from equipoise.numerics.rows import torch_rows as balance_torch
 from equipoise.numerics.rows.balance import MASS_TOLERANCE, balance
-from equipoise.numerics.rows.compiled import cache_folder, over_rows
 from tests.conftest import FLOATS, PATIENCE
 from tests.oracles import balance as oracle
 
@@ -76,7 +76,7 @@ sys.modules["numba"] = None
 import torch
 from equipoise.numerics.rows.statistics import row_statistics
 from equipoise.numerics.rows.balance import balance, warm_up
-from equipoise.numerics.rows.compiled import COMPILED
+from equipoise.numerics.compiled import COMPILED
 warm_up()
 assert not COMPILED
 found = balance(torch.tensor(ROWS, dtype=torch.float64), witness=True)
@@ -98,7 +98,7 @@ def test_without_numba_the_answer_is_the_same() -> None:
 
 NOWHERE_TO_WRITE = """
 import torch
-from equipoise.numerics.rows.compiled import cache_folder, compiled
+from equipoise.numerics.compiled import cache_folder, compiled
 @compiled()
 def doubled(x):
     return 2 * x

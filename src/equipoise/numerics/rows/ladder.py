@@ -1,4 +1,4 @@
-"""The ladder on the CPU: every row climbs only as far as it must.
+"""The steps on the CPU: every row goes only as far as it must.
 
 Axes, in this file:  N row · K key · n visible key, sorted from large to small.
 Float32 rows are first closed unsorted (``window``); what is left open, and every
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import compiled, inner, over_rows
+from equipoise.numerics.compiled import compiled, inner, over_rows
 from equipoise.numerics.rows.search import search_rows
 from equipoise.numerics.rows.steps import Row, Side, sort_steps
 from equipoise.numerics.rows.window import (
@@ -85,8 +85,7 @@ def close(
 def climbed(v_Nn: Row, side_Nn: Side, options: Options) -> Bounds:
     """Return θ's bounds of sorted rows, and write one subset of each.
 
-    Rows that the first steps leave open are searched, as far as the options allow. The
-    search is a kernel of its own: what no row needs is not compiled.
+    The search is a kernel of its own: what no row needs is not compiled.
     """
     enough, off, effort = options
     bounds_N3 = np.empty((len(v_Nn), 3))
@@ -127,11 +126,8 @@ def finish(
 def intervals(p_NK: Rows, mask_NK: Side | None, options: Options) -> Bounds:
     """Return (lower, upper) of every row; write the subsets into ``mask_NK`` if given.
 
-    Args:
-        p_NK: Contiguous rows, float32 or float64.
-        mask_NK: Shaped like ``p_NK``. Rows are then sorted, since only sorted rows have
-            their subsets written down. A masked key may be marked; it adds nothing.
-        options: See ``Options``.
+    With a mask every row is sorted, since only sorted rows have their subsets written
+    down. A masked key may be marked; it adds nothing.
     """
     bounds_N2 = np.full((p_NK.shape[0], 2), OPEN)
 

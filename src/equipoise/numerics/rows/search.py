@@ -1,26 +1,16 @@
-"""The deep end of the ladder: one sorted row, until its gap is closed or proven.
+"""The last steps for one sorted row, until its gap is closed or proven.
 
 Axes, in this file:  n visible key, sorted from large to small · m key in a search ·
-s subset sum of one half of these. Signs as in ``steps``: gap = ½ Σp - p(S), side 1
-where a key is in S.
-
-A common divisor, branch and bound, Karmarkar and Karp's differencing, and meet in the
-middle: the subset sum nearest a target, out of 2ᵐ, for about 2^(m/2). Work is counted
-in visits of a key or of a sum, about a nanosecond each; what is still open when a row
-has used up its share stays an interval.
+s subset sum of one half of these. Signs as in ``steps``. Work is counted in visits of
+a key or of a sum, about a nanosecond each; a row that used up its share stays an
+interval. Derivations: docs/theta-kernels.md.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import compiled
-from equipoise.numerics.rows.steps import (
-    Row,
-    Side,
-    bounds_of,
-    largest_first,
-    swapped,
-)
+from equipoise.numerics.compiled import compiled
+from equipoise.numerics.rows.steps import Row, Side, bounds_of, largest_first, swapped
 
 Bits = NDArray[np.int64]
 Half = tuple[Row, Bits, int]
@@ -39,10 +29,9 @@ _ROUNDING = 1e-13
 
 
 @compiled()
-def _common_divisor(v_n: Row, least: float) -> float:
-    """Return the common divisor of all keys up to rounding, or 0 if below ``least``."""
-    unit = v_n[0]
-    tiny = _ROUNDING * v_n[0]
+def lattice_gap(v_n: Row, half: float, least: float) -> float:
+    """Return a proven lower bound on |gap| from a common divisor of the keys."""
+    unit, tiny = v_n[0], _ROUNDING * v_n[0]
     for k in range(1, v_n.size):
         a, b = unit, v_n[k]
         while b > tiny:
@@ -50,21 +39,6 @@ def _common_divisor(v_n: Row, least: float) -> float:
         unit = a
         if unit < least:
             return 0.0
-    return float(unit)
-
-
-@compiled()
-def lattice_gap(v_n: Row, half: float, least: float) -> float:
-    """Return a proven lower bound on |gap| from a common divisor of the keys.
-
-    If p_k = i_k g + ε_k with integers i_k, every p(S) is within Σ|ε| of a multiple of
-    g; so is ½, or no partition comes closer than what is missing. Rows in 16 bits, and
-    small integers over their sum, are of this kind. Bounds below ``least`` are not
-    looked for.
-    """
-    unit = _common_divisor(v_n, least)
-    if unit == 0.0:
-        return 0.0
     multiples, off = 0.0, 0.0
     for k in range(v_n.size):
         multiples += np.rint(v_n[k] / unit)
@@ -76,25 +50,14 @@ def lattice_gap(v_n: Row, half: float, least: float) -> float:
 
 
 @compiled()
-def _after(v_n: Row) -> Row:
-    """Return the mass of the keys from each position on, and 0 at the end."""
-    rest_n = np.zeros(v_n.size + 1)
-    for k in range(v_n.size - 1, -1, -1):
-        rest_n[k] = rest_n[k + 1] + v_n[k]
-    return rest_n
-
-
-@compiled()
 def branched(
     v_n: Row, half: float, gap: float, side_n: Side, enough: float, most: int
 ) -> tuple[float, bool]:
     """Try each key in S, then out of it, large keys first; return (gap, complete).
 
-    A branch ends when S is full, or when all that is left does not fill it. Keys that
-    dominate the rest leave few branches, so a steep row is searched completely. The
-    largest key is in S: its complement is the same partition.
+    The largest key is in S: its complement is the same partition.
     """
-    n, rest_n = v_n.size, _after(v_n)
+    n, rest_n = v_n.size, np.append(np.cumsum(v_n[::-1])[::-1], 0.0)
     inside_n = np.zeros(n + 1, np.uint8)
     # One gap per level, not one that is added to and subtracted from: that drifts.
     gap_n = np.empty(n + 1)
@@ -139,11 +102,7 @@ def _sink(heap_n: Row, key_n: Bits, size: int) -> None:
 
 @compiled()
 def differenced(v_n: Row, side_n: Side) -> float:
-    """Write the differencing partition into ``side_n``; return its gap.
-
-    Each step replaces the two largest numbers a ≥ b by a - b, which promises that they
-    end on opposite sides; reading the promises backwards gives the sides.
-    """
+    """Write Karmarkar and Karp's partition into ``side_n``; return its gap."""
     n = v_n.size
     heap_n, key_n = np.empty(n), np.empty(n, np.int64)
     stays_n, leaves_n = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -164,11 +123,7 @@ def differenced(v_n: Row, side_n: Side) -> float:
 
 @compiled()
 def _subset_sums(w_m: Row, first: int) -> Half:
-    """Return all subset sums of w[first::2] in order, each with one subset as bits.
-
-    Built by merging one key at a time; equal sums are kept once, so repeated keys stay
-    cheap.
-    """
+    """Return all subset sums of w[first::2] in order, each once and with one subset."""
     room = 1 << ((w_m.size + 1) // 2)
     sum_s, bits_s = np.zeros(room), np.zeros(room, np.int64)
     merged_s, subset_s = np.zeros(room), np.zeros(room, np.int64)
@@ -236,10 +191,8 @@ def searched(
 ) -> tuple[float, float]:
     """Search all subsets of the m largest keys, with the rest as slack.
 
-    A subset of the large keys with sum s becomes p(S) in [s, s + r] once the rest (mass
-    r) is dealt out, so no |gap| is below the distance from ½ to the nearest such
-    interval. Returns the better gap and that proven distance. The third trial has the
-    rest as likely to be in S as not.
+    Returns the better gap, and a distance from ½ that no gap is below. The third trial
+    has the rest as likely to be in S as not.
     """
     w_m, rest = np.empty(m), 0.0
     for k in range(v_n.size):
@@ -266,11 +219,7 @@ def searched(
 
 @compiled()
 def reshuffled(v_n: Row, gap: float, side_n: Side, chosen_m: Bits) -> float:
-    """Reassign the chosen keys at once, all others held; return the gap.
-
-    Moving key k in or out of S changes the gap by ∓p_k: the best of all combined moves
-    is the subset of these signed numbers nearest the gap.
-    """
+    """Reassign the chosen keys at once, all others held; return the gap."""
     move_m = np.empty(chosen_m.size)
     for i in range(chosen_m.size):
         k = chosen_m[i]
@@ -322,10 +271,7 @@ def _improved(
 def partition(
     v_n: Row, half: float, gap: float, side_n: Side, options: tuple[float, float, int]
 ) -> tuple[float, float]:
-    """Return (gap, proven): a partition with that gap, and no |gap| below ``proven``.
-
-    Stops as soon as |gap| ≤ enough, or the two agree, or the work is used up.
-    """
+    """Return (gap, proven): a partition with that gap; no |gap| is below ``proven``."""
     enough, proven, work = options
     rounding = 4 * v_n.size * 2.0**-53 * half
     proven = max(proven, lattice_gap(v_n, half, enough))

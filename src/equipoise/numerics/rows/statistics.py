@@ -2,9 +2,8 @@
 
 Axes, in this file:  x any leading axes · N row · n open row · K key · C column of the
 result.
-All statistics of a row in one visit, compiled: a row of scores is read once from
-memory; its exponentials live in a scratch row that stays in the first-level cache, and
-θ is found there by ``window``.
+One compiled visit: a row of scores is read once from memory; its exponentials live in a
+scratch row that stays in the first-level cache, and θ is found there by ``window``.
 """
 
 import math
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.compiled import (
+from equipoise.numerics.compiled import (
     COMPILED,
     compiled,
     host_view,
     inner,
     over_rows,
 )
+from equipoise.numerics.rows import ladder, torch_rows
 from equipoise.numerics.rows.window import (
     OPEN,
     closed,
@@ -170,7 +169,7 @@ def read_rows(
     """Write the statistics of every row of scores; masked keys are -inf.
 
     Row i of all sees ``sees[0]`` keys and one more for each row since the last multiple
-    of ``sees[1]``, whatever the scores beyond; ``sees[2]`` is the first row here.
+    of ``sees[1]``; ``sees[2]`` is the first row here.
     """
     first, period, begin = sees
     K = z_NK.shape[1]
@@ -264,9 +263,8 @@ def row_columns(
 ) -> Float[Tensor, "C *x"]:
     """Return the same in one tensor, for callers that join the rows of many blocks.
 
-    The few rows that the unsorted pass leaves open keep 1 as their upper bound unless
-    ``sort_open``: to sort them is another kernel to compile, for a θ that moves by less
-    than any reading shows.
+    The few rows left open keep 1 as their upper bound unless ``sort_open``: sorting is
+    another kernel to compile, for a θ that moves by less than any reading shows.
 
     >>> row_columns(torch.zeros(5, 2)).shape == (COLUMNS, 5)
     True
@@ -289,11 +287,7 @@ def row_columns(
 
 
 def _limits(z_xK: Tensor, causal_from: int | None) -> tuple[int, int]:
-    """Return how many keys the first row sees, and how many rows until it is so again.
-
-    Every row sees one key more than the row before; a period of one row means that all
-    see the same.
-    """
+    """Return how many keys the first row sees, and after how many rows it repeats."""
     if causal_from is None:
         return z_xK.shape[-1], 1
     return causal_from + 1, z_xK.shape[-2] if z_xK.ndim > 1 else 1

@@ -1,14 +1,15 @@
 """θ of sorted float64 rows: largest first, swaps, and proofs by counting keys.
 
-Axes, in this file:  N row · K key · n visible key (p > 0), sorted from large to small.
+Axes, in this file:  N row · n visible key (p > 0), sorted from large to small.
 ``side_n`` holds 1 where a key is in S. ``gap`` is ½ Σp - p(S), so that S is balanced
-when gap = 0; a move of key k into S lowers the gap by p_k.
+when gap = 0; a move of key k into S lowers the gap by p_k. Derivations:
+docs/theta-kernels.md.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import compiled
+from equipoise.numerics.compiled import compiled
 from equipoise.numerics.rows.window import theta
 
 Row = NDArray[np.float64]
@@ -23,9 +24,8 @@ _PEAKS = 3
 def largest_first(v_n: Row, first: int, half: float, side_n: Side) -> float:
     """Fill S with every key that still fits under ½, largest first; return the gap.
 
-    The answer is the better of the final set and the smallest overshoot on the way
-    (S so far, plus a key that did not fit). Rounding loses a key on even uniform rows
-    without the second. Keys before ``first`` stay where they are.
+    The smallest overshoot on the way is tried too: rounding loses a key on even uniform
+    rows without it. Keys before ``first`` stay where they are.
     """
     gap, over, last = half, np.inf, -1
     for k in range(first, v_n.size):
@@ -47,9 +47,7 @@ def largest_first(v_n: Row, first: int, half: float, side_n: Side) -> float:
 def best_swap(v_n: Row, gap: float, side_n: Side) -> float:
     """Apply the one move or swap that brings the gap closest to 0; return the gap.
 
-    For a key j outside S the best partner i inside has p_i ≈ p_j - gap. Both are walked
-    from large to small, so the partner only moves forward: O(n) for all pairs. Position
-    n stands for no key.
+    Partners are walked together from large to small; position n stands for no key.
     """
     n = v_n.size
     best, leave, enter, before, i = abs(gap), n, n, n, 0
@@ -91,12 +89,7 @@ def swapped(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
 def _counted_gap(
     v_n: Row, ends: tuple[int, int], target: float, rest: float
 ) -> tuple[float, int]:
-    """Return how far every sum of some keys is from the target, and the likely count.
-
-    A subset with c of the keys from ``ends[0]`` to ``ends[1]`` sums to between the c
-    smallest and the c largest, plus ``rest``, the mass of the smaller keys. The count
-    is the one whose interval has its middle nearest the target.
-    """
+    """Return how far every sum of some keys is from the target, and a likely count."""
     first, stop = ends
     nearest, top, bottom = np.inf, 0.0, 0.0
     likely, off = 0, np.inf
@@ -116,10 +109,7 @@ def _counted_gap(
 def _plateau_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
     """Return a proven lower bound on |p(S) - target| over all subsets, by counting.
 
-    If the target lies in the interval of no count, its distance to the nearest one
-    bounds all subsets. Only the ends of plateaus are tried as the last large key (the
-    next key is less than half as large), and few of them: elsewhere intervals overlap,
-    and steep rows are better searched. Also returns the likely count of all keys.
+    Only the ends of plateaus are tried, and few of them. Also returns the likely count.
     """
     proven, rest, tried, likely = 0.0, 0.0, 0, 0
     for m in range(v_n.size, first, -1):
@@ -136,11 +126,7 @@ def _plateau_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
 
 @compiled()
 def _slid(v_n: Row, first: int, count: int, target: float, side_n: Side) -> float:
-    """Choose ``count`` neighbours in the sorted order that sum to the target, nearly.
-
-    From the largest ones on, one key leaves and the next enters until the sum is not
-    above the target: any sum that so many keys can have is approached. Returns the gap.
-    """
+    """Choose ``count`` neighbours in the sorted order that sum nearly to the target."""
     gap = target
     for k in range(first, v_n.size):
         side_n[k] = k < first + count
@@ -157,13 +143,7 @@ def _slid(v_n: Row, first: int, count: int, target: float, side_n: Side) -> floa
 def counted(
     v_n: Row, half: float, gap: float, side_n: Side, enough: float
 ) -> tuple[float, float]:
-    """Return (gap, proven): the better of S and sets by counting; no |gap| is below.
-
-    Uniform rows of odd length are exact here, and so are rows close to them. Where a
-    few peaks (a sink) stand above a plateau, each way to place the peaks leaves a
-    target for the plateau; the largest peak may be taken as in S, since S and its
-    complement have the same gap.
-    """
+    """Return (gap, proven): the better of S and sets by counting; no |gap| is below."""
     proven, trial_n = 0.0, np.zeros(v_n.size, np.uint8)
     for t in range(min(_PEAKS, v_n.size - 1) + 1):
         if t > 0 and 2 * v_n[t] >= v_n[t - 1]:
@@ -215,8 +195,7 @@ def sorted_interval(
 ) -> tuple[float, float, float]:
     """Return θ's interval and the gap for one row sorted from large to small.
 
-    NaN and negative entries are last in this order. With p_max ≥ ½ the answer is
-    S = {top}, whatever the rest looks like.
+    NaN and negative entries are last in this order.
     """
     for k in range(v_n.size):
         side_n[k] = k == 0

@@ -1,11 +1,9 @@
 """θ of one float32 row, unsorted: closed forms, a fill, subsets of twelve keys.
 
 Axes, in this file:  K key · m large key · s, t subset sums of some keys and of others.
-For an instrument that reads every row of every head: no row is sorted and no set is
-written down. Large keys are dealt, most others are taken in order until half of the
-mass is nearly reached, and the subsets of twelve keys close what is left. Subset sums
-are in float32 and compared as bit patterns, because integer minima vectorise; what they
-cannot tell apart is decided in float64.
+Subset sums are in float32 and compared as bit patterns, because integer minima
+vectorise; what they cannot tell apart is decided in float64. Derivations:
+docs/theta-kernels.md.
 
 Kernels take whole arrays and bounds, not slices, and write loops out: each slice, sum
 and ``max`` costs a tenth of a second to compile, and so does each level of calls for
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.compiled import inner
+from equipoise.numerics.compiled import inner
 
 Row = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -113,9 +111,8 @@ def nearest(
     Args:
         room: See ``scratch``; it holds the keys.
         ends: The first key, and the one after the last: at most ``FEW`` - 1 of them.
-        goal: The target; a mass that neither it nor the sum of the keys exceeds (the
-            smaller it is, the fewer sums are decided in float64); and what is near
-            enough: at the first sum within it the search stops, unproven.
+        goal: The target; a mass that neither it nor the sum of the keys exceeds; and
+            what is near enough: at the first sum within it the search stops, unproven.
         signed: If not, a sum that is near enough gives a bound on its distance only.
     """
     first, last = ends
@@ -196,13 +193,7 @@ def _gathered(
 def _dealt(
     p_K: Singles, facts: tuple[int, float, float], least: np.float32, room: Singles
 ) -> tuple[float, bool]:
-    """Deal the large keys; return the gap to be filled by the others, and if it is all.
-
-    A few are dealt so that filling can go either way: the largest is in S, and p(S) is
-    near ½(1 - r), where r is the mass of the others. If no deal is nearer than r/2, the
-    others go all to one side, and the rest of the gap is proven: no other deal of the
-    large keys is nearer. Many are dealt largest first, where they fit.
-    """
+    """Deal the large keys; return the gap left to the others, and if it is proven."""
     stop, total, enough = facts
     m, mass = _gathered(p_K, stop, least, room)
     gap = total / 2
@@ -233,8 +224,7 @@ def _filled(
 ) -> tuple[float, int]:
     """Take small keys in order while more than the second gap is missing.
 
-    Returns the gap, and where the keys taken end; the size of the row where they do not
-    lie together, because a key that was too large had to be left out.
+    Returns the gap, and where the keys taken end: the row's end if they lie apart.
     """
     k, stop = ends
     gap, left = gaps
@@ -265,11 +255,7 @@ def _windowed(
     gap: float,
     room: Singles,
 ) -> float:
-    """Fill the small keys, and search the subsets of the first twelve; return the gap.
-
-    If that is not enough, the next key in S is exchanged for the next one outside
-    whenever that helps: near-uniform rows need many small corrections of one sign.
-    """
+    """Fill small keys, search subsets of the first twelve, exchange; return the gap."""
     stop, _, enough = facts
     w, mass, first = np.int64(0), 0.0, np.int64(0)
     while first < stop and w < WINDOW:
@@ -298,9 +284,7 @@ def _gap(
     """Return the gap of a set, |gap| ≤ enough when it closed, and if it is proven.
 
     All of a few keys are large. Otherwise more and more of them are, as long as a few
-    keys matter most. An odd number of nearly equal keys has no half: if the larger half
-    of all but one of them weighs no more than the rest, every set of so few keys weighs
-    less, and the gap is proven.
+    keys matter most. An odd number of nearly equal keys has no half, which is a proof.
     """
     stop, total, enough = facts
     share = _LARGE / count if count < _LARGE * _WIDTH else 1 / _WIDTH
@@ -337,9 +321,6 @@ def closed(
         masses, counts: What is known of the row, see their types.
         enough: Share of the mass that may be missing from a half.
         room: See ``scratch``.
-
-    Returns:
-        A lower bound that a subset of keys attains, and an upper one.
     """
     below, top = masses
     tops, some, stop = counts

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.numerics.rows.compiled import COMPILED, compiled, host_view
+from equipoise.numerics.compiled import COMPILED, compiled, host_view
 
 Array = npt.NDArray[np.floating[Any]]
 

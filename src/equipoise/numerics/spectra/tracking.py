@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.rows.compiled import host_view
+from equipoise.numerics.compiled import host_view
 from equipoise.numerics.spectra.lanczos import fused, gram_product, space, swept
 
 COLD_STEPS = 32

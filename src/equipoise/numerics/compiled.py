@@ -1,4 +1,4 @@
-"""Compile scalar row kernels, and run them on a few threads of our own.
+"""Compile scalar kernels, and run them on a few threads of our own.
 
 Compiled loops release the interpreter lock and are split over a small pool; numba's own
 ``parallel=True`` is avoided, since it kills forked children and aborts under threads.
@@ -47,7 +47,7 @@ def cache_folder() -> Path:
         "win32": Path(os.environ.get("LOCALAPPDATA", home)),
     }.get(sys.platform, Path(os.environ.get("XDG_CACHE_HOME", home / ".cache")))
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         text = source.read_bytes()
         if b"@compiled" in text or b"@inner" in text:
             digest.update(text)

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.errors import InputError
-from equipoise.numerics.rows import balance as balance_sensitivity
-from equipoise.numerics.rows.balance import balance, sensitivity
+from equipoise.numerics import attention_sensitivity
+from equipoise.numerics.attention_sensitivity import sensitivity
+from equipoise.numerics.rows.balance import balance
 from tests.conftest import FLOATS
 
 B, H, G, L, D = 2, 6, 2, 21, 8
@@ -30,7 +31,7 @@ def dense(
 @pytest.fixture(params=[1, 5, L, 1000])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one query, of several with a short last one, and of all."""
-    monkeypatch.setattr(balance_sensitivity, "_BLOCK", request.param * L * B * H)
+    monkeypatch.setattr(attention_sensitivity, "_BLOCK", request.param * L * B * H)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
@@ -100,7 +101,7 @@ def test_never_forms_all_scores() -> None:
     q = torch.randn(4096, 16)
     with Largest() as largest:
         sensitivity(q, q, causal=True)
-    assert largest.elements <= balance_sensitivity._BLOCK < 4096**2
+    assert largest.elements <= attention_sensitivity._BLOCK < 4096**2
 
 
 @pytest.mark.parametrize(
