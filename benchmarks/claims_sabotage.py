@@ -102,37 +102,81 @@ def kills(claim: Claim) -> tuple[str, str]:
     return "", honest
 
 
-Change = Callable[[float], float]
-SPOILED: dict[str, Change] = {
-    "arms rotated": lambda x: x,
-    "numbers inverted": lambda x: 1 / x if x else x,
-    "signs turned": lambda x: -x,
-    "numbers divided by 100": lambda x: x / 100,
+Table = dict[str, Any]
+"""Arm → what was read of it: the runs of an experiment, or one of its curves."""
+
+
+def _numbers(given: Any, change: Callable[[float], float]) -> Any:
+    """Return the same lists and tables with every number changed."""
+    if isinstance(given, dict):
+        kept = {"x", "seed", "actions"}  # where a number was read is not the number
+        return {k: v if k in kept else _numbers(v, change) for k, v in given.items()}
+    if isinstance(given, list):
+        return [_numbers(v, change) for v in given]
+    return change(given) if isinstance(given, float) else given
+
+
+def _rotated(given: Table) -> Table:
+    names = list(given)
+    return dict(zip(names, [given[n] for n in names[1:] + names[:1]], strict=True))
+
+
+def _later_smaller(given: Table) -> Table:
+    return {
+        arm: _numbers(held, lambda x, n=n: x / (1 + n))  # type: ignore[misc]
+        for n, (arm, held) in enumerate(given.items())
+    }
+
+
+def _measures_reversed(given: Table) -> Table:
+    """Give every measure of a run the number of the one opposite in the list."""
+    return {
+        arm: {
+            seed: dict(zip(run, reversed(run.values()), strict=True))
+            if isinstance(run, dict)
+            else run
+            for seed, run in held.items()
+        }
+        if isinstance(held, dict)
+        else held
+        for arm, held in given.items()
+    }
+
+
+def _rows_of_one_number(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {k: _rows_of_one_number(v) for k, v in given.items()}
+    if isinstance(given, list) and any(isinstance(v, float) for v in given):
+        first = next(v for v in given if isinstance(v, float))
+        return [first if isinstance(v, float) else v for v in given]
+    if isinstance(given, list):
+        return [_rows_of_one_number(v) for v in given]
+    return given
+
+
+SPOILED: dict[str, Callable[[Table], Table]] = {
+    "arms rotated": _rotated,
+    "numbers inverted": lambda t: _numbers(t, lambda x: 1 / x if x else x),
+    "signs turned": lambda t: _numbers(t, lambda x: -x),
+    "numbers divided by 100": lambda t: _numbers(t, lambda x: x / 100),
+    "numbers times 1.3": lambda t: _numbers(t, lambda x: 1.3 * x),
+    "sizes to the power 3.5": lambda t: _numbers(t, lambda x: abs(x) ** 3.5),
+    "later arms divided": _later_smaller,
+    "measures reversed": _measures_reversed,
+    "rows of one number": _rows_of_one_number,
 }
 
 
 def spoil(root: Path) -> None:
     """Write the committed results once for each way to spoil them."""
-    for what, change in SPOILED.items():
-        for raw in published_results.BUILT.glob("*/raw.json"):
+    for raw in published_results.BUILT.glob("*/raw.json"):
+        given = json.loads(raw.read_text())
+        for what, change in SPOILED.items():
             place = root / what / raw.parent.name
             place.mkdir(parents=True)
-            (place / "raw.json").write_text(
-                json.dumps(_spoiled(json.loads(raw.read_text()), what, change))
-            )
-
-
-def _spoiled(given: dict[str, Any], what: str, change: Change) -> dict[str, Any]:
-    arms = list(given["runs"])
-    turned = arms[1:] + arms[:1] if what == "arms rotated" else arms
-    given["runs"] = {
-        arm: {
-            seed: {k: change(v) for k, v in run.items()}
-            for seed, run in given["runs"][other].items()
-        }
-        for arm, other in zip(arms, turned, strict=True)
-    }
-    return given
+            curves = {name: change(held) for name, held in given["curves"].items()}
+            spoiled = {**given, "runs": change(given["runs"]), "curves": curves}
+            (place / "raw.json").write_text(json.dumps(spoiled))
 
 
 def experiment_kills(claim: Claim, root: Path) -> tuple[str, str]:
@@ -143,7 +187,7 @@ def experiment_kills(claim: Claim, root: Path) -> tuple[str, str]:
             patch.setenv(published_results.VARIABLE, str(root / what))
             try:
                 verdict = claim.run().verdict
-            except (ValueError, ArithmeticError):  # the logarithm of a sign
+            except (ValueError, ArithmeticError, KeyError):  # the logarithm of a sign
                 continue
         if verdict != honest:
             return what, verdict
@@ -151,7 +195,7 @@ def experiment_kills(claim: Claim, root: Path) -> tuple[str, str]:
 
 
 def is_experiment(claim: Claim) -> bool:
-    return claim.check.__module__ == published_results.__name__
+    return claim.id in published_results.EXPERIMENTS
 
 
 def rows(chosen: list[Claim]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ Results are rendered again from the raw numbers beside them; no experiment is re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import choosing, command_line, zoo
+from docs import choosing, command_line, figures, peers, zoo
 from equipoise.claims import catalogue
 from equipoise.claims.page import markdown
 from equipoise.lab.results.publishing import index, publish, published
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "zoo.md": zoo.page,
     "choosing-a-normaliser.md": choosing.page,
     "cli.md": command_line.page,
+    "peers.md": peers.page,
     "claims.md": lambda: markdown(catalogue.run(catalogue.select())),
 }
 
@@ -25,6 +26,7 @@ def main() -> None:
     for name, page in PAGES.items():
         (HERE / name).write_text(page())
         print(f"docs/{name}")
+    figures.write()
     results = HERE / "results"
     for name, evidence in published(results).items():
         publish(evidence, results / name)

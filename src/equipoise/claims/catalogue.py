@@ -14,12 +14,15 @@ from equipoise.claims import (  # noqa: F401 - importing them registers their ch
     baek_heads,
     baek_networks,
     emadi,
+    emadi_depth,
     emadi_layers,
+    measured_results,
     mudarisov_distance,
     mudarisov_normalisation,
     mudarisov_separability,
     petrov_attention,
     petrov_block,
+    petrov_formulas,
     published_results,
 )
 from equipoise.claims import result as registry

@@ -71,6 +71,8 @@ def greedy_prefix() -> Found:
 
     Instead: Sorted prefixes give a lower bound only. Use equipoise.balance: its
     interval is exact at these lengths, and faster.
+
+    Practice: Sorted prefixes do not give θ; use `equipoise.balance`.
     """
     rng = torch.Generator().manual_seed(0)
     wrong, worst = {}, 0.0

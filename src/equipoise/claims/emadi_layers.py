@@ -48,6 +48,8 @@ def balanced_mass() -> Found:
     Claim: ‖J‖ of softmax from ∞ to 1 is exactly θ(p)/τ.
 
     Instead: It is; random, peaked, tied and nearly uniform rows, three temperatures.
+
+    Practice: θ as `watch` reads it is the exact sensitivity of a row of attention.
     """
     rng = _generator()
     z = _normal(60, 9, rng=rng) * torch.logspace(-3, 1.2, 60)[:, None].double()
@@ -217,6 +219,9 @@ def attention_bound_is_loose() -> Found:
 
     Instead: A valid bound of the derivative at the input, tens of times too large; the
     joint bound of ``theory.lipschitz`` is within a small factor.
+
+    Practice: Theorem 5.1 is valid and far too large to act on; read `lipschitz.*`
+    instead.
     """
     rng = _generator()
     looseness = []

@@ -36,6 +36,8 @@ def corollary_3() -> Found:
     Instead: 1/(4T) bounds single entries; the spectral and Frobenius norms reach
     1/(2T), rows √2/(4T). A finite step ε obeys min{1/(2T), √2/ε}: the diameter of the
     simplex has to be divided by the step.
+
+    Practice: Softmax's sensitivity is 1/(2T), not 1/(4T).
     """
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     evidence = {}
@@ -114,6 +116,110 @@ def _ratio(F: Weight, z_NK: Tensor) -> float:
     return float((_norms(F, z_NK) / slope_NK.abs().amax(-1)).max())
 
 
+@MUDARISOV.claim("§3.3, motivating example", kind="lemma")
+def swapped_leaders() -> Found:
+    """Logits (a+ε, a, …) and (a, a+2ε, …): √5·ε apart, their leaders exchanged.
+
+    Claim: An exchange of the two leading logits moves the weights by O(ε/T).
+
+    Instead: As stated, and by at most √5·ε/(2T): the sharp constant of softmax.
+    """
+    rng = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for T, step in itertools.product((0.01, 0.1, 1.0, 10.0), (1e-6, 1e-3, 1e-1)):
+        rest = -torch.rand(64, 6, generator=rng, dtype=torch.float64)
+        before = torch.cat([torch.tensor([step, 0.0]).expand(64, 2), rest], -1)
+        after = torch.cat([torch.tensor([0.0, 2 * step]).expand(64, 2), rest], -1)
+        moved = ((after / T).softmax(-1) - (before / T).softmax(-1)).norm(dim=-1)
+        worst = max(worst, float(moved.max()) / (math.sqrt(5) * step / (2 * T)))
+    return "holds" if worst <= 1 + 1e-6 else "refuted", {
+        "pairs": 768.0,
+        "largest change ÷ √5·ε/(2T)": worst,
+    }
+
+
+@MUDARISOV.claim("Guidelines, temperature", kind="recommendation")
+def low_temperature() -> Found:
+    """One row of weights written at T = 1 and at T = 0.01 with logits divided by 100.
+
+    Claim: Avoid T ≤ 0.1: it makes the gradient of the weights large.
+
+    Instead: T alone says nothing: weights depend on l/T, and so does their change for
+    a relative change of the logits. Judge ρ = (l_max − l_min)/T.
+    """
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(100, 16, generator=rng, dtype=torch.float64)
+    apart, change = 0.0, {}
+    for T in (1.0, 0.01):
+        logits = z * T
+        apart = max(
+            apart, float(((logits / T).softmax(-1) - z.softmax(-1)).abs().max())
+        )
+        push = 1e-6 * logits
+        moved = ((logits + push) / T).softmax(-1) - (logits / T).softmax(-1)
+        change[T] = float(moved.norm(dim=-1).max()) / 1e-6
+    same = apart < 1e-12 and abs(change[1.0] / change[0.01] - 1) < 1e-3
+    return "corrected" if same else "holds", {
+        "largest difference of the weights": apart,
+        "change per relative change of logits, T = 1": change[1.0],
+        "the same at T = 0.01": change[0.01],
+    }
+
+
+@MUDARISOV.claim("Guidelines, number of heads", kind="recommendation")
+def independent_heads() -> Found:
+    """Three heads that each keep 80 %: drawn independently, and all alike.
+
+    Claim: H heads that each separate a share p together cover 1 − (1−p)^H.
+
+    Instead: Only if heads fail independently; heads that fail on the same tokens cover
+    p, however many. Measure the coverage of the heads you have.
+    """
+    rng = torch.Generator().manual_seed(0)
+    p, heads, tokens = 0.8, 3, 200_000
+    drawn = torch.rand(heads, tokens, generator=rng, dtype=torch.float64) < p
+    claimed = 1 - (1 - p) ** heads
+    apart = float(drawn.any(0).double().mean())
+    alike = float(drawn[:1].expand(heads, -1).any(0).double().mean())
+    noise = 4 * math.sqrt(claimed * (1 - claimed) / tokens)
+    if abs(apart - claimed) > noise:
+        return "refuted", {"claimed": claimed, "independent heads": apart}
+    return "holds with a caveat" if alike < claimed - 0.1 else "holds", {
+        "claimed": claimed,
+        "independent heads": apart,
+        "heads that fail alike": alike,
+    }
+
+
+@MUDARISOV.claim("Algorithm 5", kind="heuristic")
+def random_directions_understate() -> Found:
+    """g along a random unit direction, and the spectral norm it is compared with.
+
+    Claim: Algorithm 5's random directions show how sensitive attention is.
+
+    Instead: They show ‖J‖_F/√L on average, L the number of keys: a search finds the
+    spectral norm, several times larger. Both obey min{1/(2T), √2/ε}.
+    """
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(64, 256, generator=rng, dtype=torch.float64)
+    T, step = 0.1, 1e-3
+    v = torch.nn.functional.normalize(
+        torch.randn(64, 256, generator=rng, dtype=torch.float64), dim=-1
+    )
+    g = (((z + step * v) / T).softmax(-1) - (z / T).softmax(-1)).norm(dim=-1) / step
+    norms = softmax_jacobian_norms((z / T).softmax(-1), temperature=T)
+    typical = norms.frobenius / math.sqrt(256)
+    within = bool((g <= min(1 / (2 * T), math.sqrt(2) / step)).all())
+    gap = float(norms.spectral.median() / g.median())
+    if not within:
+        return "refuted", {"largest g": float(g.max())}
+    return "corrected" if gap > 3 else "holds", {
+        "median g": float(g.median()),
+        "median ‖J‖_F/√L": float(typical.median()),
+        "median spectral norm": float(norms.spectral.median()),
+    }
+
+
 LENGTHS = (10, 100, 1000, 10_000)
 
 
@@ -155,6 +261,9 @@ def vanishing_weights() -> Found:
 
     Instead: It cannot at a fixed range of logits. One key keeps a share c as long as ρ
     ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.
+
+    Practice: A head can select in any context if its range of logits grows like ln
+    L.
     """
     evidence = {}
     for n in LENGTHS:

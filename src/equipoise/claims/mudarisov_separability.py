@@ -123,6 +123,8 @@ def functional_relevance() -> Found:
     Instead: Dropping the rest costs ‖(1−M)μ_T‖, renormalised ‖(1−M)(μ_T−μ_S)‖, M the
     kept mass and μ the weighted means inside and outside: it matters what the rest
     says, not how far away it is. The follow-up finds the same in NLL.
+
+    Practice: N_s/N is not a score of quality.
     """
     apart = weighted_tokens(_falling(), torch.eye(64))
     near = torch.ones(64, 8, dtype=torch.float64) + 0.01 * _sphere(1, 64, 8, seed=3)[0]

@@ -8,6 +8,9 @@ from equipoise.claims.result import PAPERS, VERDICTS, ClaimResult
 from equipoise.report.pages import StudyPage
 
 _BODY = """
+<h2>What a practitioner can rely on</h2><ul>
+{% for one in practical %}<li>{{ one.practice }}
+<a href="#{{ one.id }}">{{ one.verdict }}</a></li>{% endfor %}</ul>
 <form id="filters"><label>Paper <select name="paper"><option value="">all</option>
 {% for paper in papers %}<option>{{ paper }}</option>{% endfor %}</select></label>
 <label>Verdict <select name="verdict"><option value="">all</option>
@@ -40,9 +43,9 @@ form.addEventListener("change", () => {
 </script>
 """
 INCOMPLETE = (
-    "Not every statement of the papers has a check yet: of the second to the fourth "
-    "these are mostly the ones that needed correction, so the shares do not grade a "
-    "paper."
+    "Of the second to the fourth paper the statements checked are mostly the ones in "
+    "doubt, so the shares do not grade a paper. What could not be read in full is "
+    "marked as reconstructed; Emadi's Remarks B.1 and B.2 could not be read at all."
 )
 PAGE = StudyPage(
     title="Claims of four papers",
@@ -59,6 +62,7 @@ def write_claims(results: Sequence[ClaimResult], path: Path) -> Path:
         headline=summary(results),
         remarks=[INCOMPLETE],
         results=results,
+        practical=_practical(results),
         papers=[p.key for p in PAPERS if any(r.paper == p.key for r in results)],
         verdicts=list(counts(results)),
     )
@@ -73,12 +77,20 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         " prints the numbers, `--json` and `--html` keep them. A verdict is what its"
         f" check returned; statements are in our words. {INCOMPLETE}",
         "",
+        "## What a practitioner can rely on",
+        "",
+        *(f"- {one.practice} ({one.id}: {one.verdict})" for one in _practical(results)),
+        "",
     ]
     for paper in PAPERS:
         own = [result for result in results if result.paper == paper.key]
         if own:
             lines += [f"## {paper.title}", "", f"{summary(own)}.", "", *_rows(own), ""]
     return "\n".join(lines)
+
+
+def _practical(results: Sequence[ClaimResult]) -> list[ClaimResult]:
+    return [result for result in results if result.practice]
 
 
 def _rows(results: Sequence[ClaimResult]) -> list[str]:

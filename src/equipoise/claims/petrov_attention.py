@@ -20,6 +20,8 @@ def keys_are_missing_from_the_maximum() -> Found:
 
     Instead: All six blocks: ‖H‖ ≤ ‖N‖₂ with N the matrix of block norms from the
     moments of each query (attention_curvature_bound).
+
+    Practice: Theorem 1 is no bound; use `equipoise curvature` or the moment form.
     """
     bounds, truths = [], []
     for t in (1.0, 1e3):

@@ -256,6 +256,8 @@ def slope_of_running_means() -> Found:
 
     Instead: E(L_{k+1} − L_k)² = Var ℓ/(k(k+1)): −1 is a property of running means; look
     away from w*, and beside the null.
+
+    Practice: A slope of −1 over samples says nothing about curvature.
     """
     rng = torch.Generator().manual_seed(0)
     draws, k = 64, torch.arange(1000, 100_000, dtype=torch.float64)

@@ -30,7 +30,7 @@ def _folder() -> Path:
     return Path(os.environ.get(VARIABLE, BUILT))
 
 
-def _judged_by(
+def judged_by(
     name: str, paper: Paper, where: str, kind: Kind = "experiment"
 ) -> Callable[[Callable[[Evidence], Found]], Check]:
     """Return a decorator: a check gets the committed evidence of an experiment."""
@@ -49,26 +49,29 @@ def _judged_by(
     return decorated
 
 
-def _values(evidence: Evidence, arm: str, measure: str) -> list[float]:
+def values(evidence: Evidence, arm: str, measure: str) -> list[float]:
+    """Return a measure of one arm, seed by seed."""
     return [evidence.value(arm, seed, measure) for seed in evidence.seeds]
 
 
-def _contrast(
+def contrast(
     evidence: Evidence, measure: str, arms: tuple[str, str], *, log: bool = False
 ) -> Paired:
     """Return the first arm minus the second, seed by seed, in logarithms if asked."""
-    a, b = (_values(evidence, arm, measure) for arm in arms)
+    a, b = (values(evidence, arm, measure) for arm in arms)
     if log:
-        a, b = ([math.log(v) for v in values] for values in (a, b))
+        a, b = ([math.log(v) for v in found] for found in (a, b))
     return paired(a, b)
 
 
-def _over_zero(evidence: Evidence, arm: str, measure: str) -> Paired:
-    values = _values(evidence, arm, measure)
-    return paired(values, [0.0] * len(values))
+def over_zero(evidence: Evidence, arm: str, measure: str) -> Paired:
+    """Return the interval of a measure itself."""
+    found = values(evidence, arm, measure)
+    return paired(found, [0.0] * len(found))
 
 
-def _pattern(holds: bool, **intervals: Paired) -> Found:
+def pattern(holds: bool, **intervals: Paired) -> Found:
+    """Return the verdict on a pattern with the intervals it stands on."""
     numbers: dict[str, float] = {}
     for name, found in intervals.items():
         text = name.replace("_", " ")
@@ -80,7 +83,7 @@ def _pattern(holds: bool, **intervals: Paired) -> Found:
 PRE_POST = ("pre", "post")
 
 
-@_judged_by("prepost", EMADI, "Table 1")
+@judged_by("prepost", EMADI, "Table 1")
 def pre_norm_ends_lower(evidence: Evidence) -> Found:
     """Held-out loss of pre-LN minus post-LN, nats per token.
 
@@ -88,11 +91,11 @@ def pre_norm_ends_lower(evidence: Evidence) -> Found:
 
     Instead: Refuted by an interval that reaches 0. At 24 layers of width 64.
     """
-    found = _contrast(evidence, "validation", PRE_POST)
-    return _pattern(found.high < 0, pre_minus_post=found)
+    found = contrast(evidence, "validation", PRE_POST)
+    return pattern(found.high < 0, pre_minus_post=found)
 
 
-@_judged_by("prepost", EMADI, "Fig. 1")
+@judged_by("prepost", EMADI, "Fig. 1")
 def post_norm_gradients_vanish(evidence: Evidence) -> Found:
     """Weakest ÷ last gradient over depth: ln of pre-LN's over post-LN's.
 
@@ -100,14 +103,17 @@ def post_norm_gradients_vanish(evidence: Evidence) -> Found:
 
     Instead: Refuted unless the contrast stays above ln 100 and pre-LN's own ratio
     above 0.1 (an interval each).
+
+    Practice: Train deep models pre-LN, or watch the gradient over depth of a
+    post-LN model.
     """
-    found = _contrast(evidence, "gradient_least_to_last", PRE_POST, log=True)
-    pre = _over_zero(evidence, "pre", "gradient_least_to_last")
+    found = contrast(evidence, "gradient_least_to_last", PRE_POST, log=True)
+    pre = over_zero(evidence, "pre", "gradient_least_to_last")
     holds = found.low > math.log(100) and pre.low > 0.1
-    return _pattern(holds, ln_pre_over_post=found, pre_weakest_over_last=pre)
+    return pattern(holds, ln_pre_over_post=found, pre_weakest_over_last=pre)
 
 
-@_judged_by("prepost", EMADI, "Fig. 2, warm-up and G")
+@judged_by("prepost", EMADI, "Fig. 2, warm-up and G")
 def projection_gain_grows(evidence: Evidence) -> Found:
     """Growth of ln G from the first sample to the last, of both models.
 
@@ -116,11 +122,11 @@ def projection_gain_grows(evidence: Evidence) -> Found:
     Instead: Refuted by an interval of either model that reaches 0. G of the rescaled
     initialisation starts near its final size at this scale.
     """
-    pre, post = (_over_zero(evidence, arm, "growth_G") for arm in PRE_POST)
-    return _pattern(min(pre.low, post.low) > 0, pre=pre, post=post)
+    pre, post = (over_zero(evidence, arm, "growth_G") for arm in PRE_POST)
+    return pattern(min(pre.low, post.low) > 0, pre=pre, post=post)
 
 
-@_judged_by("prepost", EMADI, "Fig. 4")
+@judged_by("prepost", EMADI, "Fig. 4")
 def theta_stays_one(evidence: Evidence) -> Found:
     """The 5th percentile of θ over rows at the end of short training.
 
@@ -129,11 +135,11 @@ def theta_stays_one(evidence: Evidence) -> Found:
     Instead: Refuted by an interval of 1 − θ (5th percentile) above 0.0005. The median
     row stays at 1 in short runs; in long-trained models many heads do not.
     """
-    pre, post = (_over_zero(evidence, arm, "theta_p5") for arm in PRE_POST)
-    return _pattern(min(pre.high, post.high) >= 0.9995, pre=pre, post=post)
+    pre, post = (over_zero(evidence, arm, "theta_p5") for arm in PRE_POST)
+    return pattern(min(pre.high, post.high) >= 0.9995, pre=pre, post=post)
 
 
-@_judged_by("prepost", EMADI, "Fig. 5")
+@judged_by("prepost", EMADI, "Fig. 5")
 def sensitivity_is_larger_in_pre_norm(evidence: Evidence) -> Found:
     """ln of pre-LN's S (residual stream) over post-LN's.
 
@@ -141,11 +147,11 @@ def sensitivity_is_larger_in_pre_norm(evidence: Evidence) -> Found:
 
     Instead: Refuted unless the ratio's interval stays above 10.
     """
-    found = _contrast(evidence, "S_residual", PRE_POST, log=True)
-    return _pattern(found.low > math.log(10), ln_pre_over_post=found)
+    found = contrast(evidence, "S_residual", PRE_POST, log=True)
+    return pattern(found.low > math.log(10), ln_pre_over_post=found)
 
 
-@_judged_by("prepost", EMADI, "Fig. 5, spread over layers")
+@judged_by("prepost", EMADI, "Fig. 5, spread over layers")
 def sensitivity_spreads_more_in_pre_norm(evidence: Evidence) -> Found:
     """Coefficient of variation of S over layers, pre-LN minus post-LN.
 
@@ -153,11 +159,11 @@ def sensitivity_spreads_more_in_pre_norm(evidence: Evidence) -> Found:
 
     Instead: Refuted by an interval that reaches 0.
     """
-    found = _contrast(evidence, "S_residual_cv", PRE_POST)
-    return _pattern(found.low > 0, pre_minus_post=found)
+    found = contrast(evidence, "S_residual_cv", PRE_POST)
+    return pattern(found.low > 0, pre_minus_post=found)
 
 
-@_judged_by("prepost", EMADI, "Fig. 6")
+@judged_by("prepost", EMADI, "Fig. 6")
 def sensitivity_grows_with_depth(evidence: Evidence) -> Found:
     """Slope of ln S over depth, of pre-LN and of post-LN.
 
@@ -166,12 +172,12 @@ def sensitivity_grows_with_depth(evidence: Evidence) -> Found:
     Instead: Refuted unless pre-LN's slope stays above 1 and post-LN's interval, in
     size, below half of pre-LN's.
     """
-    pre, post = (_over_zero(evidence, arm, "S_residual_slope") for arm in PRE_POST)
+    pre, post = (over_zero(evidence, arm, "S_residual_slope") for arm in PRE_POST)
     flat = max(abs(post.low), abs(post.high)) < 0.5 * pre.low
-    return _pattern(pre.low > 1 and flat, pre=pre, post=post)
+    return pattern(pre.low > 1 and flat, pre=pre, post=post)
 
 
-@_judged_by("prepost", EMADI, "App. E.6")
+@judged_by("prepost", EMADI, "App. E.6")
 def growth_is_of_magnitude(evidence: Evidence) -> Found:
     """Growth of ln B̄² of the residual stream, pre-LN and post-LN.
 
@@ -181,13 +187,13 @@ def growth_is_of_magnitude(evidence: Evidence) -> Found:
     Instead: Refuted unless pre-LN's interval stays above both its growth of ln G and
     ten times post-LN's growth.
     """
-    pre, post = (_over_zero(evidence, arm, "growth_B2") for arm in PRE_POST)
-    gain = _over_zero(evidence, "pre", "growth_G")
+    pre, post = (over_zero(evidence, arm, "growth_B2") for arm in PRE_POST)
+    gain = over_zero(evidence, "pre", "growth_G")
     holds = pre.low > max(gain.high, 10 * abs(post.mean))
-    return _pattern(holds, pre=pre, post=post, pre_of_G=gain)
+    return pattern(holds, pre=pre, post=post, pre_of_G=gain)
 
 
-@_judged_by("exponents", EMADI, "§6, exponents m = 4, 3, 2", "recommendation")
+@judged_by("exponents", EMADI, "§6, exponents m = 4, 3, 2", "recommendation")
 def exponents_of_training(evidence: Evidence) -> Found:
     """Fitted exponent over depth of the largest gain that trains, or starts.
 
@@ -195,6 +201,9 @@ def exponents_of_training(evidence: Evidence) -> Found:
 
     Instead: Refuted by an interval over seeds without −1/m. It describes the first
     gradient (m = 4), not which gain trains.
+
+    Practice: Gains of N^(−1/m) do not buy a larger stable rate: leave pre-LN gains
+    at 1.
     """
     numbers: dict[str, float] = {}
     inside = []
@@ -213,7 +222,7 @@ def exponents_of_training(evidence: Evidence) -> Found:
     return "pattern reproduced" if all(inside) else "pattern not reproduced", numbers
 
 
-@_judged_by("vanishing", EMADI, "§5, projection-like Jacobians")
+@judged_by("vanishing", EMADI, "§5, projection-like Jacobians")
 def post_norm_decay_comes_with_collapse(evidence: Evidence) -> Found:
     """ln of weakest ÷ last gradient at the start and at the end of training.
 
@@ -224,11 +233,11 @@ def post_norm_decay_comes_with_collapse(evidence: Evidence) -> Found:
     tokens collapse. The claim needs a ratio below 0.1 at the start.
     """
     names = ("gradient_least_to_last_start", "gradient_least_to_last")
-    start, end = (_over_zero(evidence, "post", name) for name in names)
-    return _pattern(start.high < 0.1, start=start, end=end)
+    start, end = (over_zero(evidence, "post", name) for name in names)
+    return pattern(start.high < 0.1, start=start, end=end)
 
 
-@_judged_by("temperature", EMADI, "§6, temperature warm-up", "recommendation")
+@judged_by("temperature", EMADI, "§6, temperature warm-up", "recommendation")
 def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
     """Early gradient and early update of Q and K under τ warm-up, over none (ln).
 
@@ -237,6 +246,9 @@ def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
 
     Instead: It throttles the gradient of Q and K and, under Adam, no update: the claim
     needs an update ratio whose interval stays below 1.
+
+    Practice: Keep learning-rate warm-up: temperature warm-up does not replace it
+    under Adam.
     """
     pairs = [
         (arm, arm.replace("tau", "none"))
@@ -249,7 +261,7 @@ def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
         paired(*_logs(evidence, f"early_{what}_qk", pairs))
         for what in ("gradient", "update")
     )
-    return _pattern(update.high < 0, ln_gradient=gradient, ln_update=update)
+    return pattern(update.high < 0, ln_gradient=gradient, ln_update=update)
 
 
 def _logs(
@@ -257,6 +269,6 @@ def _logs(
 ) -> tuple[list[float], list[float]]:
     """Return the logarithms of a measure over all seeds of the arms, pair by pair."""
     return tuple(
-        [math.log(v) for pair in pairs for v in _values(evidence, pair[side], measure)]
+        [math.log(v) for pair in pairs for v in values(evidence, pair[side], measure)]
         for side in (0, 1)
     )  # type: ignore[return-value]

@@ -9,6 +9,8 @@ A check computes its evidence, and its docstring holds the statement::
         Claim: The published statement, in our words.
 
         Instead: What is true.
+
+        Practice: What to do about it, where a practitioner should know.
         \"""
         ...
         return "refuted" if broken else "holds", {"counterexample": value}
@@ -69,6 +71,8 @@ class ClaimResult(Record):
     evidence: Mapping[str, float]
     instead: str
     """What is true, or what a claim that holds does not show."""
+    practice: str = ""
+    """What a practitioner should do, of the claims that matter most to one."""
     seed: int = SEED
 
 
@@ -85,6 +89,7 @@ class Claim:
     kind: Kind
     statement: str
     instead: str
+    practice: str
     check: Callable[[], Found]
 
     def run(self) -> ClaimResult:
@@ -99,6 +104,7 @@ class Claim:
             verdict=verdict,
             evidence=evidence,
             instead=self.instead,
+            practice=self.practice,
         )
 
 
@@ -126,6 +132,7 @@ class Paper:
                 kind=kind,
                 statement=_section(check, "claim"),
                 instead=_section(check, "instead"),
+                practice=_section(check, "practice"),
                 check=check,
             )
             if claim.id in CLAIMS:
