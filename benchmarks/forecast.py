@@ -18,6 +18,7 @@ from docs import forecasting
 from equipoise.forecast.features import NAMES
 from equipoise.lab.running.runner import lab_directory
 from equipoise.lab.storms import evaluation as scored
+from equipoise.lab.storms.diagnosis import diagnosis
 from equipoise.lab.storms.labels import Label, counts, labels, sensitivity
 from equipoise.lab.storms.plan import HELD_OUT_FAMILIES, NORMAL, plan
 from equipoise.lab.storms.probabilities import probabilities
@@ -47,7 +48,7 @@ def measured(found: list[Label]) -> dict[str, Any]:
         "run_length": scored.run_length(evidence.followed),
         "deep": scored.summary(scored.detection(evidence.deep)),
         "deep_families": scored.by_family(scored.detection(evidence.deep)),
-        "diagnosis": scored.diagnosis(evidence),
+        "diagnosis": diagnosis(evidence),
         "ceiling": scored.ceiling(evidence.followed),
         "misses": scored.misses(evidence.followed),
         "deep_misses": scored.misses(evidence.deep),

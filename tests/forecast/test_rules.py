@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from equipoise.forecast.rules import RULES
+from equipoise.forecast.rules.attention import _repeated
 from equipoise.records import Reading
 from tests.forecast.histories import BLOCKS, SITES, falling, judged, names, per_site
 
@@ -251,3 +252,10 @@ def test_a_model_that_came_saturated_and_works_is_left_alone() -> None:
     assert "attention.saturated" not in names(judged([*loss, *low])[1])
     fresh = [Reading.scalar(0, "loss", 5.5)]
     assert "attention.saturated" in names(judged([*fresh, *low])[1])
+
+
+def test_heads_that_repeat_are_found_wherever_they_stand() -> None:
+    logits, entropy = (3.0, 2.0, 1.0, 3.0), (0.5, 0.7, 0.7, 0.5)
+    assert list(_repeated([entropy, logits])) == [3]
+    assert list(_repeated([(0.5, 0.7, 0.7, 0.6), logits])) == []
+    assert list(_repeated([(math.nan,) * 4, logits])) == []

@@ -202,7 +202,50 @@ def test_the_block_that_moved_away_is_named() -> None:
     layers = Layers()
     for n in range(8):
         layers.add(sample(n, weights=(1.0, 1.0 + 0.2 * n, 1.01)))
-    assert layers.site == "b.1" and layers.distance > 0.5
+    assert layers.site == "b.1" and layers.distances["b.1"] > 0.5
+    assert layers.began_apart == ""  # at the start they were alike
+
+
+def test_the_block_that_began_apart_is_named() -> None:
+    layers = Layers()
+    for n in range(8):
+        layers.add(sample(n, weights=(1.0, 1.1 + 0.2 * n, 3.0)))
+    assert layers.site == "b.1" and layers.began_apart == "b.2"
+
+
+def test_the_cause_is_told_by_the_readings_of_20_steps_after_the_alarm() -> None:
+    """Two causes that differ by one feature's side: the mean since the alarm tells."""
+    weights = np.zeros((2, COUNT))
+    weights[:, NAMES.index("logits, growth")] = 1.0, -1.0
+    causes = {"families": ["ramp", "init"], "weights": weights, "offsets": [0.0, 0.0]}
+    forecaster = Forecaster(replace(toy(), causes=Causes(**causes)))
+    for n in range(8):
+        quiet = forecaster.add(sample(5 * n))
+    assert quiet.cause == "" and quiet.causes == () and quiet.site == ""
+    saturated = 0.9 * math.exp(-3.0)
+
+    def add(n: int, logit: float) -> str:
+        return forecaster.add(sample(5 * n, theta=saturated, logit=logit)).cause
+
+    # Not yet an alarm: the latest reading alone. Third reading outside: the alarm.
+    assert [add(8, 2.2), add(9, 1.8), add(10, 4.0)] == ["ramp", "init", "ramp"]
+    # ln 2 at the alarm outweighs a small opposite reading, not four of them.
+    assert [add(11, 1.3), add(12, 1.3)] == ["ramp", "init"]
+    assert [add(13, 1.3), add(14, 1.3)] == ["init", "init"]
+    # Later readings change nothing any more, until the stake is lost.
+    assert add(15, 1e6) == "init"
+    for n in range(16, 30):
+        over = forecaster.add(sample(5 * n))
+    assert over.stake <= 0 and over.cause == ""
+
+
+def test_what_left_the_band_is_kept_with_its_step() -> None:
+    forecaster = Forecaster(toy())
+    for n in range(8):
+        forecaster.add(sample(n))
+    assert forecaster.left == {}
+    forecaster.add(sample(8, theta=0.9 * math.exp(-1.5)))
+    assert forecaster.left == {"theta, level": 8, "theta, growth": 8}
 
 
 def test_causes_rank_by_features_in_standard_deviations() -> None:

@@ -30,6 +30,25 @@ def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
     assert verdict.findings[0].rule == "gradient.vanished" and verdict.advice
 
 
+def test_every_finding_that_lasts_says_what_holds_now() -> None:
+    """Two rules fire; what each found then is in its finding, what holds is beside."""
+
+    def gradient(step: int, layer: int) -> float:
+        return 10.0 ** ((layer - 3) * (1.0 if step < 100 else 1.2))
+
+    def loss(step: int) -> float:
+        return falling(step) + 3.0 * (step > 120)
+
+    verdict = judged(healthy(gradient=gradient, loss=loss))[0].verdict
+    assert verdict.state == "failing"
+    then = {f.rule: f.message for f in verdict.findings if f.severity != "info"}
+    assert {"gradient.vanished", "loss.risen"} <= then.keys() == verdict.now.keys()
+    now = verdict.now["gradient.vanished"]
+    assert "step 190" in now and then["gradient.vanished"] not in now
+    assert {"gradient.norm", "loss"} <= set(verdict.quantities)
+    assert judged(healthy())[0].verdict.quantities == ()
+
+
 def test_what_the_first_samples_show_is_reported_once_there_are_ten() -> None:
     course = {"gradient": lambda step, layer: 10.0 ** (layer - 3)}
     judge, found = judged(healthy(90, **course))

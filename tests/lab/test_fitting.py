@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecaster, shipped
 from equipoise.forecast.verdict import Judge
-from equipoise.lab.storms import evaluation, fitting
+from equipoise.lab.storms import diagnosis, evaluation, fitting
 from equipoise.lab.storms.bands import Bands, scores
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.probabilities import probabilities
@@ -89,3 +90,23 @@ def test_a_band_reaches_as_far_as_runs_of_other_seeds_went(
     bands = Bands(runs, ages=options.ages, narrowest=options.narrowest)
     unseen = [bands.unseen(run)[run.rows].max() for run in runs[:2]]
     assert max(unseen) > max(inside)
+
+
+def test_causes_are_learnt_from_the_readings_after_the_alarm(
+    found: Sequence[Label],
+) -> None:
+    """A run's mirror image is another family: each is told from the other."""
+    run, model = recorded(found[-1]), shipped()
+    step = diagnosis.asked_at(run, model)
+    assert step in [s for s, v in evaluation.stake_course(run, model) if v >= 1]
+    storm = replace(run.label.storm, family="residual")
+    mirror = replace(run, label=replace(run.label, storm=storm))
+    centre = np.asarray(model.course.centre)
+    row = np.searchsorted(model.course.ages, run.age, side="right")
+    mirror = replace(mirror, x=2 * centre[row] - run.x)
+    causes = diagnosis.fit_causes([run, mirror], model)
+    assert list(causes.families) == ["ramp", "residual"]
+    for one in (run, mirror):
+        rows = diagnosis.telling(one, model)
+        assert 1 <= len(rows) <= 5  # 20 steps, a reading every five
+        assert causes.ranked(rows[-1])[0][0] == one.label.storm.family

@@ -136,12 +136,24 @@ def test_changes_are_in_order_and_name_the_first_layer() -> None:
     loss[0, 60:] += 3
     loss[0, 75] = np.nan
     ours = made(loss[:, ::-1].copy(), "projection.norm.error")  # not the model's
-    found = changes([ours, made(loss, "loss"), made(theta, "attention.theta.p5")])
+    grids = [ours, made(loss, "loss"), made(theta, "attention.theta.p5")]
+    found = changes(grids, {"attention.theta.p5", "loss"})
     assert [c.quantity for c in found] == ["attention.theta.p5", "loss"]
     assert found[0].site == "h.2" and abs(found[0].step - 30) <= 1
     assert found[0].before == pytest.approx(1, abs=0.02)
     assert found[0].after == pytest.approx(0.3, abs=0.02)
     assert abs(found[1].step - 60) <= 1 and not found[1].broken
+
+
+def test_ordinary_learning_is_no_change_but_a_nan_is() -> None:
+    rng = np.random.default_rng(2)
+    theta = 1 - 0.01 * rng.random((4, 80))
+    theta[2, 30:] -= 0.7
+    loss = 2 + 0.05 * rng.standard_normal((1, 80))
+    loss[0, 75] = np.nan
+    grids = [made(loss, "loss"), made(theta, "attention.theta.p5")]
+    (found,) = changes(grids, among=())
+    assert found.quantity == "loss" and found.broken and found.step == 75
 
 
 def test_runs_part_where_they_part() -> None:

@@ -94,7 +94,7 @@ def fit(
     ] = 12,
 ) -> None:
     """Fit the forecast's coefficients on recorded runs of the small tier."""
-    from equipoise.lab.storms.evaluation import shipped_model
+    from equipoise.lab.storms.diagnosis import shipped_model
     from equipoise.lab.storms.labels import labels
 
     model = shipped_model(labels(_place(runs)), last_seed=last_seed)

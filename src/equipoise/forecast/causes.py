@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -28,7 +29,7 @@ CUT = 4.0
 """Features count up to this many standard deviations of stable runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StableCourse:
     """How stable runs go: centre and spread of each feature, by a run's age.
 
@@ -43,17 +44,21 @@ class StableCourse:
 
     def standardised(self, x: Vector, age: int) -> Vector:
         """Return features in standard deviations, cut off; 0 where not read."""
-        row = bisect_right(self.ages, age)
-        z = (x - np.asarray(self.centre[row])) / np.asarray(self.scale[row])
-        cut: Vector = np.clip(np.nan_to_num(z, nan=0.0), -CUT, CUT)
+        row, (centre, scale) = bisect_right(self.ages, age), self._arrays
+        cut: Vector = np.clip((x - centre[row]) / scale[row], -CUT, CUT)
+        cut[np.isnan(cut)] = 0.0
         return cut
+
+    @cached_property
+    def _arrays(self) -> tuple[Vector, Vector]:
+        return np.asarray(self.centre), np.asarray(self.scale)
 
 
 SIGNS = np.array(list(ALARMING.values()), float)
 PLACES = np.array([NAMES.index(name) for name in ALARMING])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Band:
     """How far the alarm's readings go in stable runs, by a run's age in steps."""
 
@@ -64,18 +69,22 @@ class Band:
 
     def outside(self, x: Vector, age: int) -> Vector:
         """Return how far each reading is out: 1 at the edge, 0 where not read."""
-        row = bisect_right(self.ages, age)
-        far = SIGNS * x[PLACES] - np.asarray(self.centre[row])
-        out: Vector = np.nan_to_num(far / np.asarray(self.reach[row]), nan=0.0)
+        row, (centre, reach) = bisect_right(self.ages, age), self._arrays
+        out: Vector = (SIGNS * x[PLACES] - centre[row]) / reach[row]
+        out[np.isnan(out)] = 0.0
         return out
 
+    @cached_property
+    def _arrays(self) -> tuple[Vector, Vector]:
+        return np.asarray(self.centre), np.asarray(self.reach)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Causes:
     """Families of trouble as linear discriminants of standardised features.
 
-    A family's number is the logarithm of a likelihood ratio, of the family to stable
-    runs, for normal features with the stable runs' covariance (Fisher's discriminant).
+    A family's number is the logarithm of its likelihood, up to one that all share, for
+    normal features with the covariance inside families (Fisher's discriminant).
     """
 
     families: Sequence[str]
@@ -84,7 +93,7 @@ class Causes:
     offsets: Sequence[float]
 
     def ratios(self, s: Vector) -> Vector:
-        """Return the logarithm of each family's likelihood ratio."""
+        """Return the logarithm of each family's likelihood, up to a shared number."""
         found: Vector = np.asarray(self.weights) @ s + np.asarray(self.offsets)
         return found
 
@@ -98,48 +107,73 @@ class Causes:
 
 
 BY_BLOCK = ("weight.norm", "gradient.norm", "residual.B", "update.norm")
+WEIGHTS = BY_BLOCK[0]
+BEGAN_APART = math.log(1.25)
+"""Least distance of a block's first weights from the median block's, to name it."""
 
 
 @dataclass(slots=True)
 class Layers:
     """Which block has moved away from the others since the first readings."""
 
-    site: str = ""
-    distance: float = 0.0
-    """How far, in ln: of weights, gradient, stream and update together."""
     _first: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    _latest: Sample | None = None
 
     def add(self, sample: Sample) -> None:
-        distances = dict.fromkeys(sample.blocks, 0.0)
+        self._latest = sample
         for quantity in BY_BLOCK:
+            first = self._first.setdefault(quantity, {})
             rows = sample.table.get(quantity, {})
-            for block, distance in self._apart(quantity, rows, sample.blocks).items():
-                distances[block] += distance
-        if any(distances.values()):
-            self.site = max(distances, key=lambda block: distances[block])
-            self.distance = distances[self.site]
+            for block in sample.blocks:
+                start = first.setdefault(block, [])
+                if len(start) < FIRST and block in rows:
+                    start += _positive_ln(rows[block][0])
 
-    def _apart(
-        self,
-        quantity: str,
-        rows: Mapping[str, Sequence[float]],
-        blocks: Sequence[str],
-    ) -> dict[str, float]:
+    @property
+    def distances(self) -> dict[str, float]:
+        """How far each block is, in ln: weights, gradient, stream, update together."""
+        sample = self._latest
+        found = dict.fromkeys(sample.blocks, 0.0) if sample else {}
+        for quantity in BY_BLOCK if sample else ():
+            for block, distance in self._apart(quantity).items():
+                found[block] += distance
+        return found
+
+    @property
+    def site(self) -> str:
+        """The block that has moved away most; nothing where none has."""
+        distances = self.distances
+        if not any(distances.values()):
+            return ""
+        return max(distances, key=lambda block: distances[block])
+
+    @property
+    def began_apart(self) -> str:
+        """The block whose weights began farthest from the others; nothing if near."""
+        first = self._first.get(WEIGHTS, {})
+        sizes = {block: median(start) for block, start in first.items() if start}
+        usual = median(sizes.values()) if sizes else 0.0
+        far = {block: abs(size - usual) for block, size in sizes.items()}
+        site = max(far, key=lambda block: far[block], default="")
+        return site if site and far[site] > BEGAN_APART else ""
+
+    def _apart(self, quantity: str) -> dict[str, float]:
         """Return how far each block's growth is from the median block's."""
-        first = self._first.setdefault(quantity, {})
+        assert self._latest is not None
+        rows, first = self._latest.table.get(quantity, {}), self._first[quantity]
         growth: dict[str, float] = {}
-        for block in blocks:
-            value = rows[block][0] if block in rows else math.nan
-            if not (math.isfinite(value) and value > 0):
-                continue
-            start = first.setdefault(block, [])
-            if len(start) < FIRST:
-                start.append(math.log(value))
-            growth[block] = math.log(value) - median(start)
+        for block in self._latest.blocks:
+            for now in _positive_ln(rows[block][0]) if block in rows else ():
+                growth[block] = now - median(first[block])
         if quantity == "residual.B":  # what a block adds: the stream carries it on
             growth = _increments(growth)
         usual = median(growth.values()) if growth else 0.0
         return {block: abs(value - usual) for block, value in growth.items()}
+
+
+def _positive_ln(value: float) -> list[float]:
+    """Return ln of a finite positive value; nothing of another."""
+    return [math.log(value)] if math.isfinite(value) and value > 0 else []
 
 
 def _increments(growth: Mapping[str, float]) -> dict[str, float]:

@@ -26,7 +26,7 @@ FAST, SLOW, HALF = 2, 6, 8
 """Readings back to which speed, trend and each half of a steady change reach."""
 UNIT = 5
 """Steps per which changes are counted."""
-TINY = 1e-9
+TINY, MOST = 1e-9, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,38 @@ class Sample:
     blocks: Sequence[str] = ()
     fresh: bool = True
     """Whether the run began with an untrained model."""
+    _lns: dict[tuple[str, bool], list[float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Logarithms that more than one number is made of."""
 
     def numbers(self, quantity: str) -> list[float]:
         """Return every value of a quantity over sites and heads."""
         return [value for row in self.table.get(quantity, {}).values() for value in row]
 
+    def lns(self, quantity: str) -> list[float]:
+        """Return ln of every value of a quantity over sites and heads."""
+        found = self._lns.get((quantity, False))
+        if found is None:
+            found = [_ln(value) for value in self.numbers(quantity)]
+            self._lns[quantity, False] = found
+        return found
+
+    def lns_of_blocks(self, quantity: str) -> list[float]:
+        """Return ln of each block's value, in order of depth."""
+        found = self._lns.get((quantity, True))
+        if found is None:
+            rows = self.table.get(quantity, {})
+            found = [_ln(rows[block][0]) for block in self.blocks if block in rows]
+            self._lns[quantity, True] = found
+        return found
+
 
 def _ln(value: float) -> float:
     """Return ln, cut off at 1e±9; what is infinite is as large as can be."""
-    if math.isnan(value):
-        return math.log(1 / TINY)
-    return math.log(min(max(value, TINY), 1 / TINY))
+    if TINY < value < MOST:
+        return math.log(value)
+    return math.log(TINY if value <= TINY else MOST)  # NaN is beyond any
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -59,7 +80,7 @@ def _each_ln(quantity: str, how: Callable[[list[float]], float]) -> "Measure":
     """Return a measure: ln of the values, put together."""
 
     def measure(sample: Sample) -> float:
-        values = [_ln(v) for v in sample.numbers(quantity)]
+        values = sample.lns(quantity)
         return how(values) if values else math.nan
 
     return measure
@@ -78,23 +99,18 @@ def _saturated(sample: Sample) -> float:
     return _mean([float(v < 0.5) for v in values])
 
 
-def _over_blocks(sample: Sample, quantity: str) -> list[float]:
-    rows = sample.table.get(quantity, {})
-    return [_ln(rows[block][0]) for block in sample.blocks if block in rows]
-
-
 def _first_to_last(sample: Sample) -> float:
-    norms = _over_blocks(sample, "gradient.norm")
+    norms = sample.lns_of_blocks("gradient.norm")
     return norms[0] - norms[-1] if len(norms) > 1 else math.nan
 
 
 def _gradient_spread(sample: Sample) -> float:
-    norms = _over_blocks(sample, "gradient.norm")
+    norms = sample.lns_of_blocks("gradient.norm")
     return max(norms) - min(norms) if len(norms) > 1 else math.nan
 
 
 def _stream_over_depth(sample: Sample) -> float:
-    sizes = _over_blocks(sample, "residual.B")
+    sizes = sample.lns_of_blocks("residual.B")
     return sizes[-1] - sizes[0] if len(sizes) > 1 else math.nan
 
 
@@ -106,7 +122,7 @@ def total_gradient(sample: Sample) -> float:
 
 def _queries_and_keys(sample: Sample) -> float:
     """ln of the share of the gradient that queries and keys receive, mean of sites."""
-    norms = [_ln(v) for v in sample.numbers("gradient.qk")]
+    norms = sample.lns("gradient.qk")
     return _mean(norms) - total_gradient(sample) if norms else math.nan
 
 
@@ -129,13 +145,13 @@ def _unchanged(sample: Sample) -> float:
 
 def _weight_spread(sample: Sample) -> float:
     """How far the block with the largest weights is above the median block."""
-    sizes = _over_blocks(sample, "weight.norm")
+    sizes = sample.lns_of_blocks("weight.norm")
     return max(sizes) - median(sizes) if len(sizes) > 1 else math.nan
 
 
 def _stream_step(sample: Sample) -> float:
     """The most that one block adds to the stream, in ln."""
-    sizes = _over_blocks(sample, "residual.B")
+    sizes = sample.lns_of_blocks("residual.B")
     return max((b - a for a, b in pairwise(sizes)), default=math.nan)
 
 

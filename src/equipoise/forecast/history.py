@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
 
@@ -47,7 +48,8 @@ class Curve:
     """A scalar over the whole run: means of blocks that widen as the run grows.
 
     What takes a pass over the latest values (median, noise) is brought up to date once
-    in eight values: a training step must not wait for statistics.
+    in eight values, and only where a rule asks: a training step must not wait for
+    statistics.
     """
 
     blocks: list[tuple[int, float]] = field(default_factory=list)
@@ -64,13 +66,9 @@ class Curve:
     largest: float = -math.inf
     largest_step: int = -1
     """The largest value, and the first step that had it."""
-    usual: float = math.nan
-    """The median of the latest 64."""
-    deviation: float = math.inf
-    """The median distance from ``usual``, scaled to a Gaussian's standard deviation."""
-    noise: float = math.inf
-    """The median step between neighbours: for independent noise about its σ."""
     _open: list[tuple[int, float]] = field(default_factory=list)
+    _measured: tuple[float, float, float] = (math.nan, math.inf, math.inf)
+    _stale: bool = False
 
     def add(self, step: int, value: float) -> None:
         if self.steps and step <= self.steps[-1]:
@@ -84,7 +82,7 @@ class Curve:
         if len(self._open) >= self.size:
             self._close_block()
         if self.count % BLOCK == 0:
-            self._measure()
+            self._stale = True
         if len(self.values) >= 4 * RECENT:
             del self.values[:-RECENT], self.steps[:-RECENT]
 
@@ -109,14 +107,27 @@ class Curve:
             self.blocks = [(a[0], (a[1] + b[1]) / 2) for a, b in pairs]
             self.size *= 2
 
-    def _measure(self) -> None:
-        latest = finite(self.values[-RECENT:])
-        if len(latest) < 4:
-            return
-        self.usual = usual = median(latest)
-        self.deviation = 1.4826 * median([abs(value - usual) for value in latest])
-        following = zip(latest, latest[1:], strict=False)
-        self.noise = median([abs(b - a) for a, b in following])
+    @property
+    def usual(self) -> float:
+        """The median of the latest 64."""
+        return self._statistics()[0]
+
+    @property
+    def deviation(self) -> float:
+        """The median distance from ``usual``, scaled to a Gaussian's deviation."""
+        return self._statistics()[1]
+
+    @property
+    def noise(self) -> float:
+        """The median step between neighbours: for independent noise about its σ."""
+        return self._statistics()[2]
+
+    def _statistics(self) -> tuple[float, float, float]:
+        if self._stale:
+            self._stale = False
+            latest = finite(self.values[-RECENT:])
+            self._measured = _spread(latest) if len(latest) >= 4 else self._measured
+        return self._measured
 
     def _forget(self, step: int) -> None:
         """Drop everything from ``step`` on: the run went back to it."""
@@ -129,6 +140,14 @@ class Curve:
         self._open = [pair for pair in self._open if pair[0] < step]
 
 
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, scaled median distance from it, and median step."""
+    usual = median(values)
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    deviation = 1.4826 * median([abs(value - usual) for value in values])
+    return usual, deviation, median(steps)
+
+
 @dataclass(slots=True)
 class Track:
     """The readings of one quantity: the first few, the latest, and how many."""
@@ -136,14 +155,17 @@ class Track:
     first: list[Reading] = field(default_factory=list)
     recent: deque[Reading] = field(default_factory=lambda: deque(maxlen=RECENT))
     count: int = 0
+    step: int = -1
+    """Of the latest reading; -1 of none."""
 
     def add(self, reading: Reading) -> None:
-        if self.recent and reading.step <= self.recent[-1].step:
+        if self.recent and reading.step <= self.step:
             self._forget(reading.step)
         if len(self.first) < FIRST:
             self.first.append(reading)
         self.recent.append(reading)
         self.count += 1
+        self.step = reading.step
 
     def _forget(self, step: int) -> None:
         self.first = [r for r in self.first if r.step < step]
@@ -172,7 +194,7 @@ class History:
         track = self._tracks.get(reading.quantity)
         if track is None:
             track = self._tracks[reading.quantity] = Track()
-        elif track.recent and track.recent[-1] == reading:
+        elif track.step == reading.step and track.recent[-1] == reading:
             return False  # a scalar that the loop gave after the step was written
         if reading.sites == ("",):
             value = reading.values[0][0] if reading.values[0] else math.nan
@@ -213,14 +235,18 @@ class History:
         return reading.values[0][0] if reading is not None else None
 
     def last_step(self, quantity: str) -> int | None:
-        reading = self.last(quantity)
-        return None if reading is None else reading.step
+        track = self._tracks.get(quantity)
+        return None if track is None or not track.recent else track.step
 
     def memory(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what a rule keeps from one reading to the next, made on first use."""
         if name not in self._memory:
             self._memory[name] = make()
         return self._memory[name]
+
+    def recall(self, name: str) -> Any:
+        """Return what a rule has kept; None before its first use."""
+        return self._memory.get(name)
 
     @property
     def blocks(self) -> Sequence[str]:

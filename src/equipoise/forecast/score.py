@@ -11,19 +11,21 @@ as those the odds were made on. Coefficients: ``equipoise storms fit``.
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import Band, Causes, Layers, StableCourse
-from equipoise.forecast.features import ALARMING, NAMES, Course, Sample, Vector
+from equipoise.forecast.causes import PLACES, Band, Causes, Layers, StableCourse
+from equipoise.forecast.features import ALARMING, Course, Sample, Vector
 from equipoise.records import Record
 
 FILE = "coefficients.json"
+WATCHED = tuple(ALARMING)
 LEAST = 0.05
 """Of the score, so that it has a logarithm."""
 
@@ -59,7 +61,7 @@ class Model(Record):
 
     def score(self, x: Vector, age: int) -> float:
         """Return z: ln of how far the reading that is farthest out is out."""
-        return math.log(max(LEAST, float(self.band.outside(x, age).max())))
+        return _ln_farthest(self.band.outside(x, age))
 
     def probability(self, z: float) -> float:
         """Return the probability of failure within the horizon."""
@@ -67,7 +69,11 @@ class Model(Record):
         return 1 / (1 + math.exp(-exponent))
 
     def bin_of(self, z: float) -> int:
-        return int(np.searchsorted(self.edges, z, side="right"))
+        return bisect_right(self.edges, z)
+
+
+def _ln_farthest(out: Vector) -> float:
+    return math.log(max(LEAST, float(out.max())))
 
 
 def model_from(given: Mapping[str, Any]) -> Model:
@@ -102,11 +108,14 @@ class Forecast(Record):
     stake: float
     """ln M / ln A of the e-detector: the alarm is at 1."""
     cause: str = ""
-    """The likeliest family of trouble."""
+    """The likeliest family of trouble; nothing while there is nothing to explain.
+
+    From the alarm on it is judged by the mean of the readings since, for 20 steps.
+    """
     causes: tuple[tuple[str, float], ...] = ()
     """All of them with their shares, the likeliest first."""
     site: str = ""
-    """The block that differs most from the others, where one does."""
+    """The block that differs most from the others, where the cause may lie in one."""
     reasons: tuple[tuple[str, float, float], ...] = ()
     """The readings that are farthest out: name, value, how far (1: at the edge)."""
 
@@ -121,6 +130,30 @@ ARMED = 3
 """Readings before the first bet: until then growth has no start."""
 NEAR = 0.5
 """Readings farther out than this are named as reasons."""
+TELLING = 20
+"""Steps after the alarm whose readings tell the cause."""
+LOCAL = ("residual", "router", "init")
+"""Causes that may lie in one block; of the others no block is named."""
+
+
+@dataclass(slots=True)
+class Telling:
+    """The readings that tell a cause: the latest, or those since the alarm."""
+
+    since: int | None = None
+    """The step of the alarm."""
+    count: int = 0
+    mean: Vector | None = None
+
+    def add(self, step: int, s: Vector, *, alarm: bool) -> None:
+        """Take a reading in standard deviations of stable runs."""
+        if self.since is not None and step - self.since > TELLING:
+            return
+        if alarm and self.since is None:
+            self.since, self.count = step, 0
+        self.count = self.count + 1 if self.since is not None else 1
+        before = s if self.mean is None or self.count == 1 else self.mean
+        self.mean = before + (s - before) / self.count
 
 
 @dataclass(slots=True)
@@ -133,9 +166,12 @@ class Forecaster:
     stake: float = 0.0
     """ln M."""
     last: Forecast | None = None
+    left: dict[str, int] = field(default_factory=dict)
+    """Features that have left the band of stable runs, and the first step outside."""
     _bin: int | None = None
     _count: int = 0
     _first: int | None = None
+    _telling: Telling = field(default_factory=Telling)
 
     def add(self, sample: Sample) -> Forecast:
         """Take a sampled step; return what is expected now."""
@@ -144,11 +180,15 @@ class Forecaster:
         if self._first is None:
             self._first = sample.step
         age = max(0, sample.step - self._first)
-        z = self.model.score(x, age)
+        out = self.model.band.outside(x, age)
+        z = _ln_farthest(out)
         self._count += 1
         if self._count > ARMED:
             self._bet(z)
-        self.last = self._forecast(sample.step, age, x)
+            for place in np.flatnonzero(out > 1) if z > 0 else ():
+                self.left.setdefault(WATCHED[place], sample.step)
+        plain = self._forecast(sample.step, z)
+        self.last = plain if self.stake <= 0 else self._explained(plain, x, age, out)
         return self.last
 
     def _bet(self, z: float) -> None:
@@ -158,22 +198,43 @@ class Forecaster:
         self.stake = max(self.stake, 0.0) + model.log_odds[before][now]
         self.stake = min(self.stake, ceiling)
         self._bin = now
+        if self.stake <= 0:
+            self._telling = Telling()
 
-    def _forecast(self, step: int, age: int, x: Vector) -> Forecast:
-        model, z = self.model, self.model.score(x, age)
-        out = model.band.outside(x, age)
-        parts = dict(zip(ALARMING, out.tolist(), strict=True))
-        values = dict(zip(NAMES, x.tolist(), strict=True))
-        most = sorted(parts, key=lambda name: -parts[name])[:3]
-        ranked = model.causes.ranked(model.standardised(x, age)) if model.causes else []
+    def _forecast(self, step: int, z: float) -> Forecast:
+        model = self.model
         return Forecast(
             step=step,
             probability=model.probability(z),
             horizon=model.horizon,
             expected=model.steps[model.bin_of(z)] if model.steps else math.nan,
             stake=self.stake / math.log(model.run_length),
-            cause=ranked[0][0] if ranked else "",
-            causes=tuple(ranked),
-            site=self.layers.site,
-            reasons=tuple((n, values[n], parts[n]) for n in most if parts[n] > NEAR),
         )
+
+    def _explained(self, plain: Forecast, x: Vector, age: int, out: Vector) -> Forecast:
+        """Return the forecast with its cause, its block and its reasons."""
+        causes: list[tuple[str, float]] = []
+        if self.model.causes is not None:
+            s = self.model.standardised(x, age)
+            self._telling.add(plain.step, s, alarm=plain.alarm)
+            assert self._telling.mean is not None
+            causes = self.model.causes.ranked(self._telling.mean)
+        cause = causes[0][0] if causes else ""
+        return replace(
+            plain,
+            cause=cause,
+            causes=tuple(causes),
+            site=self._site(cause),
+            reasons=_reasons(x, out),
+        )
+
+    def _site(self, cause: str) -> str:
+        if cause not in LOCAL:
+            return ""
+        return self.layers.began_apart if cause == "init" else self.layers.site
+
+
+def _reasons(x: Vector, out: Vector) -> tuple[tuple[str, float, float], ...]:
+    """Return the readings that are farthest out: name, value, how far."""
+    places = [int(k) for k in np.argsort(-out, kind="stable")[:3] if out[k] > NEAR]
+    return tuple((WATCHED[k], float(x[PLACES[k]]), float(out[k])) for k in places)

@@ -7,14 +7,14 @@ so the verdict live, at the end, and from the file are one and the same.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from equipoise.forecast.features import QUANTITIES
 from equipoise.forecast.history import History, News
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
-from equipoise.forecast.rules.failure import FORECAST
+from equipoise.forecast.rules.failure import FORECAST, outside_band
 from equipoise.records import Finding, Reading, Record, html_table
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
@@ -45,11 +45,16 @@ class Verdict(Record):
     """The evidence: what fires now, the gravest first."""
     advice: str = ""
     """What to do."""
+    now: dict[str, str] = field(default_factory=dict)
+    """Rule → what holds now, for every rule that fires: findings say what held then."""
+    quantities: tuple[str, ...] = ()
+    """What rules that fired stand on, and what left the band of stable runs."""
 
     def __post_init__(self) -> None:
         given: tuple[Any, ...] = self.findings  # dictionaries when read from JSON
         found = (Finding(**f) if isinstance(f, dict) else f for f in given)
         object.__setattr__(self, "findings", tuple(found))
+        object.__setattr__(self, "quantities", tuple(self.quantities))
 
     def __repr__(self) -> str:
         since = "" if self.since is None else f", since step {self.since}"
@@ -134,16 +139,18 @@ class Judge:
         The first steps of a healthy run look like trouble: Adam's first updates are as
         large as the rate allows. The loss has a waiting time of its own.
         """
-        before = self._release()
+        before = self._release() if self._held else []
         new = self._update(condition)
-        if new and self.is_early and condition.rule.about != "loss":
+        if not new:
+            return before
+        if self.is_early and condition.rule.about != "loss":
             self._held.append(condition)
             return before
         return before + new
 
     def _release(self) -> list[Finding]:
         """Return what was held back while it was early, where it still holds."""
-        if not self._held or self.is_early:
+        if self.is_early:
             return []
         held, self._held = self._held, []
         return [c.finding for c in dict.fromkeys(held) if c.finding is not None]
@@ -161,7 +168,11 @@ class Judge:
     def _is_complete(self, rule: Rule, step: int) -> bool:
         if len(rule.reads) == 1:
             return True
-        return all(self.history.last_step(q) == step for q in rule.reads)
+        last_step = self.history.last_step
+        for quantity in rule.reads:
+            if last_step(quantity) != step:
+                return False
+        return True
 
     def note(self, findings: Iterable[Finding]) -> None:
         """Take what the watcher itself found: non-finite numbers, and gaps."""
@@ -195,7 +206,15 @@ class Judge:
     @property
     def verdict(self) -> Verdict:
         """What is the matter with the run as far as it was read."""
-        return _dead(self) or _judged(self) or _unread(self) or _healthy(self)
+        found = _dead(self) or _judged(self) or _unread(self) or _healthy(self)
+        now = {c.rule.name: c.sentence for c in self.conditions if c.sentence}
+        return replace(found, now=now, quantities=self._quantities())
+
+    def _quantities(self) -> tuple[str, ...]:
+        """Return what rules that fired stand on, and what left the stable band."""
+        fired = (c.rule for c in self.conditions if c.fired)
+        stand_on = [q for r in fired if r.severity != "info" for q in r.reads]
+        return tuple(dict.fromkeys([*stand_on, *outside_band(self.history)]))
 
 
 def _rule_failed(step: int, rule: Rule, error: Exception) -> Finding:
@@ -267,7 +286,7 @@ def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
 def _judged(judge: Judge) -> Verdict | None:
     """What rules fire: about the loss it is failing, about the model at risk."""
     about = {c.rule.name: c.rule.about for c in judge.conditions}
-    now = {c.rule.name: c.sentence for c in judge.conditions}
+    now = {c.rule.name: c for c in judge.conditions}
     firing = [f for f in judge.firing if f.severity != "info"]
     if not firing:
         return None
@@ -279,10 +298,12 @@ def _judged(judge: Judge) -> Verdict | None:
     named = (loss[0], worst) if loss and causes else (worst,)
     return Verdict(
         state=state,
-        sentence="; ".join(now[finding.rule] for finding in named),
+        sentence="; ".join(now[finding.rule].sentence for finding in named),
         since=min(int(f.evidence["since"] or 0) for f in firing),
         findings=tuple(judge.firing),
-        advice=_with_rate(worst.advice or (loss[0].advice if loss else ""), judge),
+        advice=_with_rate(
+            now[worst.rule].advice or (loss[0].advice if loss else ""), judge
+        ),
     )
 
 

@@ -8,7 +8,7 @@ the end: where a run went another way, not where it stumbled.
 Axes, in this file:  S series · N column · W column of a window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,21 +50,31 @@ class Change:
     broken: bool = False
 
 
-def changes(grids: Sequence[Grid]) -> list[Change]:
-    """Return the first change of every quantity at its first layer, by onset.
+def changes(grids: Sequence[Grid], among: Collection[str]) -> list[Change]:
+    """Return the first change of each quantity ``among`` these at its first layer.
 
-    One line per quantity: the layer that moved first, and how many followed is to be
-    seen in the heatmap. Errors of our own estimates say nothing about the model.
+    In order of onset. A model that learns changes everywhere, so only what a verdict
+    rests on counts (``Verdict.quantities``), and what became NaN or Inf; errors of our
+    own estimates say nothing about the model. One line per quantity: how many layers
+    followed is to be seen in the heatmap.
     """
     ours = [grid for grid in grids if not grid.quantity.endswith(".error")]
-    found = [change for grid in ours for change in _of_grid(grid)[:1]]
-    return sorted(found, key=lambda c: (c.step, -c.strength))[:MOST_CHANGES]
+    found = (_of_grid(grid, is_turn=grid.quantity in among)[:1] for grid in ours)
+    ordered = sorted((c for some in found for c in some), key=_onset)
+    return ordered[:MOST_CHANGES]
 
 
-def _of_grid(grid: Grid) -> list[Change]:
-    """Return the changes of all layers of a quantity, the first one first."""
+def _onset(change: Change) -> tuple[int, float]:
+    return change.step, -change.strength
+
+
+def _of_grid(grid: Grid, *, is_turn: bool) -> list[Change]:
+    """Return the changes of all layers of a quantity, the first one first.
+
+    Without ``is_turn`` only those to NaN or Inf.
+    """
     found = [*_breaks(grid)]
-    if not len(grid.first):
+    if not len(grid.first) or not is_turn:
         return found
     settled = grid.first[0] + SETTLING * (grid.last[-1] - grid.first[0])
     logarithmic = is_logarithmic(grid)
@@ -73,7 +83,7 @@ def _of_grid(grid: Grid) -> list[Change]:
     for s, n in enumerate(onset_S.tolist()):
         if n != NEVER and grid.first[n] >= settled:
             found.append(_change(grid, s, n, float(strength_S[s])))
-    return sorted(found, key=lambda c: (c.step, -c.strength))
+    return sorted(found, key=_onset)
 
 
 def is_logarithmic(grid: Grid) -> bool:

@@ -120,8 +120,10 @@ def report_json(report: Report, runs: Runs) -> Json:
 
 
 def _run(run: Run, label: str, grids: Mapping[str, Grid]) -> Json:
-    verdict = verdict_json(run, run.verdict)
-    found = changes_json(changes(list(grids.values())), blocks_of(run))
+    given = run.verdict
+    verdict = verdict_json(run, given)
+    turned = changes(list(grids.values()), given.quantities)
+    found = changes_json(turned, blocks_of(run))
     # Last: reading the numbers is what finds a damaged file, and findings name it.
     return {
         **run_json(run, label=label, key=label),

@@ -124,15 +124,19 @@ def print_report(report: Report) -> None:
         table.add_row(name, *cells)
     screen.print(table)
     for found in report.findings:
-        screen.print(_finding(found))
+        screen.print(_finding(found, report.verdicts[found.run]))
     if report.unlisted:
         screen.print(f"{report.unlisted} more findings are in the run files")
 
 
-def _finding(found: RunFinding) -> Text:
+def _finding(found: RunFinding, verdict: Verdict) -> Text:
+    """Return a finding: what held when it fired, and what holds now where it lasts."""
     f = found.finding
     site = f" {f.site}" if f.site else ""
     line = Text(f"{f.severity:5} ", COLOURS[f.severity])
     line.append(f"{found.run}, step {f.step}{site}: ", "bold")
     line.append(f.message)
+    now = verdict.now.get(f.rule) if f in verdict.findings else None
+    if now and now not in verdict.sentence:
+        line.append(f" Now: {now}.", "bold")
     return line.append(f" Try: {f.advice}", "italic") if f.advice else line

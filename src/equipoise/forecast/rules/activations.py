@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from equipoise.forecast.history import History, by_site, finite
 from equipoise.forecast.rules.registry import Measured, measured, measures
@@ -14,8 +14,7 @@ NORMED, GAIN = "attention.B", "norm.gain"
 EPSILON, LOAD = "precision.epsilon_dominated", "router.load"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(NamedTuple):
     """How far a reading of one site has grown since the first sample."""
 
     site: str
@@ -31,7 +30,7 @@ def growths(history: History, quantity: str, floor: float) -> list[Growth]:
         return []
     began = {site: row[0] for site, row in by_site(track.first[0])}
     return [
-        Growth(site=s, began=began[s], now=row[0], ratio=row[0] / max(began[s], floor))
+        Growth(s, began[s], row[0], row[0] / max(began[s], floor))
         for s, row in by_site(track.recent[-1])
         if s in began and max(began[s], floor) > 0
     ]

@@ -6,6 +6,7 @@ whose θ is 1e-7. What tells is how many heads at once, how early and how fast.
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 from equipoise.forecast.history import History, by_site, finite
@@ -15,6 +16,8 @@ from equipoise.records import Reading
 THETA, LOGIT = "attention.theta.p5", "attention.max_logit"
 ENTROPY, SINK = "attention.entropy", "attention.sink"
 ROUNDING = "precision.rms_error.bf16"
+ALIKE = 1e-4
+"""Relative difference up to which two heads' readings are equal."""
 
 
 def heads(reading: Reading) -> list[float]:
@@ -31,8 +34,11 @@ def heads_of(history: History, quantity: str) -> tuple[Reading, list[float]] | N
 
 def largest(reading: Reading) -> tuple[str, int, float]:
     """Return the site, the head and the value of the largest one."""
-    found = ((s, h, v) for s, row in by_site(reading) for h, v in enumerate(row))
-    return max(found, key=lambda one: one[2], default=("", 0, math.nan))
+    most = [(max(row), site, row) for site, row in by_site(reading) if row]
+    if not most:
+        return "", 0, math.nan
+    value, site, row = max(most, key=lambda one: one[0])
+    return site, row.index(value), value
 
 
 @measures("attention.saturated")
@@ -149,13 +155,14 @@ def duplicate_heads(history: History) -> Measured | None:
 
 
 def _repeated(columns: list[tuple[float, ...]]) -> Iterator[int]:
-    """Yield heads that come again later in the layer."""
-    seen: set[tuple[str, ...]] = set()
-    for head, values in enumerate(zip(*columns, strict=False)):
-        key = tuple(f"{value:.4g}" for value in values)
-        if key in seen:
-            yield head
-        seen.add(key)
+    """Yield heads that equal an earlier one of the layer.
+
+    Equal heads have one largest logit, so they are neighbours when sorted by it.
+    """
+    order = sorted(range(len(columns[-1])), key=columns[-1].__getitem__)
+    for a, b in pairwise(order):
+        if all(math.isclose(c[a], c[b], rel_tol=ALIKE) for c in reversed(columns)):
+            yield max(a, b)
 
 
 @measures("precision.error")

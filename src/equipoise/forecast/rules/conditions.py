@@ -128,5 +128,12 @@ class Condition:
             when.append(f"noticed at step {self.noticed}")
         return f"{self.rule.sentence(found)} ({', '.join(when)})"
 
+    @property
+    def advice(self) -> str:
+        """What to do as things stand now: what is found may change while it fires."""
+        if self.finding is None or self.latest is None:
+            return ""
+        return self.latest[1].advice or self.finding.advice
+
     def _reported(self) -> Severity:
         return self.finding.severity if self.finding else "info"

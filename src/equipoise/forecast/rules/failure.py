@@ -1,15 +1,19 @@
 """The forecast as a rule: its alarm makes a run at risk before the loss shows it."""
 
 from equipoise.forecast.causes import REMEDIES
-from equipoise.forecast.features import AFTER_UPDATE, QUANTITIES, Sample, described
+from equipoise.forecast.features import (
+    AFTER_UPDATE,
+    NUMBERS,
+    QUANTITIES,
+    Sample,
+    described,
+)
 from equipoise.forecast.history import History
 from equipoise.forecast.remedy_catalogue import advise
 from equipoise.forecast.rules.registry import Measured, measures
 from equipoise.forecast.score import Forecast, Forecaster
 
 FORECAST = "forecast.failure"
-LOCAL = ("residual", "router", "init")
-"""Causes that may lie in one block; of the others no block is named."""
 
 
 def sample_from(history: History) -> Sample:
@@ -30,8 +34,16 @@ def sample_from(history: History) -> Sample:
 
 def forecast_of(history: History) -> Forecast | None:
     """Return the latest forecast of a run."""
-    forecaster: Forecaster = history.memory(FORECAST, Forecaster)
-    return forecaster.last
+    forecaster: Forecaster | None = history.recall(FORECAST)
+    return forecaster.last if forecaster else None
+
+
+def outside_band(history: History) -> list[str]:
+    """Return the quantities that have left the band of stable runs so far."""
+    forecaster: Forecaster | None = history.recall(FORECAST)
+    left = forecaster.left if forecaster else ()
+    numbers = (feature.rpartition(", ")[0] for feature in left)
+    return [NUMBERS[name].quantity for name in numbers]
 
 
 @measures(FORECAST)
@@ -42,7 +54,7 @@ def failure(history: History) -> Measured:
     reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
     return Measured(
         value=found.stake,
-        site=found.site if found.cause in LOCAL else "",
+        site=found.site,
         advice=advise(REMEDIES.get(found.cause, ())),
         evidence={
             "probability": found.probability,

@@ -22,7 +22,8 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from equipoise.errors import InputError
 from equipoise.forecast.history import History
@@ -33,20 +34,19 @@ About = Literal["loss", "model", "watching"]
 FILE = "equipoise.toml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """What a rule found at this step: the number it judges, where, and the evidence."""
 
     value: float
     site: str = ""
-    evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    evidence: Mapping[str, Scalar] = MappingProxyType({})
     advice: str = ""
     """What to do in this case; that of the rule's remedies unless given."""
 
 
 def measured(value: float, site: str = "", **evidence: Scalar) -> Measured:
     """Return what was found, the evidence by name."""
-    return Measured(value=value, site=site, evidence=evidence)
+    return Measured(value, site, evidence)
 
 
 Measure = Callable[[History], Measured | float | None]

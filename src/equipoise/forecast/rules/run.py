@@ -11,6 +11,10 @@ START = 48
 SMOOTH = 16
 REGULAR = ("attention.theta.p50", "gradient.norm")
 """Quantities that every preset reads at every sample."""
+LATE = 64
+"""Steps by which a reading may be late beside ten of its own intervals."""
+PRESENT = measured(0.0, what="", last=0, now=0)
+"""Found at almost every step, so made once."""
 
 
 def uniform_loss(history: History) -> float | None:
@@ -39,8 +43,10 @@ def reference_loss(history: History) -> tuple[float, str] | None:
 def above_chance(history: History) -> Measured | None:
     """Smoothed loss over ln V, or over where the run began if V is not known."""
     curve = history.curve("loss")
-    found = reference_loss(history)
-    if curve.count < START or found is None or found[0] <= 0:
+    if curve.count < START:
+        return None
+    found = history.memory("loss.above_chance", lambda: reference_loss(history))
+    if found is None or found[0] <= 0:
         return None
     (reference, what), loss = found, curve.smoothed(SMOOTH)
     return measured(loss / reference, loss=loss, reference=reference, what=what)
@@ -147,12 +153,12 @@ def stopped(history: History) -> Measured | None:
     """1 where a reading is overdue by ten of its own intervals."""
     for quantity in REGULAR:
         track = history.track(quantity)
-        if len(track.recent) < 3:
+        if history.step - track.step <= LATE or len(track.recent) < 3:
             continue
         last, before = track.recent[-1].step, track.recent[-2].step
-        if history.step - last > 10 * max(1, last - before) + 64:
+        if history.step - last > 10 * max(1, last - before) + LATE:
             return measured(1.0, what=quantity, last=last, now=history.step)
-    return measured(0.0, what="", last=0, now=history.step)
+    return PRESENT
 
 
 @measures("ranks.disagree")

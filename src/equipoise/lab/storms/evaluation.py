@@ -1,4 +1,4 @@
-"""Score the forecast itself on the benchmark: detection, probability, diagnosis.
+"""Score the forecast itself on the benchmark: detection, baselines, misses.
 
 Every run is scored by a forecast that was fitted without its seed, and without the
 families that are held out. Criteria: ``docs/forecast.md``.
@@ -6,21 +6,20 @@ families that are held out. Criteria: ``docs/forecast.md``.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import Causes, Layers
 from equipoise.forecast.features import ALARMING
 from equipoise.forecast.score import ARMED, Model
 from equipoise.lab.storms.bands import outside, scores
 from equipoise.lab.storms.baselines import READ, RULES
-from equipoise.lab.storms.fitting import FitOptions, fit, fit_causes, stakes
+from equipoise.lab.storms.fitting import FitOptions, fit, stakes
 from equipoise.lab.storms.labels import Label
 from equipoise.lab.storms.plan import EXOGENOUS, HELD_OUT_FAMILIES
-from equipoise.lab.storms.recorded import Flags, Recorded, recorded, samples_of
+from equipoise.lab.storms.recorded import Flags, Recorded, recorded
 from equipoise.lab.storms.scoring import (
     Course,
     Score,
@@ -81,24 +80,6 @@ def gather(found: Sequence[Label], options: FitOptions | None = None) -> Evidenc
         small=fit(tunable(runs, without=lambda label: False), options),
         by_seed={s: fit(tunable(runs, without=_of_seed(s)), options) for s in seeds},
     )
-
-
-def shipped_model(
-    found: Sequence[Label], *, last_seed: int, options: FitOptions | None = None
-) -> Model:
-    """Return the forecast fitted on the first seeds, without the held-out families.
-
-    What a cause looks like is fitted on all families of those seeds.
-    """
-    chosen = [
-        recorded(label)
-        for label in found
-        if label.outcome != "between"
-        and label.storm.seed <= last_seed
-        and label.storm.tier == "small"
-    ]
-    model = fit(tunable(chosen, without=lambda label: False), options)
-    return replace(model, causes=fit_causes(chosen, model.course, options))
 
 
 def _of_seed(seed: int) -> Callable[[Label], bool]:
@@ -246,81 +227,6 @@ def run_length(followed: Sequence[Followed]) -> dict[str, Any]:
         "alarms": alarms,
         "measured": readings / alarms if alarms else None,
     }
-
-
-def diagnosis(evidence: Evidence) -> dict[str, Any]:
-    """Return cause and layer at the first alarm, or at onset where there is none."""
-    causes = _causes_by_seed(evidence)
-    found: list[dict[str, Any]] = []
-    for run, model in evidence.followed:
-        label = run.label
-        if label.outcome != "failed" or not len(run.steps):
-            continue
-        step = _asked_at(run, model)
-        place = int(np.searchsorted(run.steps, step, side="right")) - 1
-        place = max(place, 0)
-        s = model.standardised(run.x[place], int(run.age[place]))
-        ranked = causes[label.storm.seed].ranked(s)
-        names = [name for name, _ in ranked]
-        found.append(
-            {
-                "family": label.storm.family,
-                "seed": label.storm.seed,
-                "severity": label.storm.severity,
-                "step": step,
-                "cause": names[0],
-                "rank": names.index(label.storm.family) + 1
-                if label.storm.family in names
-                else None,
-                "layer": label.layer,
-                "named": _layer_at(label, step) if label.layer is not None else None,
-            }
-        )
-    with_layer = [d for d in found if d["layer"] is not None]
-    near = [d for d in with_layer if _is_near(d["named"], d["layer"])]
-    return {
-        "runs": len(found),
-        "top1": sum(d["rank"] == 1 for d in found) / max(1, len(found)),
-        "top3": sum((d["rank"] or 99) <= 3 for d in found) / max(1, len(found)),
-        "layers": len(with_layer),
-        "layer_within_1": len(near) / len(with_layer) if with_layer else math.nan,
-        "each": found,
-    }
-
-
-def _is_near(named: int | None, layer: int) -> bool:
-    return named is not None and abs(named - layer) <= 1
-
-
-def _asked_at(run: Recorded, model: Model) -> int:
-    alarms = crossings(stake_course(run, model), 1.0)
-    after = [a for a in alarms if a >= run.label.injected]
-    onset = run.label.onset if run.label.onset is not None else int(run.steps[-1])
-    return (
-        after[0]
-        if after
-        else max(onset, int(run.steps[min(ARMED, len(run.steps) - 1)]))
-    )
-
-
-def _layer_at(label: Label, step: int) -> int | None:
-    layers, blocks = Layers(), list[str]()
-    for sample in samples_of(label):
-        if sample.step > step:
-            break
-        layers.add(sample)
-        blocks = list(sample.blocks)
-    return blocks.index(layers.site) if layers.site in blocks else None
-
-
-def _causes_by_seed(evidence: Evidence) -> dict[int, Causes]:
-    """Causes are told by the families' names, so all families are met, but no seed."""
-    small = [run for run, _ in evidence.followed]
-    found: dict[int, Causes] = {}
-    for seed, model in evidence.by_seed.items():
-        others = [r for r in small if r.label.storm.seed != seed]
-        found[seed] = fit_causes(others, model.course, evidence.options)
-    return found
 
 
 def farthest(run: Recorded, model: Model, rows: Flags) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""Fit the forecast on labelled runs: the score, the odds of its bets, the causes.
+"""Fit the forecast on labelled runs: the score, and the odds of its bets.
 
 Stable runs make the band; failures, by their readings between injection and onset, and
 stable runs make the odds. Every run weighs as much as any other. The odds, the
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import CUT, Causes, StableCourse
-from equipoise.forecast.features import NAMES, Vector
+from equipoise.forecast.causes import CUT, StableCourse
+from equipoise.forecast.features import Vector
 from equipoise.forecast.score import ARMED, Model
 from equipoise.lab.storms.bands import Bands, short
-from equipoise.lab.storms.recorded import Flags, Matrix, Recorded
+from equipoise.lab.storms.recorded import Matrix, Recorded
 from equipoise.lab.storms.scoring import WINDOW
 
 
@@ -28,7 +28,7 @@ class FitOptions:
     ages: tuple[int, ...] = (15, 20, 30, 50, 80, 150)
     """Steps at which stable runs are described anew."""
     shrink: float = 1.0
-    """Added to the variances of the stable runs' features."""
+    """Added to the variances of features inside families, where causes are told."""
     narrowest: float = 0.5
     """The least reach of a band, in standard deviations over all stable readings."""
     edges: tuple[float, ...] = (0.0, 0.095, 0.223, 0.405, 0.693, 1.099, 1.792)
@@ -42,7 +42,7 @@ class FitOptions:
 
 
 def fit(runs: Sequence[Recorded], options: FitOptions | None = None) -> Model:
-    """Fit everything on these runs.
+    """Fit everything on these runs but the causes.
 
     Raises:
         ValueError: If there is no failure, or no stable run, to learn from.
@@ -63,8 +63,7 @@ def fit(runs: Sequence[Recorded], options: FitOptions | None = None) -> Model:
     unseen = [bands.unseen(run) for run in usable]
     model = _with_odds(model, usable, unseen, options)
     model = _with_probability(model, usable, unseen)
-    causes = fit_causes(runs, model.course, options)
-    return replace(model, causes=causes, made_by=_made_by(usable, options))
+    return replace(model, made_by=_made_by(usable, options))
 
 
 def _made_by(runs: Sequence[Recorded], options: FitOptions) -> dict[str, Any]:
@@ -102,33 +101,6 @@ def standardised(course: StableCourse, run: Recorded) -> Matrix:
     z = (run.x - np.asarray(course.centre)[row]) / np.asarray(course.scale)[row]
     cut: Matrix = np.clip(np.nan_to_num(z, nan=0.0), -CUT, CUT)
     return cut
-
-
-def _discriminants(
-    runs: Sequence[Recorded],
-    failures: Sequence[tuple[Recorded, Flags]],
-    course: StableCourse,
-    options: FitOptions,
-) -> Causes:
-    """One direction per family: Σ⁻¹μ, with Σ of stable runs, every run alike."""
-    stable = [run for run in runs if run.label.is_stable and run.rows.any()]
-    count = len(NAMES)
-    spread = options.shrink * np.eye(count)
-    for run in stable:
-        s = standardised(course, run)[run.rows]
-        spread = spread + s.T @ s / (len(s) * len(stable))
-    means: dict[str, list[Vector]] = {}
-    for run, rows in failures:
-        mean = standardised(course, run)[rows].mean(0)
-        means.setdefault(run.label.storm.family, []).append(mean)
-    families = sorted(means)
-    weights, offsets = [], []
-    for family in families:
-        mean = np.mean(means[family], 0)
-        w = np.linalg.solve(spread, mean)
-        weights.append(short(w))
-        offsets.append(float(f"{-0.5 * mean @ w:.5g}"))
-    return Causes(families=families, weights=weights, offsets=offsets)
 
 
 def logistic(
@@ -246,25 +218,3 @@ def _with_probability(
         for b in range(len(model.edges) + 1)
     ]
     return replace(model, slope=float(slope[0]), offset=offset, steps=steps)
-
-
-AFTERWARDS = 20
-"""Readings up to so many steps after onset teach what a cause looks like."""
-
-
-def fit_causes(
-    runs: Sequence[Recorded], course: StableCourse, options: FitOptions | None = None
-) -> Causes:
-    """Return the discriminants of every family that failed, after onset too."""
-    failed = [r for r in runs if r.label.outcome == "failed"]
-    chosen = [(r, _telling(r)) for r in failed if _telling(r).any()]
-    return _discriminants(runs, chosen, course, options or FitOptions())
-
-
-def _telling(run: Recorded) -> Flags:
-    """The rows that show the cause of a failure: from injection to after onset."""
-    onset = run.label.steps if run.label.onset is None else run.label.onset
-    last = max(onset, run.label.injected) + AFTERWARDS
-    chosen: Flags = (run.steps >= run.label.injected) & (run.steps < last)
-    chosen[:ARMED] = False
-    return chosen

@@ -37,7 +37,14 @@ function others(verdict) {
   if (!fired.length) return null;
   return EQ.h("div", { class: "others" }, EQ.h("h3", {}, fired.length > 1 ? "What fired, in order" : "What fired"),
     EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity },
-      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null))));
+      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null, nowBeside(verdict, f)))));
+}
+
+// What held when it fired stands in the finding; beside it what holds now, where that differs.
+function nowBeside(verdict, f) {
+  const now = verdict.now?.[f.rule];
+  if (!now || verdict.sentence.includes(now) || now.startsWith(`${f.message} (step ${f.step}`)) return null;
+  return EQ.h("span", { class: "now" }, ` Now: ${now}`);
 }
 
 // A finding's numbers are those of the step at which it fired, not of the one at which it began.
@@ -60,7 +67,7 @@ EQ.decisive = (page, run, height) => {
 EQ.changesTable = (page, run, limit) => {
   const rows = (run.changes ?? []).slice(0, limit);
   if (run.changes === undefined) return EQ.h("p", { class: "absent", "aria-busy": "true" }, "Looking for changes…");
-  if (!rows.length) return EQ.h("p", { class: "absent" }, "No quantity took a lasting turn after its first readings.");
+  if (!rows.length) return EQ.h("p", { class: "absent" }, "Nothing that a rule stands on, or that left the band of stable runs, took a lasting turn.");
   return EQ.scroll("What changed first", EQ.h("table", {},
     EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
     EQ.h("tbody", {}, rows.map((c) => EQ.h("tr", {},
