@@ -282,7 +282,7 @@ def row_columns(
         out_CN = _on_cpu(z_xK.reshape(-1, z_xK.shape[-1]), sees, sort_open)
     else:
         z_xK = z_xK if causal_from is None else _hidden(z_xK, causal_from)
-        out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1])).T
+        out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1]))
     return out_CN.reshape(COLUMNS, *scores.shape[:-1])
 
 
@@ -326,30 +326,16 @@ def _sorted(z_nK: Scores, limit_n: NDArray[np.int64]) -> ladder.Bounds:
 
 
 def _in_torch(z_NK: Tensor) -> Tensor:
-    visible = (z_NK > -torch.inf).sum(-1)
-    dark = (visible == 0)[:, None]
-    lit_NK = z_NK.masked_fill(dark, 0.0)
-    top = lit_NK.amax(-1)
-    p_NK = lit_NK.softmax(-1)
-    far = (lit_NK - top[:, None]).clamp(min=torch.finfo(z_NK.dtype).min)
-    entropy = torch.logsumexp(lit_NK - top[:, None], -1) - (p_NK * far).sum(-1)
-    lower, upper = _theta(p_NK)
-    seen_NK = lit_NK.masked_fill(lit_NK == -torch.inf, 0.0)
-    squares = seen_NK.square().sum(-1), p_NK.square().sum(-1)
-    columns = (lower, upper, top, entropy, p_NK[:, 0], p_NK.amax(-1), *squares)
-    read = torch.stack(columns, -1)
-    read = read.masked_fill(dark, 0.0)
-    read[:, 2].masked_fill_(dark[:, 0], -torch.inf)
-    return torch.cat([read, visible[:, None].to(read.dtype)], -1)
+    """Return the columns in torch; rows left open are closed where that waits for none.
 
-
-def _theta(p_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return θ's bounds; rows left open are searched only where that needs no sync."""
-    if COMPILED and p_NK.device.type == "cpu":
-        bounds_N2 = torch_rows.intervals(p_NK, None, _OPTIONS).to(p_NK.dtype)
-        return bounds_N2[:, 0], bounds_N2[:, 1]
-    lower, upper, _ = torch_rows.vectorised(p_NK)
-    return lower, upper
+    On the CPU these are float64 rows.
+    """
+    out_CN = torch_rows.columns(z_NK)
+    if COMPILED and z_NK.device.type == "cpu":
+        p_NK = z_NK.masked_fill(out_CN[VISIBLE][:, None] == 0, 0.0).softmax(-1)
+        found_N2 = torch_rows.intervals(p_NK, None, _OPTIONS).to(z_NK.dtype)
+        out_CN[:2] = found_N2.T.masked_fill(out_CN[VISIBLE] == 0, 0.0)
+    return out_CN
 
 
 def warm_up() -> None:

@@ -1,9 +1,20 @@
-"""The ladder in torch: for every device but the CPU, and where numba is absent.
+"""Statistics of rows in torch: for every device but the CPU, and where numba is absent.
 
-Axes, in this file:  N row · K key · n key, sorted from large to small.
-The steps that close almost every row are vectorised; the few rows left open are
-finished one by one on the CPU by the same code that the compiled kernel runs.
+Axes, in this file:  N row · K key · m dealt key · s subset of the dealt keys but the
+first · c candidate · C column.
+
+Three passes over the keys, none of which waits for the host: the largest key of each
+group of keys; exponentials and their sums; the running sum of what is left. θ needs no
+sort. The largest keys are dealt in all 2⁹ ways, the largest always inside S. If one of
+them alone or all others together cannot reach half of the mass, the best deal is
+proven. Otherwise each of the deals that leave about half of the others to be taken is
+completed by a run of them, found in the running sum by binary search: runs start at
+several places, so that some end is near. A run is a real subset, so ``lower`` is
+attained. Rows that stay open keep 1 as ``upper``.
 """
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,24 +23,146 @@ from torch import Tensor
 from equipoise.numerics.rows.ladder import Options
 from equipoise.numerics.rows.ladder import intervals as intervals_on_cpu
 
-# Runs of keys taken by the fill: each round lands below half the remaining gap.
-_ROUNDS = 24
-_SWAPS = 3
+_DEALT = 10
+# Keys of one group are that many apart: neighbours are often large together.
+_GROUPS = 256
+# Deals tried, and starts of runs: rows of few keys need more of either.
+_MANY, _FEW, _SHORT = (64, 8), (32, 4), 512
+# Largest relative errors, in units of rounding: an exponential is off by a unit in its
+# last place and by the rounding of its exponent, which grows with the exponent.
+_EXPONENTIAL = 4
 
 
-def exact_sum(v_NK: Tensor) -> Tensor:
-    """Return row sums to the last bit or two: a tree of error-free additions."""
-    high, low = v_NK, torch.zeros_like(v_NK)
-    while high.shape[-1] > 1:
-        if high.shape[-1] % 2:
-            high = torch.nn.functional.pad(high, (0, 1))
-            low = torch.nn.functional.pad(low, (0, 1))
-        a, b = high[..., ::2], high[..., 1::2]
-        high = a + b
-        back = high - a
-        lost = (a - (high - back)) + (b - back)
-        low = low[..., ::2] + low[..., 1::2] + lost
-    return (high + low)[..., 0]
+class Split(NamedTuple):
+    """A subset S of each row's keys, and what is known of it."""
+
+    inside_N: Tensor
+    outside_N: Tensor
+    proven_N: Tensor
+    """No subset is nearer to half of the mass."""
+    place_Nm: Tensor
+    taken_Nm: Tensor
+    """The dealt keys, and which of them are in S."""
+    begin_N: Tensor
+    end_N: Tensor
+    """Of the other keys those from ``begin`` up to ``end`` are in S."""
+
+    def witness(self, K: int) -> Tensor:
+        """Return S as a mask of (N, K)."""
+        at_K = torch.arange(K, device=self.begin_N.device)
+        run_NK = (at_K >= self.begin_N[:, None]) & (at_K < self.end_N[:, None])
+        return run_NK.scatter(1, self.place_Nm, self.taken_Nm)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Return the dtype of sums that are small tensors."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def largest(x_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return up to ten of the largest entries of each row, falling, and their places.
+
+    Long rows are asked for the largest entry of each group of keys: then the first is
+    the largest of all, and those after it are among the largest.
+    """
+    N, K = x_NK.shape
+    depth = K // _GROUPS
+    if depth < 2:
+        found = x_NK.topk(min(_DEALT, K), -1)
+        return found.values, found.indices
+    tail = depth * _GROUPS
+    x_Nc, row_Nc = x_NK[:, :tail].view(N, depth, _GROUPS).max(1)
+    at_K = torch.arange(K, device=x_NK.device)
+    place_Nc = torch.cat(
+        (row_Nc * _GROUPS + at_K[:_GROUPS], at_K[tail:].expand(N, -1)), 1
+    )
+    found = torch.cat((x_Nc, x_NK[:, tail:]), 1).topk(_DEALT, -1)
+    return found.values, place_Nc.gather(1, found.indices)
+
+
+def subset_sums(v_Nm: Tensor) -> Tensor:
+    """Return the sums of all subsets of few keys; bit i of the place is key i."""
+    sums_Ns = v_Nm.new_zeros(len(v_Nm), 1)
+    for v_N in v_Nm.unbind(-1):
+        sums_Ns = torch.cat((sums_Ns, sums_Ns + v_N[:, None]), 1)
+    return sums_Ns
+
+
+def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
+    """Return a subset of nearly half of the mass; ``w_NK`` is used up.
+
+    ``v_Nm`` and ``place_Nm`` are the values and places of each row's largest keys.
+    """
+    w_NK.scatter_(1, place_Nm, 0.0)
+    v_Nm = v_Nm.to(_wide(w_NK))
+    first_N, others_N = v_Nm[:, 0], v_Nm[:, 1:].sum(-1)
+    rest_N = w_NK.sum(-1, dtype=v_Nm.dtype)
+    half_N = (first_N + others_N + rest_N) / 2
+    sums_Ns = subset_sums(v_Nm[:, 1:])
+    centre_N = half_N - rest_N / 2 - first_N
+    deals, starts = _FEW if w_NK.shape[1] > _SHORT else _MANY
+    near = (sums_Ns - centre_N[:, None]).abs_()
+    deal_Nc = near.topk(min(deals, near.shape[1]), -1, largest=False).indices
+    dealt_Nc = sums_Ns.gather(1, deal_Nc)
+    missing_Nc = half_N[:, None] - first_N[:, None] - dealt_Nc
+    over_N = missing_Nc[:, 0] <= 0
+    proven_N = over_N | (missing_Nc[:, 0] >= rest_N)
+    which_N, begin_N, end_N, filled_N = _run(w_NK, missing_Nc, rest_N, starts)
+    which_N = which_N.masked_fill(proven_N, 0)[:, None]
+    dealt_N = dealt_Nc.gather(1, which_N)[:, 0]
+    filled_N = torch.where(proven_N, rest_N * ~over_N, filled_N)
+    deal_N1 = deal_Nc.gather(1, which_N)
+    taken_Nm = torch.cat(
+        (torch.ones_like(over_N)[:, None], _bits(deal_N1, v_Nm.shape[1] - 1)), 1
+    )
+    whole_N = torch.full_like(end_N, w_NK.shape[1]) * ~over_N
+    return Split(
+        first_N + dealt_N + filled_N,
+        (others_N - dealt_N) + (rest_N - filled_N),
+        proven_N,
+        place_Nm,
+        taken_Nm,
+        begin_N.masked_fill(proven_N, 0),
+        torch.where(proven_N, whole_N, end_N),
+    )
+
+
+def _bits(deal_N1: Tensor, count: int) -> Tensor:
+    return (deal_N1 >> torch.arange(count, device=deal_N1.device)) % 2 == 1
+
+
+def _run(
+    w_NK: Tensor, missing_Nc: Tensor, rest_N: Tensor, starts: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return which deal a run of keys completes best, where the run is, and its mass.
+
+    Runs start where 0, 1/2S, … of the mass of all keys is passed.
+    """
+    sum_NK = w_NK.cumsum(-1)
+    share_S = torch.arange(starts, device=w_NK.device) / (2 * starts)
+    begin_NS = torch.searchsorted(sum_NK, (rest_N[:, None] * share_S).to(w_NK.dtype))
+    begin_NS = (begin_NS + 1).clamp(max=w_NK.shape[1]) * (share_S > 0)
+    before_NS = _before(sum_NK, begin_NS)
+    goal_NcS = missing_Nc[:, :, None] + before_NS[:, None].to(missing_Nc.dtype)
+    end_NcS = torch.searchsorted(
+        sum_NK, goal_NcS.flatten(1).to(w_NK.dtype), right=True
+    ).view_as(goal_NcS)
+    ends = torch.stack((end_NcS, (end_NcS + 1).clamp(max=w_NK.shape[1])))
+    ends = torch.maximum(ends, begin_NS[:, None]).transpose(0, 1)
+    upto = _before(sum_NK, ends.flatten(1)).view(ends.shape)
+    off = (goal_NcS[:, None] - upto).abs_().flatten(1).argmin(-1, keepdim=True)
+    found = off % (missing_Nc.shape[1] * starts)
+    start_N1 = found % starts
+    mass_N1 = upto.flatten(1).gather(1, off) - before_NS.gather(1, start_N1)
+    begin_N1, end_N1 = begin_NS.gather(1, start_N1), ends.flatten(1).gather(1, off)
+    which_N1 = found // starts
+    filled = mass_N1.to(missing_Nc.dtype)
+    return which_N1[:, 0], begin_N1[:, 0], end_N1[:, 0], filled[:, 0]
+
+
+def _before(sum_NK: Tensor, place: Tensor) -> Tensor:
+    """Return the mass of the keys before each place."""
+    return sum_NK.gather(1, (place - 1).clamp(min=0)) * (place > 0)
 
 
 def theta(inside: Tensor, outside: Tensor) -> Tensor:
@@ -40,106 +173,101 @@ def theta(inside: Tensor, outside: Tensor) -> Tensor:
     return torch.where(4 * torch.minimum(inside, outside) > total, near, far)
 
 
-def largest_first(v_Nn: Tensor, half_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill S with every key that still fits, largest first; return (gap, side).
+def bounds(found: Split, *, mean_N: Tensor, unit: float, K: int) -> Tensor:
+    """Return (lower, upper) of each row, (2, N), rounding of exponentials included.
 
-    Sorted keys are taken in runs: a run ends where the next key does not fit, and the
-    next run starts at the first key that does. Both ends are binary searches in the
-    running sum and in the keys, so a round costs O(log K) per row. The key that ended a
-    run is tried too: S as it was, and this key, may overshoot by little.
+    Args:
+        found: A subset of each row.
+        mean_N: The mean of |exponent| under the row's masses.
+        unit: Half a unit in the last place at 1, of the exponentials.
+        K: How many keys the running sum has.
     """
-    N, n = v_Nn.shape
-    sums = torch.nn.functional.pad(v_Nn.cumsum(-1), (1, 0))
-    padded = torch.nn.functional.pad(v_Nn, (0, 1), value=torch.inf)
-    gap = half_N[:, None].clone()
-    at = torch.zeros(N, 1, dtype=torch.long, device=v_Nn.device)
-    edge = torch.zeros(N, n + 2, dtype=torch.int8, device=v_Nn.device)
-    one = torch.ones_like(at, dtype=torch.int8)
-    best, best_edge = gap.clone(), edge.clone()
-    for _ in range(_ROUNDS):
-        at = torch.maximum(at, torch.searchsorted(-v_Nn, -gap))
-        reach = sums.gather(1, at) + gap
-        stop = torch.maximum(torch.searchsorted(sums, reach, right=True) - 1, at)
-        edge = edge.scatter_add(1, at, one).scatter_add(1, stop, -one)
-        gap = (gap - (sums.gather(1, stop) - sums.gather(1, at))).clamp(min=0)
-        over = gap - padded.gather(1, stop)
-        tried = edge.scatter_add(1, stop, one).scatter_add(1, stop + 1, -one)
-        for left, made in ((gap, edge), (over, tried)):
-            better = left.abs() < best.abs()
-            best = torch.where(better, left, best)
-            best_edge = torch.where(better, made, best_edge)
-        at = stop
-    return best[:, 0], best_edge.cumsum(-1)[:, :n].bool()
+    total_N = found.inside_N + found.outside_N
+    gap_N = ((found.inside_N - found.outside_N) / (2 * total_N)).abs()
+    value_N = theta(found.inside_N, found.outside_N)
+    margin_N = 8 * unit * gap_N * (mean_N + _EXPONENTIAL * value_N)
+    # The running sum is rounded at every level of a tree, or every 256 keys or so.
+    summed = _EXPONENTIAL + 2 * math.log2(K + 1) + K / 256
+    away_N = gap_N + unit * (mean_N + summed)
+    lower_N = torch.where(found.proven_N, value_N - margin_N, 1 - 4 * away_N**2)
+    upper_N = torch.where(found.proven_N, value_N + margin_N, torch.ones_like(value_N))
+    return torch.stack((lower_N, upper_N)).clamp(0, 1)
 
 
-def best_swap(v_Nn: Tensor, gap_N: Tensor, side_Nn: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the one swap per row that brings the gap closest to 0.
-
-    The last two keys must be zeros, one inside S and one outside: exchanged with one of
-    them, a key moves alone.
-    """
-    place = torch.arange(v_Nn.shape[-1], device=v_Nn.device).expand_as(v_Nn)
-    # The smallest key of S so far, and its place: sorted, so that it can be searched.
-    inside = torch.where(side_Nn, v_Nn, torch.inf).cummin(-1).values
-    where = torch.where(side_Nn, place, 0).cummax(-1).values
-    wanted = v_Nn - gap_N[:, None]
-    under = torch.searchsorted(-inside, -wanted).clamp(max=v_Nn.shape[-1] - 1)
-    best, swap = gap_N.abs(), torch.zeros_like(side_Nn)
-    for partner in (under, (under - 1).clamp(min=0)):
-        miss = (inside.gather(1, partner) - wanted).abs()
-        least, enter = torch.where(side_Nn, torch.inf, miss).min(-1, keepdim=True)
-        leave = where.gather(1, partner.gather(1, enter))
-        better = least[:, 0] < best
-        pair = torch.zeros_like(side_Nn).scatter(1, enter, True).scatter(1, leave, True)
-        swap = torch.where(better[:, None], pair, swap)
-        best = torch.where(better, least[:, 0], best)
-    signed = torch.where(side_Nn, -v_Nn, v_Nn)
-    return gap_N - (signed * swap).sum(-1), side_Nn ^ swap
+def _few_equal(visible_N: Tensor, p_max_N: Tensor) -> Tensor:
+    """Return an upper bound: of S and the rest, one has at most half of the keys."""
+    short_N = 0.5 - (visible_N // 2) * p_max_N * (1 + 2.0**-20)
+    return 1 - 4 * short_N.clamp(min=0) ** 2
 
 
-def improved(v_Nn: Tensor, gap_N: Tensor, side_Nn: Tensor) -> Tensor:
-    """Return the sides after a few best swaps."""
-    v_Nn = torch.nn.functional.pad(v_Nn, (0, 2))
-    side_Nn = torch.nn.functional.pad(side_Nn, (0, 2))
-    side_Nn[:, -2] = True
-    for _ in range(_SWAPS):
-        gap_N, side_Nn = best_swap(v_Nn, gap_N, side_Nn)
-        side_Nn[:, -2], side_Nn[:, -1] = True, False  # two zeros: either way the same
-    return side_Nn[:, :-2]
+def columns(z_NK: Tensor) -> Tensor:
+    """Return the nine columns of ``statistics.row_columns``, (C, N), of z's dtype."""
+    finfo = torch.finfo(z_NK.dtype)
+    z_Nm, place_Nm = largest(z_NK)
+    top_N = z_Nm[:, 0]
+    shift_N = top_N.masked_fill(top_N == -math.inf, 0.0)[:, None]
+    # Below the floor the exponential is 0: masked keys have none, and no infinity.
+    floor = math.log(finfo.smallest_normal * finfo.eps) - 1
+    d_NK = (z_NK - shift_N).clamp_(min=floor)
+    e_NK = d_NK.exp()
+    first_N = (e_NK * d_NK).sum(-1)
+    squares_N = e_NK.square().sum(-1)
+    sink_N = e_NK[:, 0].clone()
+    found = split(e_NK, (z_Nm - shift_N).clamp(min=floor).exp(), place_Nm)
+    mass_N = found.inside_N + found.outside_N
+    hidden_NK = z_NK == -math.inf
+    visible_N = z_NK.shape[1] - hidden_NK.sum(-1)
+    scores_N = z_NK.masked_fill(hidden_NK, 0.0).square_().sum(-1)
+    mean_N = -first_N / mass_N
+    theta_2N = bounds(found, mean_N=mean_N, unit=finfo.eps / 2, K=z_NK.shape[1])
+    upper_N = torch.minimum(theta_2N[1], _few_equal(visible_N, 1 / mass_N))
+    upper_N = torch.maximum(upper_N, theta_2N[0])
+    below, above = _outward(theta_2N[0], upper_N, z_NK.dtype)
+    rows = (mass_N.log() + mean_N, sink_N / mass_N, 1 / mass_N)
+    entropy_N, sink_N, p_max_N = (x.to(z_NK.dtype) for x in rows)
+    masses_N = (squares_N / mass_N**2).to(z_NK.dtype)
+    read = (below, above, top_N, entropy_N.clamp(min=0), sink_N, p_max_N, scores_N)
+    return _without_keys((*read, masses_N), visible_N)
+
+
+def _without_keys(read: tuple[Tensor, ...], visible_N: Tensor) -> Tensor:
+    """Return all columns; those of a row without keys are 0, its largest logit -inf."""
+    read_CN = torch.stack(read).masked_fill(visible_N == 0, 0.0)
+    read_CN[2].masked_fill_(visible_N == 0, -math.inf)
+    return torch.cat((read_CN, visible_N[None].to(read_CN.dtype)))
+
+
+def _outward(lower: Tensor, upper: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return lower rounded down and upper rounded up, NaN where either is."""
+    low, high = lower.to(dtype), upper.to(dtype)
+    down = torch.nextafter(low, torch.zeros_like(low))
+    up = torch.nextafter(high, torch.ones_like(high))
+    return torch.where(low > lower, down, low), torch.where(high < upper, up, high)
 
 
 def vectorised(p_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (lower, upper, side): closed form, or fill and swaps below 1."""
-    v_Nn, order = p_NK.sort(-1, descending=True)
-    first = torch.zeros_like(v_Nn, dtype=torch.bool)
-    first[:, 0] = True
-    rest = exact_sum(v_Nn.masked_fill(first, 0))
-    peaked = v_Nn[:, 0] >= rest
-    gap, filled = largest_first(v_Nn, (v_Nn[:, 0] + rest) / 2)
-    side = torch.where(peaked[:, None], first, improved(v_Nn, gap, filled))
-    zero = torch.zeros_like(v_Nn)
-    lower = theta(
-        exact_sum(torch.where(side, v_Nn, zero)),
-        exact_sum(torch.where(side, zero, v_Nn)),
-    )
-    upper = torch.where(peaked, lower, torch.ones_like(lower))
-    return lower, upper, torch.zeros_like(side).scatter(1, order, side)
+    """Return (lower, upper, side) of rows of masses: no rounding is added."""
+    found = split(p_NK.clone(), *largest(p_NK))
+    lower_N = theta(found.inside_N, found.outside_N)
+    upper_N = torch.where(found.proven_N, lower_N, torch.ones_like(lower_N))
+    return lower_N, upper_N, found.witness(p_NK.shape[1])
 
 
 def intervals(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
     """Return (lower, upper) of every row; write the subsets into ``mask_NK`` if given.
 
-    Arguments as in ``ladder.intervals``.
+    Arguments as in ``ladder.intervals``. Rows left open are closed on the CPU, so this
+    waits for the device; ``columns`` does not.
     """
     enough, off, _ = options
     p_NK = p_NK.to(torch.float64)
-    sound = (p_NK >= 0).all(-1) & ((exact_sum(p_NK) - 1).abs() <= off)
-    lower, upper, side = vectorised(p_NK)
-    bounds_N2 = torch.stack([lower, upper], -1)
-    bounds_N2[~sound] = torch.nan
+    sound_N = (p_NK >= 0).all(-1) & ((p_NK.sum(-1) - 1).abs() <= off)
+    lower_N, upper_N, side_NK = vectorised(p_NK)
+    bounds_N2 = torch.stack((lower_N, upper_N), -1)
+    bounds_N2.masked_fill_(~sound_N[:, None], torch.nan)
     if mask_NK is not None:
-        mask_NK.copy_(side & sound[:, None])
-    open_N = sound & (upper - lower > 4 * enough**2)
+        mask_NK.copy_(side_NK & sound_N[:, None])
+    open_N = sound_N & (upper_N - lower_N > 4 * enough**2)
     _finish(p_NK, mask_NK, bounds_N2, open_N.nonzero()[:, 0], options)
     return bounds_N2
 
