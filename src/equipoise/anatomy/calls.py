@@ -72,7 +72,7 @@ BLOCK_ELEMENTS = 1 << 21
 # cache, and cost more in calls than that saves.
 PIECE_ELEMENTS = 1 << 20
 # Fewer queries would wait for the keys; more would meet more keys of the future.
-PIECE_QUERIES = 128
+PIECE_QUERIES = 64
 
 # Here every token sees itself, padding too: a key that only itself sees is padding.
 SEES_ITSELF = {"XLNetRelativeAttention"}

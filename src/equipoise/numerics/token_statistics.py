@@ -147,9 +147,13 @@ def _pairs(x_TD: Singles, sum_D: NDArray[np.float64]) -> float:
 
 
 def adam_norm(
-    m_P: Float[Tensor, "*P"], v_P: Float[Tensor, "*P"], *, floor: float
+    m_P: Float[Tensor, "*P"],
+    v_P: Float[Tensor, "*P"],
+    *,
+    floor: float,
+    rate: float | Tensor = 1.0,
 ) -> Tensor:
-    """Return ‖m/(√v + floor)‖₂, the length of Adam's step before its rate.
+    """Return rate·‖m/(√v + floor)‖₂, the length of Adam's step.
 
     >>> adam_norm(torch.tensor([3.0, 8.0]), torch.tensor([1.0, 4.0]), floor=0.0)
     tensor(5.)
@@ -157,10 +161,13 @@ def adam_norm(
     m_P, v_P = m_P.detach(), v_P.detach()
     if not (_readable(m_P) and _readable(v_P)):
         step_P = m_P / (v_P.sqrt() + floor)
-        norm: Tensor = torch.linalg.vector_norm(step_P.to(torch.float32))
+        norm: Tensor = torch.linalg.vector_norm(step_P.to(torch.float32)) * rate
         return norm
     square = _step(host_view(m_P).ravel(), host_view(v_P).ravel(), np.float32(floor))
-    return torch.tensor(math.sqrt(square), dtype=torch.float32)
+    length = math.sqrt(square)
+    if isinstance(rate, Tensor):
+        return rate * torch.tensor(length, dtype=torch.float32)
+    return torch.tensor(length * rate, dtype=torch.float32)
 
 
 @compiled(reorder=True)

@@ -33,10 +33,12 @@ from equipoise.probes.protocols import (
     ModuleProbe,
     PassProbe,
     Probe,
+    is_a,
 )
 from equipoise.probes.window import Window
 
 log = logging.getLogger("equipoise")
+_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(kw_only=True)
@@ -74,8 +76,12 @@ class Boundary:
             ):
                 return
             try:
-                with self.around(), torch.no_grad(), _full_precision():
-                    hook(*args, **kwargs)
+                with self.around(), torch.no_grad():
+                    if any(map(torch.is_autocast_enabled, _DEVICES)):
+                        with _full_precision():
+                            hook(*args, **kwargs)
+                    else:
+                        hook(*args, **kwargs)
             except Exception as failure:
                 if self.strict:
                     raise
@@ -89,7 +95,7 @@ class Boundary:
 def _full_precision() -> Iterator[None]:
     """Leave the model's autocast: a measurement is made in the dtype it asks for."""
     with ExitStack() as stack:
-        for device in ("cpu", "cuda"):
+        for device in _DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
@@ -172,11 +178,17 @@ def to_host(tensors: Iterable[Tensor]) -> list[tuple[float, ...]]:
     out: list[tuple[float, ...]] = [()] * len(tensors)
     for device in {t.device for t in tensors}:
         here = [i for i, t in enumerate(tensors) if t.device == device]
-        packed = torch.cat([tensors[i].reshape(-1).to(torch.float64) for i in here])
-        parts = torch.split(packed.cpu(), [tensors[i].numel() for i in here])
-        for i, part in zip(here, parts, strict=True):
-            out[i] = tuple(part.tolist())
+        packed = torch.cat([_float(tensors[i]).reshape(-1) for i in here])
+        numbers, begin = packed.to(torch.float64).tolist(), 0
+        for i in here:
+            end = begin + tensors[i].numel()
+            out[i], begin = tuple(numbers[begin:end]), end
     return out
+
+
+def _float(x: Tensor) -> Tensor:
+    """Return what can be joined with others without loss: floats widen, counts not."""
+    return x if x.is_floating_point() else x.to(torch.float64)
 
 
 @dataclass(slots=True)
@@ -276,9 +288,9 @@ class Capture:
         boundary, begun, self._begun = self._boundary, self._begun, True
         with ExitStack() as stack:
             for probe in self._probes:
-                if isinstance(probe, PassProbe) and not begun:
+                if is_a(probe, PassProbe) and not begun:
                     boundary.guarded(probe.name, probe.begin_pass)()
-                if isinstance(probe, ModuleProbe):
+                if is_a(probe, ModuleProbe):
                     attach = boundary.guarded(probe.name, _attach)
                     attach(probe, self._anatomy, self._emit, boundary, stack)
             for handle in self._coverage.attach(self._anatomy):
@@ -326,5 +338,5 @@ def _listeners(probes: Iterable[Probe], boundary: Boundary) -> list[Hook]:
     return [
         boundary.guarded(probe.name, probe.on_attention)
         for probe in probes
-        if isinstance(probe, AttentionProbe)
+        if is_a(probe, AttentionProbe)
     ]

@@ -1,6 +1,6 @@
 """Gradient norms per layer, read after backward and before clipping."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from equipoise.probes.sharding import (
     names,
     parts_by_rank,
     share,
+    shares,
 )
 
 LARGEST_SUMMAND = 1 << 16
@@ -54,19 +55,20 @@ class GradientNorms(PartsProbe):
     ) -> None:
         self._queries_and_keys(anatomy, emit, scale)
         parts: dict[str, list[Tensor]] = {}
+        """Site → the gradients of which this rank holds its share."""
         incomplete: set[str] = set()
         for number, (site, parameter) in enumerate(owned_parameters(anatomy)):
             if parameter.grad is None:
                 continue
-            norms = parts.setdefault(site, [])
+            grads = parts.setdefault(site, [])
             if not is_partial(parameter.grad):
-                norms.append(share(parameter.grad, self.ranks))
+                grads.append(parameter.grad)
             elif not self._summed(f"{site}|{number}", parameter.grad, scale):
                 emit.not_read(site, SUMMED)
                 incomplete.add(site)
-        for site, norms in parts.items():
-            if norms and site not in incomplete:
-                norm = torch.linalg.vector_norm(torch.stack(norms))
+        for site, grads in parts.items():
+            if grads and site not in incomplete:
+                norm = torch.linalg.vector_norm(torch.stack(shares(grads, self.ranks)))
                 emit(site, NORM, norm if scale is None else norm / scale, how="norm")
 
     def _queries_and_keys(
@@ -118,7 +120,7 @@ def _norms(weight: Weight, ranks: int) -> list[Tensor] | None:
     if any(map(is_partial, grads)):
         return None
     if weight.rows is None:
-        return [share(grad, ranks) for grad in grads]
+        return shares(grads, ranks)
     out = int(weight.transposed)
     if any(grad.ndim != 2 or out in sharded_axes(grad) for grad in grads):
         return None
@@ -128,10 +130,20 @@ def _norms(weight: Weight, ranks: int) -> list[Tensor] | None:
 def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter once, with the block it belongs to, or its own module."""
     seen: set[int] = set()
-    blocks = list(anatomy.blocks)
     for name, module in named(anatomy.model):
-        site = next((b for b in blocks if f"{name}.".startswith(f"{b}.")), name)
-        for parameter in module.parameters(recurse=False):
+        own = [p for p in module._parameters.values() if p is not None]
+        site = _block(name, anatomy.blocks) if own else ""
+        for parameter in own:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield site, parameter
+
+
+def _block(name: str, blocks: Container[str]) -> str:
+    """Return the outermost block that a module lies in, or its own name."""
+    end = name.find(".")
+    while end >= 0:
+        if name[:end] in blocks:
+            return name[:end]
+        end = name.find(".", end + 1)
+    return name

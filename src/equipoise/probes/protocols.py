@@ -1,7 +1,8 @@
 """What a probe is: the protocols by which it is attached, called, and emits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -37,6 +38,24 @@ class Guarded(Protocol):
     """Makes a hook safe: no_grad, no autocast, its exceptions caught."""
 
     def __call__(self, hook: Hook) -> Hook: ...
+
+
+P = TypeVar("P")
+
+
+def is_a(probe: Any, kind: Callable[..., P]) -> TypeGuard[P]:
+    """Return ``isinstance`` of a probe's protocol, by its methods alone.
+
+    Python 3.11 asks for every name anew: 60 µs a question, a hundred in a sampled step.
+    """
+    return all(hasattr(probe, method) for method in _methods(kind))
+
+
+@lru_cache
+def _methods(kind: Any) -> tuple[str, ...]:
+    kinds = [k for k in kind.__mro__ if getattr(k, "_is_protocol", False)]
+    public = [n for k in kinds for n in vars(k) if not n.startswith("_")]
+    return tuple(n for n in public if n != "name")
 
 
 @runtime_checkable

@@ -12,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from equipoise.anatomy.sharding import Split, local_part
 from equipoise.anatomy.sites import Anatomy
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+_WIDE = (torch.float32, torch.float64)
+
 
 class Part(NamedTuple):
     """Numbers of one rank, and which part of the total they are."""
@@ -90,6 +93,14 @@ def share(x: Tensor, ranks: int, like: Tensor | None = None) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(part, dtype=wide)
     copies = copy_count(x if like is None else like, ranks)
     return norm if copies == 1 else norm * copies**-0.5
+
+
+def shares(tensors: Sequence[Tensor], ranks: int) -> list[Tensor]:
+    """Return the ``share`` of each, on the CPU in one call for all."""
+    if not all(type(x) in _PLAIN and x.is_cpu and x.dtype in _WIDE for x in tensors):
+        return [share(x, ranks) for x in tensors]
+    norms = torch._foreach_norm([x.detach() for x in tensors]) if tensors else ()
+    return [norm if ranks == 1 else norm * ranks**-0.5 for norm in norms]
 
 
 def is_partial(x: Tensor) -> bool:

@@ -15,7 +15,7 @@ from equipoise.numerics.token_statistics import adam_norm
 from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.gradients import owned_parameters
 from equipoise.probes.protocols import Emit
-from equipoise.probes.sharding import copy_count, share
+from equipoise.probes.sharding import copy_count, shares
 
 COPIED_BYTES = 1 << 26
 """Weights copied at once, before the step of an optimiser that is not Adam."""
@@ -68,11 +68,18 @@ class Updates(WithAnatomy):
         before, self._before = self._before, {}
         if self._anatomy is None:  # no forward pass was measured in this step
             return
+        groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+        states = optimizer.state if _is_adam(optimizer) else {}
         for site, parameters in self._layers(optimizer):
-            norms = [self._moved(p, optimizer, before) for p in parameters]
+            norms = [
+                self._from_adam(p, states[p], groups[id(p)])
+                if "exp_avg" in states.get(p, ())
+                else self._from_copy(p, before)
+                for p in parameters
+            ]
             moved = [norm for norm in norms if norm is not None]
             if len(moved) == len(parameters):
-                size = [share(p, self.ranks) for p in parameters]
+                size = shares(parameters, self.ranks)
                 emit(site, "update.norm", _norm(moved), how="norm")
                 emit(site, "weight.norm", _norm(size), how="norm")
 
@@ -86,18 +93,22 @@ class Updates(WithAnatomy):
                 layers.setdefault(site, []).append(parameter)
         yield from layers.items()
 
-    def _moved(
-        self, parameter: nn.Parameter, optimizer: Optimizer, before: dict[int, Tensor]
+    def _from_adam(
+        self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]
+    ) -> Tensor:
+        """Return this rank's share of ‖Δw‖ from Adam's state."""
+        return self._shared(parameter, update_norm(state, group))
+
+    def _from_copy(
+        self, parameter: nn.Parameter, before: dict[int, Tensor]
     ) -> Tensor | None:
-        """Return this rank's share of ‖Δw‖; None where it is not known."""
-        state = optimizer.state.get(parameter, {})
-        if _is_adam(optimizer) and "exp_avg" in state:
-            groups = (g for g in optimizer.param_groups if _holds(g, parameter))
-            norm = update_norm(state, next(groups))
-        elif id(parameter) in before:
-            norm = _distance(local_part(parameter.detach()), before[id(parameter)])
-        else:
+        """Return the same from a copy; None where there is none."""
+        if id(parameter) not in before:
             return None
+        norm = _distance(local_part(parameter.detach()), before[id(parameter)])
+        return self._shared(parameter, norm)
+
+    def _shared(self, parameter: nn.Parameter, norm: Tensor) -> Tensor:
         copies = copy_count(parameter, self.ranks)
         return norm if copies == 1 else norm * copies**-0.5
 
@@ -105,10 +116,6 @@ class Updates(WithAnatomy):
 def _is_adam(optimizer: Optimizer) -> bool:
     """Not of NAdam, RAdam and others: their state has the same names."""
     return type(optimizer) in (Adam, AdamW)
-
-
-def _holds(group: dict[str, Any], parameter: nn.Parameter) -> bool:
-    return any(p is parameter for p in group["params"])
 
 
 def _groups(layers: Iterator[Layer], most: int) -> tuple[list[list[Layer]], list[str]]:
@@ -139,8 +146,7 @@ def _distance(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _norm(norms: list[Tensor]) -> Tensor:
-    wide = torch.stack([norm.to(torch.float64) for norm in norms])
-    norm: Tensor = torch.linalg.vector_norm(wide)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
     return norm
 
 
@@ -156,8 +162,7 @@ def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
     m = local_part(state["exp_avg"])
     v = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
     rate = group["lr"] * root / (1 - beta1**count)
-    length: Tensor = adam_norm(m, v, floor=group["eps"] * root) * rate
-    return length
+    return adam_norm(m, v, floor=group["eps"] * root, rate=rate)
 
 
 def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:

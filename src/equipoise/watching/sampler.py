@@ -23,6 +23,7 @@ from equipoise.probes.protocols import (
     SharingProbe,
     StepProbe,
     UpdateProbe,
+    is_a,
 )
 from equipoise.probes.sharding import Parts
 from equipoise.probes.window import Window
@@ -75,7 +76,7 @@ class Sampler:
     def arm(self, step: int) -> None:
         """Wait for the next forward pass, of this step."""
         for probe in self.probes:
-            if isinstance(probe, StepProbe):
+            if is_a(probe, StepProbe):
                 probe.begin_step(step)
         self.coverage, self.armed, self._replayed = PassCoverage(), True, False
         self._collector = Collector(self.coverage.gaps)
@@ -120,7 +121,7 @@ class Sampler:
         if not self.armed:
             return
         for probe in self.probes:
-            if isinstance(probe, GradientProbe):
+            if is_a(probe, GradientProbe):
                 read = self.boundary.guarded(probe.name, probe.on_gradients)
                 read(self.anatomy, self._collector, scale=scale)
         self._probe_pass()
@@ -128,14 +129,14 @@ class Sampler:
     def before_update(self, optimizer: Optimizer) -> None:
         """Let probes copy weights that an optimiser is about to move."""
         for probe in self.probes if self.armed else ():
-            if isinstance(probe, BeforeUpdateProbe):
+            if is_a(probe, BeforeUpdateProbe):
                 copy = self.boundary.guarded(probe.name, probe.before_update)
                 copy(optimizer, self._collector)
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Read what an optimiser did to the weights."""
         for probe in self.probes if self.armed else ():
-            if isinstance(probe, UpdateProbe):
+            if is_a(probe, UpdateProbe):
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
@@ -169,7 +170,7 @@ class Sampler:
                 probe.ranks = 1
 
     def _sharing(self) -> list[SharingProbe]:
-        return [probe for probe in self.probes if isinstance(probe, SharingProbe)]
+        return [probe for probe in self.probes if is_a(probe, SharingProbe)]
 
     def close(self) -> None:
         """Take everything off the model."""

@@ -63,8 +63,9 @@ def _advance(
     """
     x_N, w_N = basis_KN[k], basis_KN[k + 1]
     _by_fours(a_MN, x_N, inverse, w_N)
-    left_MN = a_MN[len(a_MN) - len(a_MN) % 4 :]
-    w_N += ((left_MN @ x_N) * inverse) @ left_MN
+    if len(a_MN) % 4:
+        left_MN = a_MN[len(a_MN) - len(a_MN) % 4 :]
+        w_N += ((left_MN @ x_N) * inverse) @ left_MN
     w_N *= inverse
     alpha = float(x_N @ w_N)
     for seen_KN in (basis_KN[max(k - 1, 0) : k + 1], basis_KN[: k + 1]):
@@ -97,6 +98,15 @@ class Space(NamedTuple):
     basis_KN: Array
     alphas_K: Array
     betas_K: Array
+
+    def projected(self) -> Array:
+        """Return the tridiagonal matrix."""
+        steps = len(self.alphas_K)
+        T_KK = np.zeros((steps, steps))
+        T_KK.flat[:: steps + 1] = self.alphas_K
+        T_KK.flat[1 :: steps + 1] = self.betas_K[:-1]
+        T_KK.flat[steps :: steps + 1] = self.betas_K[:-1]
+        return T_KK
 
 
 def space(

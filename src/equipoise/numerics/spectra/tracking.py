@@ -26,7 +26,13 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.compiled import host_view
-from equipoise.numerics.spectra.lanczos import fused, gram_product, space, swept
+from equipoise.numerics.spectra.lanczos import (
+    Array,
+    fused,
+    gram_product,
+    space,
+    swept,
+)
 
 COLD_STEPS = 32
 WARM_STEPS = 4
@@ -78,6 +84,9 @@ def tracked_norm(
     >>> round(float(found), 4)
     4.0
     """
+    matrix_MN = _matrix(matrix_MN, WARM_STEPS)
+    if fused(matrix_MN):
+        return Tracked(*_tensors(_tracked_on_cpu(matrix_MN, start, compare), matrix_MN))
     if start is None:
         found = fixed_steps(matrix_MN, steps=COLD_STEPS)
         vectors_2N = torch.stack((found.vector, found.second))
@@ -127,14 +136,17 @@ def fixed_steps(
     tensor(True)
     """
     matrix_MN = _matrix(matrix_MN, steps)
+    if fused(matrix_MN):
+        start_N = None if start is None else _host_starts(start[None], matrix_MN)[0]
+        read = _on_cpu(matrix_MN, _unit(matrix_MN), start_N, steps)
+        value, vectors_2N, residual = _tensors(read, matrix_MN)
+        return Steps(value, residual, vectors_2N[0], vectors_2N[1])
     low, high = matrix_MN.aminmax()
     scale = torch.maximum(-low, high)
     # Also where the matrix is all zero, or subnormal and without an inverse.
     unit = scale.clamp(min=torch.finfo(scale.dtype).tiny)
-    if fused(matrix_MN):
-        return _on_cpu(matrix_MN, unit, start, steps)
-    start_N = _start(matrix_MN, start)
-    basis_KN, alphas_K, betas_K = _lanczos(matrix_MN, unit, start_N, steps)
+    begin_N = _start(matrix_MN, start)
+    basis_KN, alphas_K, betas_K = _lanczos(matrix_MN, unit, begin_N, steps)
     T_KK = torch.diag(alphas_K)
     T_KK = T_KK + torch.diag(betas_K[:-1], 1) + torch.diag(betas_K[:-1], -1)
     y_K = _top(T_KK)
@@ -180,31 +192,89 @@ def _fits(start: Tensor, matrix_MN: Tensor) -> None:
         raise InputError(f"start has shape {tuple(start.shape)}, expected ({N},)")
 
 
-def _on_cpu(matrix_MN: Tensor, unit: Tensor, start: Tensor | None, steps: int) -> Steps:
-    """The same in compiled loops: there is no device to wait for.
+class _Read(NamedTuple):
+    """A norm on the host, where a small NumPy call costs less than one of torch."""
 
-    Through NumPy: a monitor may not read a scalar out of the model's graph.
+    value: float
+    vectors_2N: Array
+    error: float
+
+
+def _tracked_on_cpu(
+    matrix_MN: Tensor, start: Tensor | None, compare: int | None
+) -> _Read:
+    """``tracked_norm`` in compiled loops: there is no device to wait for."""
+    unit = _unit(matrix_MN)
+    if start is None:
+        return _on_cpu(matrix_MN, unit, None, COLD_STEPS)
+    start_2N = _host_starts(start.reshape(-1, start.shape[-1]), matrix_MN)
+    second_N = start_2N[1] if len(start_2N) > 1 else np.zeros_like(start_2N[0])
+    one = _on_cpu(matrix_MN, unit, start_2N[0], WARM_STEPS)
+    if compare is None:
+        return one._replace(vectors_2N=np.stack((one.vectors_2N[0], second_N)))
+    random_N = _random(matrix_MN, seed=compare).numpy()
+    beside_N = _host_beside(one.vectors_2N[0], second_N, random_N)
+    other = _on_cpu(matrix_MN, unit, beside_N, WARM_STEPS)
+    vectors_2N = np.stack((one.vectors_2N[0], other.vectors_2N[0]))
+    reach = max(one.value + one.error, other.value + other.error)
+    if other.value > one.value:
+        one, vectors_2N = other, vectors_2N[::-1].copy()
+    return _Read(one.value, vectors_2N, max(reach - one.value, one.error))
+
+
+def _host_beside(first_N: Array, second_N: Array, random_N: Array) -> Array:
+    """``_beside`` on the host."""
+    second_N = second_N if _usable(second_N) else random_N
+    second_N = second_N - first_N * (first_N @ second_N)
+    tiny = float(np.finfo(first_N.dtype).tiny)
+    second_N /= max(math.sqrt(second_N @ second_N), tiny)
+    disturbed_N: Array = second_N + random_N * (DISTURBED / np.linalg.norm(random_N))
+    return disturbed_N
+
+
+def _host_starts(start_xN: Tensor, matrix_MN: Tensor) -> Array:
+    _fits(start_xN[0], matrix_MN)
+    return host_view(start_xN.detach().to(matrix_MN).contiguous()).copy()
+
+
+def _usable(start_N: Array) -> bool:
+    """A matrix that was broken once must not break every later answer."""
+    return 0 < float(np.abs(start_N).max()) < math.inf
+
+
+def _unit(matrix_MN: Tensor) -> float:
+    """Return the largest entry; NaN where one is broken.
+
+    At least the smallest normal number, also where the matrix is all zero, or
+    subnormal and without an inverse. Through NumPy: a monitor may not read a scalar
+    out of the model's graph.
     """
-    start_N = None
-    if start is not None:
-        _fits(start, matrix_MN)
-        start_N = start.detach().to(matrix_MN).contiguous()
-    if start_N is None or not 0 < np.abs(host_view(start_N)).max() < math.inf:
-        start_N = _random(matrix_MN)
-    found = space(matrix_MN, host_view(start_N), steps=steps, unit=float(unit.numpy()))
+    low, high = (float(x.numpy()) for x in matrix_MN.aminmax())
+    return max(-low, high, torch.finfo(matrix_MN.dtype).tiny)
+
+
+def _on_cpu(matrix_MN: Tensor, unit: float, start_N: Array | None, steps: int) -> _Read:
+    """``fixed_steps`` in compiled loops."""
+    if start_N is None or not _usable(start_N):
+        start_N = _random(matrix_MN).numpy()
+    found = space(matrix_MN, start_N, steps=steps, unit=unit)
     if found is None:
-        zeros_N = torch.zeros_like(start_N)
-        return Steps(unit * torch.nan, unit * torch.nan, start_N, zeros_N)
-    off_K = found.betas_K[:-1]
-    T_KK = np.diag(found.alphas_K) + np.diag(off_K, 1) + np.diag(off_K, -1)
-    values_K, weights_KK = np.linalg.eigh(T_KK)
+        vectors_2N = np.stack((start_N, np.zeros_like(start_N)))
+        return _Read(math.nan, vectors_2N, math.nan)
+    values_K, weights_KK = np.linalg.eigh(found.projected())
     value, y_K = math.sqrt(max(0.0, values_K[-1])), weights_KK[:, -1]
-    residual = found.betas_K[-1] * abs(y_K[-1]) / (value or 1.0)
-    vectors_2N = weights_KK[:, :-3:-1].T @ found.basis_KN
-    vectors_2N /= np.linalg.norm(vectors_2N, axis=1, keepdims=True)
-    first_N, *rest = torch.from_numpy(vectors_2N).to(unit)
-    second_N = rest[0] if rest else torch.zeros_like(first_N)
-    return Steps(unit * value, unit * residual, first_N, second_N)
+    error = found.betas_K[-1] * abs(y_K[-1]) / (value or 1.0)
+    vectors_2N = np.zeros((2, start_N.size), start_N.dtype)
+    last = min(2, len(values_K))
+    weights_2K = np.ascontiguousarray(weights_KK.T[: -last - 1 : -1], start_N.dtype)
+    np.matmul(weights_2K, found.basis_KN, out=vectors_2N[:last])
+    vectors_2N[:last] /= np.linalg.norm(vectors_2N[:last], axis=1, keepdims=True)
+    return _Read(unit * value, vectors_2N, float(unit * error))
+
+
+def _tensors(read: _Read, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    vectors_2N = torch.from_numpy(read.vectors_2N).to(like.dtype)
+    return like.new_tensor(read.value), vectors_2N, like.new_tensor(read.error)
 
 
 def _lanczos(
