@@ -1,6 +1,8 @@
 """Damage checkpoints in many ways; an audit must answer, or refuse in one line.
 
 ``python -m benchmarks.mutated_checkpoints [FILES [SEED]]``; 10,000 files by default.
+It can be run in parts: from seed 1 on, a part is added to those before it.
+
 Sound files of every format are mutated as bytes (as run files are) and as what they
 mean: shapes, offsets, names, types, pickles that call code. Each outcome is *refused*
 (our own error), *audited*, or *foreign* (an exception that is not ours). Counted beside
@@ -27,7 +29,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.mutated_runs import MUTATIONS
-from benchmarks.table import publish
+from benchmarks.table import RESULTS, publish
 from equipoise.auditing.audit import audit
 from equipoise.errors import EquipoiseError
 from equipoise.lab.models import GPT, GPTConfig
@@ -215,9 +217,9 @@ def campaign(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
         start = time.process_time()
         what = outcome(path)
         slowest = max(slowest, time.process_time() - start)
-        found.setdefault(kind, Counter())[what] += 1
+        found.setdefault(kind.strip("_"), Counter())[what] += 1
         if what.startswith("foreign") or what.endswith("lines"):
-            foreign.append(f"{index} {name} {kind} {what}")
+            foreign.append(f"seed {seed}: {index} {name} {kind} {what}")
     return {
         "outcomes": found,
         "slowest": slowest,
@@ -227,25 +229,48 @@ def campaign(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the campaign, or a part of it, and print the table so far."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder:
         found = campaign(Path(folder), count, seed=seed)
-    total: Counter[str] = sum(found["outcomes"].values(), Counter())
+    outcomes: dict[str, Counter[str]] = found["outcomes"]
+    part = {
+        "files": count,
+        "seeds": 1,
+        "slowest_cpu_seconds": found["slowest"],
+        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "executed": found["executed"],
+        "foreign": found["foreign"],
+    }
+    path = RESULTS / "mutated_checkpoints.json"
+    if seed and path.exists():
+        part = _added(json.loads(path.read_text()), part, outcomes)
+    _publish(outcomes, part)
+
+
+LARGEST = ("slowest_cpu_seconds", "peak_megabytes")
+
+
+def _added(
+    before: dict[str, Any], part: dict[str, Any], outcomes: dict[str, Counter[str]]
+) -> dict[str, Any]:
+    """Return the counts of all parts so far; outcomes are added in place."""
+    for row in before["rows"]:
+        counts = {k: v for k, v in row.items() if k not in {"mutation", "files"}}
+        if row["mutation"] != "all":
+            outcomes.setdefault(row["mutation"], Counter()).update(counts)
+    largest = {key: max(before[key], part[key]) for key in LARGEST}
+    return {key: before[key] + value for key, value in part.items()} | largest
+
+
+def _publish(outcomes: dict[str, Counter[str]], part: dict[str, Any]) -> None:
+    total: Counter[str] = sum(outcomes.values(), Counter())
     rows = [
-        {"mutation": kind.strip("_"), "files": sum(outcomes.values()), **outcomes}
-        for kind, outcomes in [*found["outcomes"].items(), ("all", total)]
+        {"mutation": kind, "files": sum(counts.values()), **counts}
+        for kind, counts in [*outcomes.items(), ("all", total)]
     ]
-    publish(
-        "mutated_checkpoints",
-        rows,
-        files=count,
-        seed=seed,
-        slowest_cpu_seconds=found["slowest"],
-        peak_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        executed=found["executed"],
-        foreign=found["foreign"][:50],
-    )
+    publish("mutated_checkpoints", rows, **part)
 
 
 if __name__ == "__main__":

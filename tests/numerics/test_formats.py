@@ -10,6 +10,7 @@ from hypothesis import given
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS, Format, format_named
 from equipoise.numerics.rounding import (
+    PIECE,
     power_of_two_scale,
     rounded,
     rounding_variance,
@@ -81,6 +82,20 @@ def test_a_float64_is_rounded_once() -> None:
     x = torch.tensor([1 + 2**-11 + 2**-30], dtype=torch.float64)
     assert rounded(x, FORMATS["fp16"]).item() == 1 + 2**-10
     assert x.half().item() == 1.0  # what torch does: down to a tie, then to even
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "tf32"])
+def test_large_tensors_are_rounded_as_their_entries(
+    name: str, rng: torch.Generator
+) -> None:
+    """By pieces, in torch's kernels while they hold float32's numbers."""
+    x = torch.randn(4, PIECE, generator=rng).double()
+    x[1, 7], x[2, :3] = 1e300, torch.tensor([math.nan, -math.inf, 0.0])
+    x[3, 0] = 1 + 2.0**-8 + 2.0**-40  # one rounding goes up, two go down
+    x[3, 1] = 1 + 2.0**-11 + 2.0**-40
+    near = torch.cat([rounded(row, FORMATS[name]) for row in x])
+    found = rounded(x, FORMATS[name]).flatten()
+    torch.testing.assert_close(found, near, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["tf32", "bf16", "fp16", "e4m3", "e5m2", "e6m9"])

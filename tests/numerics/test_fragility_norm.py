@@ -7,7 +7,7 @@ import torch
 
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import epsilon_stored, norm_condition, range_use
-from equipoise.numerics.rounding import rounded
+from equipoise.numerics.rounding import PIECE, rounded
 
 
 def test_known_points() -> None:
@@ -68,6 +68,15 @@ def test_range_shares_count_what_rounding_does(name: str, rng: torch.Generator) 
     out = near.isinf() if fmt.overflow == "inf" else x.abs() > fmt.largest
     assert use.overflow == out.double().mean().item()
     assert use.flushed <= use.subnormal
+
+
+def test_shares_are_of_the_full_tensor_not_of_a_piece(rng: torch.Generator) -> None:
+    """Pieces within the range are counted at sight, the others entry by entry."""
+    x = torch.ones(3 * PIECE + 5, dtype=torch.float64)
+    x[PIECE + 1], x[PIECE + 2], x[2 * PIECE], x[-1] = 1e-6, 1e-9, 1e6, math.nan
+    use, count = range_use(x.flip(0), FORMATS["fp16"]), len(x) - 1
+    assert use.overflow == 1 / count
+    assert (use.subnormal, use.flushed) == (2 / count, 1 / count)
 
 
 def test_nothing_to_range_over_is_nan() -> None:

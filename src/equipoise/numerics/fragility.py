@@ -46,7 +46,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
-from equipoise.numerics.rounding import rounded, rounding_variance
+from equipoise.numerics.rounding import PIECE, rounded, rounding_variance
 
 Heads = tuple[Float[Tensor, "*x Q d"], Float[Tensor, "*x K d"], Float[Tensor, "*x K d"]]
 
@@ -264,18 +264,23 @@ def range_use(x: Float[Tensor, "*x"], format: Format) -> RangeUse:
         >>> range_use(x, FORMATS["fp16"])
         RangeUse(overflow=0.25, subnormal=0.5, flushed=0.25)
     """
-    size = x.detach().abs()
-    used = (size > 0) & (size < torch.inf)  # NaN is neither
-    count = int(torch.count_nonzero(used))
     # Half a step past the largest still rounds back to it.
     edge = format.largest * (1 + format.unit_roundoff / (2 - format.spacing))
-    beyond = size > format.largest if format.finite_only else size >= edge
-
-    def share(some: Tensor) -> float:
-        return int(torch.count_nonzero(some & used)) / count if count else torch.nan
-
+    count, beyond, small, lost = 0, 0, 0, 0
+    for piece in x.detach().reshape(-1).split(PIECE):
+        size = piece.abs()
+        low, high = size.aminmax() if len(size) else (size, size)
+        if bool((low >= format.smallest_normal) & (high <= format.largest)):
+            count += len(size)  # the usual piece: all of it in the normal range
+            continue
+        used = size[(size > 0) & (size < torch.inf)]  # NaN is neither
+        over = used > format.largest if format.finite_only else used >= edge
+        count += len(used)
+        beyond += int(torch.count_nonzero(over))
+        small += int(torch.count_nonzero(used < format.smallest_normal))
+        lost += int(torch.count_nonzero(used <= format.smallest_subnormal / 2))
     return RangeUse(
-        overflow=share(beyond),
-        subnormal=share(size < format.smallest_normal),
-        flushed=share(size <= format.smallest_subnormal / 2),
+        overflow=beyond / count if count else torch.nan,
+        subnormal=small / count if count else torch.nan,
+        flushed=lost / count if count else torch.nan,
     )

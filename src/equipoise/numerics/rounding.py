@@ -26,6 +26,8 @@ _WIDE = {
 }
 # float32 → narrow → float32 is one correct rounding in torch, and the fastest.
 _NATIVE = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PIECE = 1 << 15
+"""Entries rounded at a time: four copies fit a core's cache."""
 
 
 def rounded(
@@ -49,7 +51,9 @@ def rounded(
     native = _NATIVE.get(format.name) if x.dtype == torch.float32 else None
     if native is not None and not saturate:
         return x.to(native).to(x.dtype)
-    return _within_range(_nearest(x, format), format, saturate)
+    if x.numel() <= 2 * PIECE or not x.is_contiguous():
+        return _within_range(_nearest(x, format), format, saturate)
+    return _by_pieces(x, format, saturate)
 
 
 def stochastically_rounded(
@@ -110,6 +114,26 @@ def power_of_two_scale(x: Float[Tensor, "*x"], format: Format) -> float:
     if top == 0 or not math.isfinite(top):  # nothing to scale, or nothing to save
         return 1.0
     return 2.0 ** math.floor(math.log2(format.largest) - math.log2(top))
+
+
+def _by_pieces(x: Tensor, format: Format, saturate: bool) -> Tensor:
+    """Return fl(x), a piece at a time: no memory is fetched for the steps between.
+
+    Pieces that hold float32's numbers (weights, widened) are rounded by torch, until
+    one does not.
+    """
+    near = torch.empty_like(x)
+    native = None if saturate else _NATIVE.get(format.name)
+    pieces = zip(x.view(-1).split(PIECE), near.view(-1).split(PIECE), strict=True)
+    for some, into in pieces:
+        if native is not None:
+            narrower = some.float()
+            if bool((narrower == some).all()):
+                into.copy_(narrower.to(native))
+                continue
+            native = None
+        into.copy_(_within_range(_nearest(some, format), format, saturate))
+    return near
 
 
 def _nearest(x: Tensor, format: Format) -> Tensor:

@@ -113,7 +113,8 @@ def keep_code(study: PrecisionStudy) -> str:
 
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 """The formats in which a whole model can run."""
-KEEP = """from equipoise.remedies.catalogue import remedy
+KEEP = """import torch
+from equipoise.remedies.catalogue import remedy
 
 kept = [
 {names}]

@@ -8,7 +8,7 @@ modules whose numbers a format cannot hold (too large, too small) and norms that
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -49,32 +49,47 @@ def kept_by_prediction(
     """Return a smallest set by predicted share that measures under the target.
 
     The prediction gives the order and, scaled to the measured total, a first guess of
-    the size; measurements then settle it, and drop what the set can do without. The
-    target is missed only when keeping every module misses it.
+    the size; measurements then settle it, and drop what the set can do without. Trials
+    sum in float32 where its own deviation is lost in the target; the set they lead to
+    is measured in float64, and extended until it reaches the target there. That is
+    missed only when keeping every module misses it.
     """
     _check(target)
     share = {s: _size(kinds) for s, kinds in prediction.variance.items()}
     order = sorted(share, key=share.__getitem__, reverse=True)
     left = [0.0, *accumulate(share[s] for s in reversed(order))][::-1]
-
-    def error(n: int) -> float:
-        return bench.keeping(storage, order[:n])
-
-    scale = error(0) / (prediction.total or math.nan)
+    scale = bench.keeping(storage) / (prediction.total or math.nan)
     scale = scale if 0 < scale < math.inf else 1.0
     n = next(n for n, rest in enumerate(left) if scale * math.sqrt(rest) <= target)
-    while n < len(order) and not error(n) <= target:
+    error = _measurement(bench, storage, target)
+    while n < len(order) and not error(order[:n]) <= target:
         n += 1
-    while n > 0 and error(n - 1) <= target:
+    while n > 0 and error(order[: n - 1]) <= target:
         n -= 1
     added = {s: scale * scale * share[s] for s in order[:n]}
-    kept = _pruned(bench, added, storage=storage, target=target)
+    kept = _pruned(error, added, target=target)
+    # Where float64 disagrees: back what was left out, the largest first, then the next.
+    for site in [s for s in order if s not in kept]:
+        if bench.keeping(storage, kept) <= target:
+            break
+        kept.append(site)
     return KeepList(
-        sites=tuple(kept),
+        sites=tuple(sorted(kept, key=order.index)),
         target=target,
         measured=bench.keeping(storage, kept),
         predicted=math.sqrt(sum(share[s] for s in order if s not in kept)),
     )
+
+
+Measurement = Callable[[Iterable[str]], float]
+"""Modules kept in fp32 → the error that is left."""
+
+
+def _measurement(bench: Bench, storage: Storage, target: float) -> Measurement:
+    """Return how trials are measured: with sums in float32, where those decide."""
+    if bench.settles(storage, target):
+        return lambda kept: bench.nearly_keeping(storage, kept)
+    return lambda kept: bench.keeping(storage, kept)
 
 
 def _size(kinds: Mapping[str, float]) -> float:
@@ -83,32 +98,28 @@ def _size(kinds: Mapping[str, float]) -> float:
     return math.inf if math.isnan(total) else total
 
 
-SPARE = 8.0
+SPARE = 3.0
 """Times the room that is left. Measured mean squares of single modules are rarely below
-half the predicted ones (``benchmarks.fragility_models``)."""
-CLEAR = 1.02
-"""Times the target: beyond it an error with sums in float32 settles a trial."""
+half the predicted ones (``benchmarks.fragility_models``), and chance moves a measured
+error by 1 %, its square by 2 %."""
 
 
 def _pruned(
-    bench: Bench, added: Mapping[str, float], *, storage: Storage, target: float
+    error: Measurement, added: Mapping[str, float], *, target: float
 ) -> list[str]:
     """Return the set without what it can do without, least shares tried first.
 
     ``added`` is the mean square that each module would bring back by the prediction.
-    One that needs far more than the target has room for is kept without a trial, and
-    a trial that fails clearly with sums in float32 is not repeated in float64.
+    One that needs far more than the target has room for is kept without a trial.
     """
     kept = list(added)
     for site in reversed(kept):
-        left = bench.keeping(storage, kept)
+        left = error(kept)
         room = (target - left) * (target + left)
         if added[site] > SPARE * room and math.isfinite(added[site]):
             continue
         fewer = [s for s in kept if s != site]
-        if bench.nearly_keeping(storage, fewer) > CLEAR * target:
-            continue
-        if bench.keeping(storage, fewer) <= target:
+        if error(fewer) <= target:
             kept = fewer
     return kept
 
@@ -190,8 +201,9 @@ class _Looking:
         return self.stored(site, "product", y)
 
     def _look(self, site: str, x: Tensor) -> None:
-        numbers = x.detach()
-        use = range_use(numbers * self.storage.scale(numbers), self.storage.format)
+        numbers, scale = x.detach(), self.storage.scale(x.detach())
+        numbers = numbers if scale == 1.0 else numbers * scale
+        use = range_use(numbers, self.storage.format)
         self.uses.setdefault(site, [])
         if use.overflow == use.overflow:  # NaN: nothing there but zeros
             self.uses[site].append(use)
