@@ -13,7 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "equipoise"
 # "" is equipoise/__init__.py: the public surface, from which only __version__ is taken.
 MAY_IMPORT = {
     "": "records errors _moved",
-    "records": "",
+    "records": "errors",
     "errors": "",
     "_moved": "",
     "numerics": "errors records",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
+from equipoise.errors import InputError
+
 Severity = Literal["info", "warn", "error"]
 Scalar = str | int | float | bool | None
 
@@ -33,6 +35,22 @@ def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
     )
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+
+
+def json_object(text: str | bytes, holder: object) -> dict[str, Any]:
+    """Return the JSON object of a file; one that holds none is an error with its name.
+
+    >>> json_object("[1]", "config.json")
+    Traceback (most recent call last):
+    equipoise.errors.InputError: config.json: not a JSON object
+    """
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{holder}: not JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise InputError(f"{holder}: not a JSON object")
+    return given
 
 
 class Record:

@@ -7,7 +7,7 @@ from torch import Tensor
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.numerics.spectra.sharded_norm import share_of_image
-from equipoise.probes.sharded_norms import FAR, LETTERS, ShardedNorms
+from equipoise.probes.gain import FAR, LETTERS, ShardedNorms
 from equipoise.probes.sharding import Part
 from tests.probes.reading import Emitter, gpt
 

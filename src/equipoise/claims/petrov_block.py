@@ -7,6 +7,7 @@ from torch import Tensor
 
 from equipoise.claims.petrov_attention import sharp_layer
 from equipoise.claims.result import PETROV, Found
+from equipoise.theory.curvature import petrov
 from equipoise.theory.curvature.block_bounds import PostNormBlock, block_curvature_bound
 from equipoise.theory.curvature.feedforward import (
     FeedForward,
@@ -14,13 +15,7 @@ from equipoise.theory.curvature.feedforward import (
     feedforward_norms,
 )
 from equipoise.theory.curvature.norm import norm_curvature_unfolded
-from equipoise.theory.curvature.petrov import (
-    PetrovBlock,
-    PetrovLayer,
-    layer_norm,
-    petrov_block_bound,
-    two,
-)
+from equipoise.theory.curvature.petrov import layer_norm, two
 from equipoise.theory.lipschitz.heads import Heads
 
 
@@ -37,7 +32,7 @@ def block_bound_is_exceeded() -> Found:
     layer = block.attention
 
     def output(w_k: Tensor) -> Tensor:
-        moved = PetrovLayer(
+        moved = petrov.PetrovLayer(
             x_LD=layer.x_LD,
             w_q_DE=layer.w_q_DE,
             w_k_DE=w_k,
@@ -51,7 +46,7 @@ def block_bound_is_exceeded() -> Found:
     jacobian = torch.func.jacfwd(output)(layer.w_k_DE).flatten(2).flatten(0, 1)
     # The residual is zero, so the KK block of the Hessian is Gauss–Newton's.
     truth = 2 / layer.x_LD.numel() * two(jacobian) ** 2
-    claimed, ours = petrov_block_bound(block), _ours(block)
+    claimed, ours = petrov.petrov_block_bound(block), _ours(block)
     return "refuted" if truth > claimed else "holds", {
         "claimed": claimed,
         "norm of the KK block": truth,
@@ -187,22 +182,22 @@ def activation_of_the_experiments_bends() -> Found:
     }
 
 
-def _sharp_block() -> PetrovBlock:
+def _sharp_block() -> petrov.PetrovBlock:
     layer = sharp_layer(value_scale=1e4)
     D = layer.x_LD.shape[1]
     y = layer_norm(layer.x_LD + layer.output)
     none = torch.zeros(D, 1, dtype=torch.float64)
-    at_minimum = PetrovLayer(
+    at_minimum = petrov.PetrovLayer(
         x_LD=layer.x_LD,
         w_q_DE=layer.w_q_DE,
         w_k_DE=layer.w_k_DE,
         w_v_DD=layer.w_v_DD,
         target_LD=layer_norm(y),
     )
-    return PetrovBlock(attention=at_minimum, w_1_DM=none, w_2_MD=none.mT)
+    return petrov.PetrovBlock(attention=at_minimum, w_1_DM=none, w_2_MD=none.mT)
 
 
-def _ours(block: PetrovBlock) -> float:
+def _ours(block: petrov.PetrovBlock) -> float:
     layer = block.attention
     eye = torch.eye(layer.x_LD.shape[1], dtype=torch.float64)
     held = PostNormBlock(

@@ -1,11 +1,11 @@
 """The size and kind of a model from its Hugging Face ``config.json`` alone."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import InputError
+from equipoise.records import json_object
 
 LARGEST = 4 << 20
 """Bytes of a configuration; a larger file is something else."""
@@ -53,13 +53,7 @@ def _loaded(file: Path) -> dict[str, Any]:
         )
     if file.stat().st_size > LARGEST:
         raise InputError(f"{file}: too large to be a model's configuration")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{file}: a model's configuration is one JSON object")
-    return found
+    return json_object(file.read_bytes(), file)
 
 
 def _has_sizes(config: object) -> bool:

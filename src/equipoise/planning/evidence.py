@@ -1,7 +1,6 @@
 """How much stands behind each recommendation, and what authors of known models did."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from equipoise.errors import InputError
 
@@ -15,42 +14,32 @@ LEVELS: dict[Level, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exponent:
-    """How the largest gain that trains moves with depth N, with its 95 % interval."""
+class Measured(NamedTuple):
+    """A number that our experiments found, with its 95 % interval."""
 
     found: float
     low: float
     high: float
+    form: str = "{0} nats [{1}, {2}]"
 
     def __str__(self) -> str:
-        return f"N^({self.found:+.3f} [{self.low:+.3f}, {self.high:+.3f}])"
+        numbers = (self.found, self.low, self.high)
+        return self.form.format(*(f"{x:+.3f}" for x in numbers))
 
 
 # docs/results/exponents: pre-LN, width 32, 24 steps, three seeds. A test compares.
+_POWER = "N^({0} [{1}, {2}])"
 LARGEST_GAIN = {
-    "standard": Exponent(found=0.106, low=-0.0517, high=0.263),
-    "shared": Exponent(found=0.275, low=0.0614, high=0.488),
-    "linear": Exponent(found=0.343, low=-0.314, high=1.0),
+    "standard": Measured(found=0.106, low=-0.0517, high=0.263, form=_POWER),
+    "shared": Measured(found=0.275, low=0.0614, high=0.488, form=_POWER),
+    "linear": Measured(found=0.343, low=-0.314, high=1.0, form=_POWER),
 }
-"""Attention → exponent; N^(-1/m) is outside all three intervals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contrast:
-    """A paired difference of held-out loss in nats, with its 95 % interval."""
-
-    found: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.found:+.3f} nats [{self.low:+.3f}, {self.high:+.3f}]"
-
+"""Attention → how the largest gain that trains moves with depth N; N^(-1/m) is outside
+all three intervals."""
 
 # docs/results/prepost: 24 layers, width 64, 240 steps, three seeds. A test compares.
-DEEPNORM_MINUS_PRE = Contrast(found=-0.0927, low=-0.123, high=-0.0628)
-DEEPNORM_MINUS_POST = Contrast(found=-0.661, low=-0.701, high=-0.622)
+DEEPNORM_MINUS_PRE = Measured(found=-0.0927, low=-0.123, high=-0.0628)
+DEEPNORM_MINUS_POST = Measured(found=-0.661, low=-0.701, high=-0.622)
 DEEPNORM = (
     f"docs/results/prepost: held-out loss {DEEPNORM_MINUS_PRE} against pre-LN and "
     f"{DEEPNORM_MINUS_POST} against post-LN, 24 layers, all gains 1"

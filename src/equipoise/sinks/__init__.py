@@ -6,7 +6,9 @@ asked for; none sends anything off the machine unless it was configured to. What
 raises is a finding and never touches the other sinks, the run file or the training.
 """
 
+import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +22,7 @@ log = logging.getLogger("equipoise")
 Values = Mapping[str, float]
 
 SINKS = {
-    "jsonl": "equipoise.sinks.jsonl",
+    "jsonl": "equipoise.sinks",
     "mlflow": "equipoise.sinks.mlflow",
     "tensorboard": "equipoise.sinks.tensorboard",
     "wandb": "equipoise.sinks.wandb",
@@ -216,3 +218,27 @@ def by_step(readings: Iterable[Reading]) -> dict[int, dict[str, float]]:
 def is_sequence(given: Any) -> bool:
     """Say whether these are sinks one by one, and not one sink or its name."""
     return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+class JsonLines:
+    """Appends to a text file; NaN and Inf become text, since JSON has neither."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = path.open("a", encoding="utf-8")
+
+    def log(self, values: Values, step: int) -> None:
+        plain = {
+            k: v if math.isfinite(v) else repr(float(v)) for k, v in values.items()
+        }
+        line = json.dumps({"step": step, **plain}, allow_nan=False)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def opened(target: Path) -> JsonLines:
+    """Open ``target``, with ``.jsonl`` where it has no suffix of its own."""
+    return JsonLines(target if target.suffix else target.with_suffix(".jsonl"))

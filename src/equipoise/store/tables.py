@@ -207,15 +207,15 @@ def to_arrow(
     run: Readable, quantities: Quantities = None, *, form: Form = "long"
 ) -> Any:
     """Return a ``pyarrow.Table``; in the wide form null is "not recorded"."""
-    pa = library("pyarrow")
-    if (wide := _wide(run, quantities, form)) is not None:
-        columns = {
-            name: pa.array(values, mask=~wide.recorded[name])
-            for name, values in wide.columns.items()
-        }
-        return pa.table({"step": wide.step, **columns})
-    tables = [arrow_part(part) for part in long_tables(run, quantities)]
-    return pa.concat_tables(tables).unify_dictionaries() if tables else arrow_empty()
+    pa, wide = library("pyarrow"), _wide(run, quantities, form)
+    if wide is None:
+        parts = [arrow_part(part) for part in long_tables(run, quantities)]
+        return pa.concat_tables(parts).unify_dictionaries() if parts else arrow_empty()
+    columns = {
+        name: pa.array(values, mask=~wide.recorded[name])
+        for name, values in wide.columns.items()
+    }
+    return pa.table({"step": wide.step, **columns})
 
 
 def arrow_schema() -> Any:

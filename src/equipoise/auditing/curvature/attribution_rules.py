@@ -16,13 +16,8 @@ from equipoise.auditing.curvature.attribution_nodes import (
     twice_differentiated,
 )
 from equipoise.theory.activations import derivatives
+from equipoise.theory.curvature import softmax as closed_forms
 from equipoise.theory.curvature.norm import norm_product
-from equipoise.theory.curvature.softmax import (
-    cross_entropy_product,
-    linear_product,
-    softmax_product,
-    squared_error_product,
-)
 
 Rule = Callable[[OperationCall, Tensor], Products]
 
@@ -70,7 +65,7 @@ def _softmax(call: OperationCall, cotangent: Tensor) -> Products:
         return twice_differentiated(call, cotangent)
     moved = (call.tensors[0].softmax(dim), cotangent, call.tangents[0])
     a, e, dt = (t.movedim(dim, -1) for t in moved)
-    return (softmax_product(a, e, dt).movedim(-1, dim),)
+    return (closed_forms.softmax_product(a, e, dt).movedim(-1, dim),)
 
 
 def _activation(name: str) -> Rule:
@@ -92,12 +87,14 @@ def _linear(call: OperationCall, cotangent: Tensor) -> Products:
     dx, dweight = call.tangent(x), call.tangent(weight)
     if dx is None or dweight is None or x.ndim < 2:
         return twice_differentiated(call, cotangent)
-    found = linear_product(cotangent, dx_xI=dx, dweight_OI=dweight)
+    found = closed_forms.linear_product(cotangent, dx_xI=dx, dweight_OI=dweight)
     return call.placed([(x, found.x_xI), (weight, found.weight_OI)])
 
 
 def _square(call: OperationCall, cotangent: Tensor) -> Products:
-    return (squared_error_product(cotangent * call.tangents[0], entries=1),)
+    return (
+        closed_forms.squared_error_product(cotangent * call.tangents[0], entries=1),
+    )
 
 
 def _bilinear(call: OperationCall, cotangent: Tensor) -> Products:
@@ -119,7 +116,7 @@ def _cross_entropy(call: OperationCall, cotangent: Tensor) -> Products:
         return twice_differentiated(call, cotangent)
     seen_x = (target != given["ignore_index"]).to(z.dtype)
     weight_x = cotangent * seen_x / seen_x.sum()
-    return (cross_entropy_product(z, call.tangents[0], weight_x=weight_x),)
+    return (closed_forms.cross_entropy_product(z, call.tangents[0], weight_x=weight_x),)
 
 
 def _bound(names: dict[str, Any], call: OperationCall) -> dict[str, Any]:

@@ -6,7 +6,6 @@ stranger: its header is checked against its size before anything is allocated, a
 does not fit is one ``InputError``.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from equipoise.auditing.weights.entries import (
 from equipoise.auditing.weights.gguf_file import open_gguf
 from equipoise.auditing.weights.torch_file import open_torch
 from equipoise.errors import InputError
+from equipoise.records import json_object
 from equipoise.store import open_run
 
 # What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
@@ -142,7 +142,7 @@ def _header(path: Path) -> dict[str, Entry]:
             raise InputError(f"{path} is cut off: its header alone has {length} bytes")
         if length > LARGEST_HEADER:
             raise InputError(f"{path}: a header of {length} bytes is too large to read")
-        given = parsed(stream.read(length), path)
+        given = json_object(stream.read(length), path)
     given.pop("__metadata__", None)
     check_count(len(given), path)
     entries = {name: _entry(name, spec, path) for name, spec in given.items()}
@@ -200,17 +200,6 @@ def _check_places(path: Path, places: dict[str, tuple[int, int]], size: int) -> 
         last, before = max(last, end), name
 
 
-def parsed(text: bytes, path: Path) -> dict[str, Any]:
-    """Return a JSON object, or say that the file holds none."""
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: the header is no JSON") from error
-    if not isinstance(given, dict):
-        raise InputError(f"{path}: the header is no JSON object")
-    return given
-
-
 def _sharded(path: Path) -> Checkpoint:
     """Return all shards that an index names; each lies beside the index."""
     names = _weight_map(path)
@@ -262,7 +251,7 @@ def read_json(path: Path) -> dict[str, Any]:
     regular(path)
     if path.stat().st_size > LARGEST_HEADER:
         raise InputError(f"{path}: {path.stat().st_size} bytes of JSON are too many")
-    return parsed(path.read_bytes(), path)
+    return json_object(path.read_bytes(), path)
 
 
 def config_beside(path: Path) -> dict[str, Any]:

@@ -87,16 +87,14 @@ class Size:
     """How many runs, and how long."""
 
     pairs: int = 8
-    """Mild and severe runs of each family."""
+    """Mild and severe runs of each family, and controls of each kind."""
     deep_pairs: int = 4
-    controls: int = 8
-    """Of each kind."""
     steps: int = 300
     control_steps: int = 500
 
 
-NORMAL, FULL = Size(), Size(pairs=24, deep_pairs=12, controls=24)
-QUICK = Size(pairs=1, deep_pairs=0, controls=1, steps=40, control_steps=40)
+NORMAL, FULL = Size(), Size(pairs=24, deep_pairs=12)
+QUICK = Size(pairs=1, deep_pairs=0, steps=40, control_steps=40)
 
 
 def severity(family: str, seed: int, span: tuple[float, float]) -> float:
@@ -126,7 +124,7 @@ def plan(size: Size = NORMAL) -> list[Storm]:
 
     Cut short, all families have as many, to tune on and to score on.
     """
-    seeds = seeds_of(max(size.pairs, size.controls))
+    seeds = seeds_of(size.pairs)
     half = (len(seeds) + 1) // 2
     turns = [s for k in range(half) for s in seeds[k::half]]
     deep = list(range(SCORED, SCORED + size.deep_pairs))
@@ -141,7 +139,7 @@ def plan(size: Size = NORMAL) -> list[Storm]:
 
 
 def _of_seed(seed: int, size: Size) -> Iterable[Storm]:
-    for kind in CONTROLS if seed in seeds_of(size.controls) else ():
+    for kind in CONTROLS if seed in seeds_of(size.pairs) else ():
         yield Storm(
             role="control",
             family=kind,

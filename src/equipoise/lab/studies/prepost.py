@@ -5,8 +5,10 @@ Same order of depth, same operator norms; and Fig. 3, the theorem against brute 
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from equipoise.lab.models import gpt_preset
 from equipoise.lab.results.evidence import Evidence
@@ -65,6 +67,9 @@ def recipe(quick: bool) -> Experiment:
     )
 
 
+Gaps = Callable[[float, float], tuple[float, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
     """One published statement about pre-LN and post-LN, and what would refute it."""
@@ -74,86 +79,37 @@ class Pattern:
     measure: str
     needs: str
     """What must be above 0, in words."""
-    gaps: Callable[[float, float], tuple[float, ...]]
-    """Of one seed's pre and post; every one must be above 0, by its interval."""
+    gaps: Gaps
 
 
 def _ln(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-EMADI = (
-    Pattern(
-        where="Table 1",
-        says="loss 51.45 < 61.15 (inferred: 3.216 < 3.822 nats)",
-        measure="validation",
-        needs="post − pre",
-        gaps=lambda pre, post: (post - pre,),
+NEEDS: dict[str, Gaps] = {
+    "post − pre": lambda pre, post: (post - pre,),
+    "ln(pre ÷ post) − ln 100, and ln(10·pre)": lambda pre, post: (
+        _ln(pre) - _ln(post) - _ln(100),
+        _ln(10 * pre),
     ),
-    Pattern(
-        where="Table 1",
-        says="spikes 0 and 0.3 ± 0.5",
-        measure="spikes",
-        needs="post − pre",
-        gaps=lambda pre, post: (post - pre,),
-    ),
-    Pattern(
-        where="Fig. 1",
-        says="post-LN vanishes in layers 1–30, pre-LN does not",
-        measure="gradient_least_to_last",
-        needs="ln(pre ÷ post) − ln 100, and ln(10·pre)",
-        gaps=lambda pre, post: (_ln(pre) - _ln(post) - _ln(100), _ln(10 * pre)),
-    ),
-    Pattern(
-        where="Fig. 2",
-        says="G grows in training",
-        measure="growth_G",
-        needs="the growth of each",
-        gaps=lambda pre, post: (pre, post),
-    ),
-    Pattern(
-        where="Fig. 4",
-        says="θ/τ = 1.000 throughout (here: 5th percentile of rows)",
-        measure="theta_p5",
-        needs="θ − 0.9995 of each",
-        gaps=lambda pre, post: (pre - 0.9995, post - 0.9995),
-    ),
-    Pattern(
-        where="Fig. 5",
-        says="S, residual stream: ~1e5 for pre, ~1e3 for post",
-        measure="S_residual",
-        needs="ln(pre ÷ post) − ln 10",
-        gaps=lambda pre, post: (_ln(pre) - _ln(post) - _ln(10),),
-    ),
-    Pattern(
-        where="Fig. 5",
-        says="CV of S over layers 0.97 and 0.40",
-        measure="S_residual_cv",
-        needs="pre − post",
-        gaps=lambda pre, post: (pre - post,),
-    ),
-    Pattern(
-        where="Fig. 6",
-        says="S grows with depth in pre-LN, flat in post-LN",
-        measure="S_residual_slope",
-        needs="pre − 1, and pre ÷ 2 − |post|",
-        gaps=lambda pre, post: (pre - 1, pre / 2 - abs(post)),
-    ),
-    Pattern(
-        where="E.6",
-        says="Δ ln G 1.29 and 1.13",
-        measure="growth_G",
-        needs="post, and pre − post",
-        gaps=lambda pre, post: (post, pre - post),
-    ),
-    Pattern(
-        where="E.6",
-        says="Δ ln B̄² 2.91 and about 0",
-        measure="growth_B2",
-        needs="pre − 10·|post|",
-        gaps=lambda pre, post: (pre - 10 * abs(post),),
-    ),
-)
+    "the growth of each": lambda pre, post: (pre, post),
+    "θ − 0.9995 of each": lambda pre, post: (pre - 0.9995, post - 0.9995),
+    "ln(pre ÷ post) − ln 10": lambda pre, post: (_ln(pre) - _ln(post) - _ln(10),),
+    "pre − post": lambda pre, post: (pre - post,),
+    "pre − 1, and pre ÷ 2 − |post|": lambda pre, post: (pre - 1, pre / 2 - abs(post)),
+    "post, and pre − post": lambda pre, post: (post, pre - post),
+    "pre − 10·|post|": lambda pre, post: (pre - 10 * abs(post),),
+}
+"""What must be above 0 → of one seed's pre and post; by its interval, every one."""
+
+
+def _published() -> Iterator[Pattern]:
+    table = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    for given in tomllib.loads(table)["pattern"]:
+        yield Pattern(**given, gaps=NEEDS[given["needs"]])
+
+
+EMADI = tuple(_published())
 
 
 def beside(evidence: Evidence) -> list[tuple[str, str, str, str, str]]:

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from equipoise.numerics.compiled import compiled, inner, over_rows
 from equipoise.numerics.rows.search import search_rows
 from equipoise.numerics.rows.steps import Row, Side, sort_steps
-from equipoise.numerics.rows.window import (
-    OPEN,
-    Singles,
-    closed,
-    scratch,
-)
+from equipoise.numerics.rows.window import OPEN, Singles, closed, scratch
 
 Rows = NDArray[np.floating]
 Bounds = NDArray[np.float64]

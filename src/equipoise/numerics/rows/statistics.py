@@ -17,19 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.compiled import (
-    COMPILED,
-    compiled,
-    host_view,
-    inner,
-    over_rows,
-)
+from equipoise.numerics.compiled import COMPILED, compiled, host_view, inner, over_rows
 from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.window import (
-    OPEN,
-    closed,
-    scratch,
-)
+from equipoise.numerics.rows.window import OPEN, closed, scratch
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
@@ -183,24 +173,26 @@ _OPTIONS = (_ENOUGH, float("inf"), 1.0)
 _TOGETHER = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+PerRow = Float[Tensor, "*x"]
+
 
 @dataclass(frozen=True, slots=True)
 class RowStatistics:
     """One number per row of scores, in float32 (float64 for float64 scores)."""
 
-    theta_lower: Float[Tensor, "*x"]
-    theta_upper: Float[Tensor, "*x"]
-    max_logit: Float[Tensor, "*x"]
+    theta_lower: PerRow
+    theta_upper: PerRow
+    max_logit: PerRow
     """-inf where no key is visible."""
-    entropy: Float[Tensor, "*x"]
+    entropy: PerRow
     """In nats."""
-    sink: Float[Tensor, "*x"]
+    sink: PerRow
     """Mass of key 0."""
-    p_max: Float[Tensor, "*x"]
+    p_max: PerRow
     """Largest mass of any key."""
-    score_square: Float[Tensor, "*x"]
+    score_square: PerRow
     """Σz² over visible keys."""
-    mass_square: Float[Tensor, "*x"]
+    mass_square: PerRow
     """Σp²."""
     visible: Int[Tensor, "*x"]
     """Keys with a score above -inf."""
@@ -213,7 +205,7 @@ class RowStatistics:
         return cls(**dict(zip(names, columns, strict=True)), visible=visible.int())
 
     @property
-    def jacobian_norm(self) -> Float[Tensor, "*x"]:
+    def jacobian_norm(self) -> PerRow:
         """‖∂ softmax‖₂ from above, within 2×: p_max, or 2 p_max(1 - p_max) past ½."""
         p = self.p_max
         return torch.where(p > 0.5, (2 * p * (1 - p)).clamp(max=0.5), p)

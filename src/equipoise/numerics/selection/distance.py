@@ -32,6 +32,8 @@ RESOLUTION = 1e-6
 """Distances come from inner products that cancel: below this part of the lengths
 involved they are rounding, and one CPU's zero is another's 1e-9."""
 
+PerQuery = Float[Tensor, "*x Q"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
@@ -40,21 +42,21 @@ class Distance:
     NaN where a query sees no more than N keys.
     """
 
-    value: Float[Tensor, "*x Q"]
-    upper: Float[Tensor, "*x Q"]
+    value: PerQuery
+    upper: PerQuery
     """Ours: Σ|α_i|‖x_i − c‖ + ‖c‖ Σ|ᾱ − α_i| over i∉I; any set, any weights."""
-    lower: Float[Tensor, "*x Q"]
+    lower: PerQuery
     """Ours: max(0, (n − N)‖s‖ − Σ_{i∉I} |α_i|‖x_i‖)."""
-    expected_lower: Float[Tensor, "*x Q"]
+    expected_lower: PerQuery
     """E[d̃] over random sets is at least this, the main term of Theorem 1 (2)."""
-    expected_upper: Float[Tensor, "*x Q"]
-    per_token: Float[Tensor, "*x Q"]
+    expected_upper: PerQuery
+    per_token: PerQuery
     """d̃/(n − N): comparable across lengths and sizes."""
-    size: Float[Tensor, "*x Q"]
+    size: PerQuery
     """(1−N/n)(N+1) Σ‖y_i‖: no E[d̃] is larger, whatever the directions."""
 
     @property
-    def lift_lower(self) -> Float[Tensor, "*x Q"]:
+    def lift_lower(self) -> PerQuery:
         """d̃/E[d̃] is at least this: how much further than chance the choice stands.
 
         NaN where tokens are so alike that E[d̃] is zero but for rounding: no choice
@@ -64,7 +66,7 @@ class Distance:
         return torch.where(known_xQ, self.value / self.expected_upper, torch.nan)
 
     @property
-    def lift_upper(self) -> Float[Tensor, "*x Q"]:
+    def lift_upper(self) -> PerQuery:
         """d̃/E[d̃] is at most this: infinite where the lower bound of E[d̃] is zero."""
         known_xQ = ~(self.expected_lower <= RESOLUTION * self.size)
         return torch.where(known_xQ, self.value / self.expected_lower, torch.inf)
@@ -157,7 +159,7 @@ def _per_pair(n_xQ1: Tensor, top: int) -> Tensor:
     return torch.where(pairs > 0, top * (n_xQ1 - 1 - top) / pairs, 0.0)
 
 
-def published_bound(picked: Chosen) -> Float[Tensor, "*x Q"]:
+def published_bound(picked: Chosen) -> PerQuery:
     """Return Theorem 1's bound, (A−ᾱ)·d₁ + max_{j∈I}‖x_j‖·Σ_{i∉I}|ᾱ − α_i|.
 
     d₁ is the largest distance between a chosen and another visible token, A = Σα (1 in
@@ -193,15 +195,15 @@ class Separability:
     NaN where a query sees no more than N keys.
     """
 
-    recall: Float[Tensor, "*x Q"]
+    recall: PerQuery
     """|{i∈I : D_i < ρ_min}|/N, the paper's N_s/N."""
-    precision: Float[Tensor, "*x Q"]
+    precision: PerQuery
     """N/(N + |{j∉I : D_j ≤ ρ_max}|)."""
-    margin: Float[Tensor, "*x Q"]
+    margin: PerQuery
     """ρ_min − ρ_max; positive when one ball separates perfectly."""
 
     @property
-    def f(self) -> Float[Tensor, "*x Q"]:
+    def f(self) -> PerQuery:
         """2PR/(P+R), P never 0."""
         return 2 * self.precision * self.recall / (self.precision + self.recall)
 

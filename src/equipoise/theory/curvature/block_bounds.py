@@ -133,8 +133,8 @@ class PostNormBlock:
     gain_2_D: Tensor
     shift_1_D: Tensor
     eps: float
-    b_o_D: Tensor | None = None
-    b_out_D: Tensor | None = None
+    b_o_D: Tensor | float = 0.0
+    b_out_D: Tensor | float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +217,11 @@ def _stream(
 ) -> _Stream:
     heads, net = block.heads, block.net
     first_LD = x_LD + (attend(heads, x_LD, mask=mask).o_HQF @ heads.w_o_HFD).sum(0)
-    first_LD = first_LD if block.b_o_D is None else first_LD + block.b_o_D
+    first_LD = first_LD + block.b_o_D
     y_LD = _normed(first_LD, block.gain_1_D, block.eps) + block.shift_1_D
     still_LD = y_LD.new_zeros(len(y_LD), net.w_out_MO.shape[1])
     second_LD = y_LD + unit_at(net, y_LD, still_LD).h_NM @ net.w_out_MO
-    second_LD = second_LD if block.b_out_D is None else second_LD + block.b_out_D
+    second_LD = second_LD + block.b_out_D
     to_second_LD = _back(second_LD, g_LD, block.gain_2_D, block.eps)
     unit = unit_at(net, y_LD, to_second_LD)
     to_y_LD = to_second_LD + unit.entering_NZ @ net.w_entering_DZ.mT
