@@ -142,7 +142,7 @@ def _header(path: Path) -> dict[str, Entry]:
             raise InputError(f"{path} is cut off: its header alone has {length} bytes")
         if length > LARGEST_HEADER:
             raise InputError(f"{path}: a header of {length} bytes is too large to read")
-        given = json_object(stream.read(length), path)
+        given = json_object(stream.read(length), f"the header of {path}")
     given.pop("__metadata__", None)
     check_count(len(given), path)
     entries = {name: _entry(name, spec, path) for name, spec in given.items()}
