@@ -77,6 +77,17 @@ def _duplicates(value: float) -> Iterator[Reading]:
             yield per_site(n, f"attention.{name}", [row], SITES[:1])
 
 
+def _projections(apart: float) -> Course:
+    """Layers whose projections differ by this factor, the same at every sample."""
+
+    def course(value: float) -> Iterator[Reading]:
+        gains = [[value**4], [(value * apart) ** 4]]
+        for n in range(SAMPLES):
+            yield per_site(n, "projection.G", gains, SITES[:2])
+
+    return course
+
+
 def _stream(start: float, normed: float, block: int) -> Course:
     """One block's stream changes from sample 8; norms bring all to one size."""
 
@@ -149,6 +160,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "attention.sinks": (heads("attention.sink", lambda v: [v] * 4, 0.1), 0.79, 0.81),
     "attention.dead_heads": (_dead, 2, 3),
     "attention.duplicate_heads": (_duplicates, 0.01, 0.0),
+    "attention.projections_large": (_projections(1.02), 2.4, 2.6),
     "gradient.vanished": (
         blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 0.021, 0.019,
     ),
@@ -259,3 +271,8 @@ def test_heads_that_repeat_are_found_wherever_they_stand() -> None:
     assert list(_repeated([entropy, logits])) == [3]
     assert list(_repeated([(0.5, 0.7, 0.7, 0.6), logits])) == []
     assert list(_repeated([(math.nan,) * 4, logits])) == []
+
+
+@pytest.mark.parametrize("apart", [1.0, 1.2])
+def test_projections_that_are_shared_or_trained_may_be_large(apart: float) -> None:
+    assert "attention.projections_large" not in names(judged(_projections(apart)(4))[1])

@@ -15,9 +15,12 @@ from equipoise.records import Reading
 
 THETA, LOGIT = "attention.theta.p5", "attention.max_logit"
 ENTROPY, SINK = "attention.entropy", "attention.sink"
-ROUNDING = "precision.rms_error.bf16"
+ROUNDING, GAIN = "precision.rms_error.bf16", "projection.G"
 ALIKE = 1e-4
 """Relative difference up to which two heads' readings are equal."""
+SHARED, DRAWN_ALIKE = 1 + 1e-6, 1.15
+"""Largest over smallest G^¼ of layers that share weights, or are fresh: storms and
+Hugging Face models begin at 1.01 to 1.07, the trained MiniLM has 1.31."""
 
 
 def heads(reading: Reading) -> list[float]:
@@ -163,6 +166,23 @@ def _repeated(columns: list[tuple[float, ...]]) -> Iterator[int]:
     for a, b in pairwise(order):
         if all(math.isclose(c[a], c[b], rel_tol=ALIKE) for c in reversed(columns)):
             yield max(a, b)
+
+
+@measures("attention.projections_large")
+def projections_large(history: History) -> Measured | None:
+    """Median over layers of G^¼ at the first sample, of a model that began untrained.
+
+    G^¼ is the geometric mean of the norms of W_Q, W_K, W_V and W_O. Layers that were
+    drawn alike have nearly the same one; training drives them apart, and layers that
+    share weights have exactly the same: neither is judged.
+    """
+    first = history.track(GAIN).first
+    sizes = [row[0] ** 0.25 for row in first[0].values if row[0] > 0] if first else []
+    if history.is_continued or len(sizes) < 2:
+        return None
+    if not SHARED < max(sizes) / min(sizes) < DRAWN_ALIKE:
+        return None
+    return measured(median(sizes), largest=max(sizes))
 
 
 @measures("precision.error")

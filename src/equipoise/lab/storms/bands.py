@@ -40,6 +40,8 @@ LEAST_REACH = np.array(
     [NAMED.get(name, SMALLEST[name.rpartition(", ")[2]]) for name in ALARMING]
 )
 
+IS_CHANGE = np.array([not name.endswith(LEVEL) for name in ALARMING])
+
 
 def short(values: Vector) -> list[float]:
     """Return numbers with five digits, as they are kept."""
@@ -89,6 +91,10 @@ class Bands:
             centre = [np.nanmedian(x[rows == r], 0) for r in range(len(self.ages) + 1)]
         self.centre = np.where(np.isfinite(centre), centre, overall)
         self.least = np.maximum(narrowest * spread, LEAST_REACH)
+        # A change that is no trouble counts from no change, also where stable runs of
+        # that age go the other way: a model that is tuned goes nowhere yet.
+        from_none = np.where(IS_CHANGE, LEAST_REACH - self.centre, 0.0)
+        self.least = np.maximum(self.least, from_none)
         self.farthest = self._farthest()
 
     def _rows(self, run: Recorded) -> NDArray[np.int64]:

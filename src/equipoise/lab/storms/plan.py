@@ -48,6 +48,8 @@ CONTROLS = (
 )
 HELD_OUT_FAMILIES = ("no warm-up", "residual")
 """No threshold may be tuned on these."""
+UNSEEN = 12
+"""The first seed that was not looked at before everything was fixed."""
 MILD, SEVERE = (0.0, 0.4), (0.6, 1.0)
 
 
