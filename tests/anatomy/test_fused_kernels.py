@@ -342,13 +342,14 @@ def _by(model: nn.Module, implementation: str) -> nn.Module:
 
 
 @pytest.mark.needs("flash-attn")
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padding", ["", "right", "left"])
 def test_hugging_faces_flash_attention_reads_as_sdpa(
-    padded: bool, llama: nn.Module, tmp_path: Path
+    padding: str, llama: nn.Module, tmp_path: Path
 ) -> None:
     batch = {"input_ids": torch.arange(14).reshape(2, 7) % 11}
-    if padded:
-        batch["attention_mask"] = torch.tensor([[1] * 7, [*[1] * 5, 0, 0]])
+    if padding:
+        second = [1] * 5 + [0] * 2 if padding == "right" else [0] * 2 + [1] * 5
+        batch["attention_mask"] = torch.tensor([[1] * 7, second])
     by_sdpa = readings(_by(llama, "sdpa"), tmp_path / "a.eqp", **batch)
     flash = _by(llama, "flash_attention_2")
     by_flash = readings(flash, tmp_path / "b.eqp", **batch)

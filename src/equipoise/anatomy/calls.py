@@ -217,14 +217,58 @@ class AttentionCall:
         real_BQ = torch.where(self._chosen_B1(seen_BQ), _inner(seen_BQ), seen_BQ)
         return real_BQ.expand(B, Q)
 
+    def first_key_BQ(self) -> Tensor | None:
+        """Return the first key of each row's sequence; None where all begin at key 0.
+
+        A sequence begins at the first key that a row sees, or that this key's own row
+        sees, and so on: past left padding, at a packed document's first token, and not
+        at the edge of a window. Where rows choose their keys, at the first one that any
+        row sees; with other keys than queries, at the first one that the row sees.
+        """
+        B, _, Q, K = self.shape
+        tokens = K - self.extra_keys
+        if self._all_see_first():
+            return None
+        seen = [v_BqK[..., :tokens] for v_BqK in self._mask_BqK()]
+        first_BQ = torch.cat([v.byte().argmax(-1) for v in seen], 1).expand(B, Q)
+        if self.cross or Q != tokens:
+            return first_BQ
+        for _ in range(Q.bit_length()):
+            first_BQ = torch.minimum(first_BQ, first_BQ.gather(1, first_BQ))
+        seen_BQ = self._seen_BK()[:, :Q]
+        of_all_B1 = seen_BQ.byte().argmax(-1, keepdim=True)
+        return torch.where(self._holes_B1(seen_BQ), of_all_B1, first_BQ)
+
+    def _all_see_first(self) -> bool:
+        """Return whether key 0 is hidden from no row; on a device if it is free."""
+        if self.modify is not None:
+            return False
+        if self.mask is not None:
+            return self.mask.is_cpu and not bool(_hides(self.mask[..., :1]).any())
+        if self.scores_BHQK is not None:
+            column_BQ = self.scores_BHQK.detach()[:, 0, :, 0]
+            return column_BQ.is_cpu and not bool(is_masked(column_BQ).any())
+        return True
+
+    def _mask_BqK(self) -> Iterator[Tensor]:
+        """Yield the same as ``_visible_BqK``, but for a causal mask beside another."""
+        if self.mask is not None and self.modify is None:
+            yield ~_hides(_window(self.mask, ALL, ALL, ALL, ALL)[:, 0])
+        else:
+            yield from self._visible_BqK()
+
     def _chosen_B1(self, seen_BK: Tensor) -> Tensor:
+        """Return where rows choose keys, of which some are hidden from all."""
+        if seen_BK.is_cpu and bool(seen_BK.all()):
+            return seen_BK.new_zeros(1, 1)
+        return self._holes_B1(seen_BK)
+
+    def _holes_B1(self, seen_BK: Tensor) -> Tensor:
         """Return where rows choose keys: a row that hides one between two it sees.
 
         Padding, causal masks, windows and packed documents leave every row one run of
         the keys that any row sees. One head is asked: masks are alike, choices not.
         """
-        if seen_BK.is_cpu and bool(seen_BK.all()):  # nothing is hidden from all
-            return seen_BK.new_zeros(1, 1)
         place_BK = seen_BK.cumsum(-1) - 1
         tokens = seen_BK.shape[-1]
         holes = [
@@ -235,8 +279,7 @@ class AttentionCall:
     def _visible_BqK(self) -> Iterator[Tensor]:
         """Yield which keys the queries of the first head see, some at a time."""
         if self.mask is not None and not self.causal and self.modify is None:
-            mask = _window(self.mask, ALL, ALL, ALL, ALL)[:, 0]
-            yield mask if mask.dtype == torch.bool else ~is_masked(mask)
+            yield ~_hides(_window(self.mask, ALL, ALL, ALL, ALL)[:, 0])
         elif self.scores_BHQK is not None:
             yield ~is_masked(self.scores_BHQK.detach()[:, 0])
         else:
@@ -325,6 +368,10 @@ def _window(mask: Tensor, *parts: slice) -> Tensor:
         mask = mask.unsqueeze(0)
     shape = mask.shape
     return mask[tuple(p if n > 1 else ALL for p, n in zip(parts, shape, strict=True))]
+
+
+def _hides(mask: Tensor) -> Tensor:
+    return ~mask if mask.dtype == torch.bool else is_masked(mask.detach())
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from equipoise.probes.protocols import Emit, How
 from equipoise.probes.row_sample import (
     chosen_queries,
     largest_logits,
+    read_sink,
     sampled_columns,
     sampling_errors,
 )
@@ -206,9 +207,12 @@ def _rows(call: AttentionCall, chosen_n: Tensor | None) -> RowStatistics:
         return RowStatistics.of(sampled_columns(call, chosen_n).flatten(2))
     columns_CHBQ: Tensor | None = None
     B, H, Q, _ = call.shape
+    first_BQ = call.first_key_BQ()
     for where, scores_bhqk in call.pieces():
         first = where.queries.start if call.causal else None
         read_Cbhq = row_columns(scores_bhqk, causal_from=first)
+        if first_BQ is not None:
+            read_sink(read_Cbhq, scores_bhqk, first_BQ[where.sequences, where.queries])
         if columns_CHBQ is None:
             columns_CHBQ = read_Cbhq.new_empty(COLUMNS, H, B, Q)
         columns_CHBQ.transpose(1, 2)[:, *where] = read_Cbhq

@@ -24,7 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where, future_QK
-from equipoise.numerics.rows.statistics import COLUMNS, row_columns
+from equipoise.numerics.rows.statistics import (
+    COLUMNS,
+    MAX_LOGIT,
+    SINK,
+    TOP_MASS,
+    row_columns,
+)
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
@@ -51,13 +57,33 @@ def sampled_columns(
     """Return the statistics of the chosen rows; see ``row_columns``."""
     B, H, _, _ = call.shape
     columns_CHBn: Tensor | None = None
+    first_BQ = call.first_key_BQ()
     for where, scores_bhqk in _pieces(call, chosen_n):
         read_Cbhq = row_columns(scores_bhqk)
+        if first_BQ is not None:
+            first_Bn = first_BQ[:, chosen_n.to(first_BQ.device)]
+            read_sink(read_Cbhq, scores_bhqk, first_Bn[where.sequences, where.queries])
         if columns_CHBn is None:
             columns_CHBn = read_Cbhq.new_empty(COLUMNS, H, B, len(chosen_n))
         columns_CHBn.transpose(1, 2)[:, *where] = read_Cbhq
     assert columns_CHBn is not None
     return columns_CHBn
+
+
+def read_sink(
+    read_Cbhq: Float[Tensor, "C b h q"],
+    scores_bhqk: Float[Tensor, "b h q k"],
+    first_bq: Int[Tensor, "b q"],
+) -> None:
+    """Replace the mass of key 0 by that of the first key of each row's sequence.
+
+    p = p_max·exp(z - z_max): no row is normalised again.
+    """
+    b, h, q, k = scores_bhqk.shape
+    at_bhq1 = first_bq.clamp(max=k - 1)[:, None, :, None].expand(b, h, q, 1)
+    z_bhq = scores_bhqk.gather(-1, at_bhq1)[..., 0]
+    below_bhq = z_bhq - read_Cbhq[MAX_LOGIT]
+    read_Cbhq[SINK] = read_Cbhq[TOP_MASS] * below_bhq.exp()
 
 
 def _pieces(

@@ -137,6 +137,19 @@ def study(
     )
 
 
+def _first_mass(w_BHqK: Tensor, call: AttentionCall, at: list[int]) -> Tensor:
+    """Return each row's mass on the first key of its sequence."""
+    first_BQ = call.first_key_BQ()
+    if first_BQ is None:
+        return w_BHqK[..., 0]
+    at_BHq1 = (
+        first_BQ[:, at]
+        .clamp(max=w_BHqK.shape[-1] - 1)[:, None, :, None]
+        .expand(*w_BHqK.shape[:3], 1)
+    )
+    return w_BHqK.gather(-1, at_BHq1)[..., 0]
+
+
 @dataclass(slots=True)
 class _Listener:
     """Turns each attention call into rows; emits nothing."""
@@ -157,7 +170,7 @@ class _Listener:
         columns = {
             "rho": seen.rho,
             "evenness": seen.evenness,
-            "sink": w_BHqK[..., 0],
+            "sink": _first_mass(w_BHqK, call, at),
             **self._chance(w_BHqK, z_BHqK, call),
         }
         means = {name: mean_by_head(value, counted) for name, value in columns.items()}
