@@ -245,7 +245,7 @@ def _directory_batch(
 
     tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
     if text is not None:
-        ids = torch.tensor(tokenizer(_text(text))["input_ids"])
+        ids = torch.tensor(tokenizer(_text(text), verbose=False)["input_ids"])
         ids_BT = _folded(ids, _length(model, tokens), text)
         size = " × ".join(map(str, ids_BT.shape))
         return {"input_ids": ids_BT}, Source(name=f"the first {size} tokens of {text}")

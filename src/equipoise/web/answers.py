@@ -39,7 +39,7 @@ from equipoise.web.live import LiveStreams, Stream
 T = TypeVar("T")
 READERS = 3
 """Threads that read run files: more would only wait for the disk, and hold memory."""
-CACHED_BYTES, MOST_ANSWERS = 48 * 2**20, 2000
+CACHED_BYTES, MOST_ANSWERS = 24 * 2**20, 2000
 """Of a live run each look is another answer: small ones must not pile up either."""
 CHANGE_COLUMNS = 200
 LIST_S = 0.4

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from typer.testing import CliRunner
 
 from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
 from equipoise.auditing.audit import audit, judged_at_once
+from equipoise.auditing.page import (
+    MEANINGS,
+    PAGES,
+    common_name,
+    data_rows,
+    layer_rows,
+    write_audit,
+)
 from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
 from equipoise.auditing.weights.measures import statistics
@@ -19,6 +28,7 @@ from equipoise.cli import application
 from equipoise.forecast.weight_rules import weight_findings
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.records import Reading
+from equipoise.report.views import short
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -161,6 +171,49 @@ def test_without_targets_no_gradient_is_read() -> None:
     found = audit(layer, torch.randn(5, 2, 32))
     assert any("no loss" in fact for fact in found.facts)
     assert found.reading("gradient.norm") == {}
+
+
+def test_a_page_shows_what_was_read_and_every_number_links(tmp_path: Path) -> None:
+    model = GPT(GPTConfig(width=16, depth=3, heads=2, context=8)).eval()
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = audit(model, (ids[:, :-1], ids[:, 1:]))
+    rows = {row[0]: row for row in data_rows(found)}
+    entropy = found.reading("attention.entropy")
+    value, site, head = min(
+        (v, site, h) for site, own in entropy.items() for h, v in enumerate(own)
+    )
+    name, lowest, where, *_ = rows["attention.entropy"]
+    assert (lowest, where) == (short(value), f"{site}, head {head}")
+    assert {"loss", "gradient.norm", "residual.B"} <= rows.keys()
+    assert "projection.G" not in rows  # stands in the table of layers
+    page = write_audit(found, tmp_path / "a.html").read_text()
+    links, targets = (
+        set(re.findall(pattern, page)) for pattern in ('href="#(.+?)"', 'id="(.+?)"')
+    )
+    assert "theta" in links and links <= targets
+    assert 'href="docs' not in page
+    assert data_rows(audit(model)) == []
+
+
+def test_the_pages_that_numbers_name_are_there() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    names = {page for page, _ in MEANINGS.values()} | set(PAGES.values())
+    missing = [
+        name
+        for name in names
+        if not (docs / f"{name}.md").exists()
+        and not (docs / "quantities" / f"{name}.md").exists()
+    ]
+    assert not missing
+
+
+def test_a_narrow_screen_shows_the_part_of_a_name_that_differs() -> None:
+    model = GPT(GPTConfig(width=16, depth=3, heads=2, context=8))
+    lines = layer_rows(audit(model))
+    every, names = common_name([line[0] for line in lines])
+    assert (every, names) == ("… of blocks.….attention", ["0", "1", "2"])
+    assert common_name(["a.b"]) == (None, ["a.b"])
+    assert common_name(["a.b", "a.b.c"]) == ("… of a.…", ["b", "b.c"])
 
 
 def test_one_point_needs_no_second() -> None:
