@@ -39,7 +39,8 @@ def warned(folder: Path) -> list[str]:
     judge.add(early)
     judge.note(f for f in news.findings if f.step <= STEPS)
     found = [*start_findings(start), *judge.firing, *judge.nonfinite]
-    return sorted({f.rule for f in found if f.severity != "info"})
+    rules = {f.rule for f in found if f.severity != "info"}
+    return sorted(rule for rule in rules if not rule.startswith("forecast."))
 
 
 def kind(label: Label) -> str:

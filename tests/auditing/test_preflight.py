@@ -1,6 +1,7 @@
 """A training script is judged by its first steps, and nothing of ours stays behind."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,11 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from typer.testing import CliRunner
 
-from equipoise.auditing.preflight import Setup, judged, preflight
+from equipoise.auditing.preflight import Setup, _of_a_start, judged, preflight
 from equipoise.cli import application
 from equipoise.errors import InputError
 from equipoise.forecast.start_rules import Start, largest_stable_rate, start_findings
-from equipoise.records import Reading
+from equipoise.records import Finding, Reading
 
 SCRIPT = """
 import sys, torch
@@ -67,6 +68,7 @@ def test_a_peak_that_is_still_ahead_is_judged(tmp_path: Path) -> None:
     """After 8 of 50 warm-up steps the rate is small; its peak is not."""
     found = preflight(written(tmp_path), ["0.1"], steps=8)
     assert "start.learning_rate" in [f.rule for f in found.findings]
+    assert len({(f.rule, f.site) for f in found.findings}) == len(found.findings)
     assert found.largest_stable_lr < found.peak_lr == pytest.approx(0.1)
 
 
@@ -76,6 +78,15 @@ def test_command_exits_with_the_verdict(tmp_path: Path) -> None:
     result = CliRunner().invoke(application(words), words)
     assert result.exit_code == 1
     assert result.stdout.startswith("At risk: attention logits reach")
+
+
+def test_findings_are_named_once_and_forecasts_are_left_out() -> None:
+    """A run file and its verdict hold the same findings."""
+    one = Finding(step=2, severity="warn", rule="a", message="a", site="x")
+    later, other = replace(one, step=5), replace(one, rule="b")
+    forecast = replace(one, rule="forecast.failure")
+    found = _of_a_start([one, other, forecast, later, other])
+    assert found == [one, other]
 
 
 def test_a_script_that_trains_nothing_is_an_error(tmp_path: Path) -> None:

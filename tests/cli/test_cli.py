@@ -248,12 +248,22 @@ CONFIGS = {
     "llama": (
         '{"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, '
         '"num_attention_heads": 32, "rms_norm_eps": 1e-6, "torch_dtype": "float16"}',
-        {"depth": 32, "norm": "rmsnorm", "residual": "pre", "precision": "fp16"},
+        {
+            "norm": "rmsnorm",
+            "residual": "pre",
+            "precision": "fp16",
+            "feedforward": "gated",
+        },
+    ),
+    "t5": (
+        '{"model_type": "t5", "num_layers": 8, "d_model": 512, "num_heads": 8, '
+        '"feed_forward_proj": "gated-gelu"}',
+        {"depth": 8, "feedforward": "gated"},
     ),
     "bert": (
         '{"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, '
         '"num_attention_heads": 12}',
-        {"width": 768, "norm": "layernorm", "residual": "post", "precision": "bf16"},
+        {"norm": "layernorm", "residual": "post", "feedforward": "plain"},
     ),
     "vision": (
         '{"model_type": "x", "vision_config": {"num_hidden_layers": 9}, '

@@ -114,10 +114,20 @@ def preflight(
             raise InputError(f"{script} took no step with a torch optimiser")
         run = open_run(paths[0])
         news, _ = run.since(0)
-        findings = [*news.findings, *run.verdict.findings]
+        findings = _of_a_start([*run.verdict.findings, *news.findings])
     if peak_lr is not None:
         setup.peak_lr = peak_lr
     return judged(setup, news.readings, findings, code=code)
+
+
+def _of_a_start(findings: Sequence[Finding]) -> list[Finding]:
+    """Return each finding once, without forecasts.
+
+    A forecast is fitted to runs that are sampled less often and for longer, and of the
+    storms that fail it added none to those the rules name.
+    """
+    once = {(found.rule, found.site): found for found in reversed(findings)}
+    return [f for f in reversed(once.values()) if not f.rule.startswith("forecast.")]
 
 
 def _code(end: SystemExit) -> int:

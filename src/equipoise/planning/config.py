@@ -26,6 +26,14 @@ POST_NORM = {
     *("openai-gpt", "roberta", "roformer", "xlm", "xlm-roberta", "xlnet"),
 }
 """Model types whose norms follow the residual sum."""
+GATED = {
+    *("cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text"),
+    *("glm", "glm4", "granite", "llama", "mistral", "mixtral", "modernbert", "olmo"),
+    *("olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+    "stablelm",
+}
+"""Model types whose feed-forward nets are gated, and whose configurations say no more;
+T5's say so themselves."""
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -69,10 +77,13 @@ def _size(config: Mapping[str, Any], name: str, file: Path) -> int:
 
 
 def _kind(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return norm, its place and its format where the configuration tells them."""
+    """Return norm, its place and format, and the net, where they are configured."""
     norm = "rmsnorm" if "rms_norm_eps" in config else "layernorm"
     post = config.get("model_type") in POST_NORM
     kind = {"norm": norm, "residual": "post" if post else "pre"}
+    declared = "gated" in str(config.get("feed_forward_proj", ""))
+    if declared or config.get("model_type") in GATED:
+        kind["feedforward"] = "gated"
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
     if dtype in PRECISIONS:
         kind["precision"] = PRECISIONS[dtype]

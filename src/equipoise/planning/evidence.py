@@ -68,11 +68,12 @@ PUBLISHED: dict[str, dict[str, float | str]] = {
 }
 """Model → setting → what its authors did."""
 SOURCES = {
-    "llama-7b": "Touvron et al. 2023 (arXiv 2302.13971), §2.2 and §2.3: RMSNorm before "
-    "each sublayer, SwiGLU of width 2/3·4d, 2000 steps of warm-up. Their released "
-    "model.py: scale, no residual multiplier, width up to a multiple of 256; it loads "
-    "weights and draws none. ε: params.json of the 7B weights (1e-5 in Llama 2). The "
-    "0.02 of converted checkpoints is the converter's default, not theirs",
+    "llama-7b": "their model.py (meta-llama/llama at 0504cf4), read: scale, SwiGLU "
+    "width 2/3·4d up to a multiple of 256, RMSNorm before each sublayer, no residual "
+    "multiplier; it loads weights and draws none. From others who quote them: 2000 "
+    "steps of warm-up (Touvron et al. 2023, arXiv 2302.13971, §2.3) and ε of the 7B "
+    "weights' params.json (model.py's default is 1e-5). The 0.02 of converted "
+    "checkpoints is the converter's default, not theirs",
 }
 
 
