@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "probes": "errors numerics theory anatomy",
     "remedies": "errors numerics anatomy",
     "planning": "errors records numerics",
-    # watching records the remedies that are applied to the model it watches.
-    "watching": "errors records numerics anatomy probes forecast store sinks remedies",
+    "autopilot": "errors records anatomy forecast remedies",
+    "watching": "errors records numerics anatomy probes forecast store sinks autopilot",
     "auditing": "errors records numerics theory anatomy probes report watching "
     "planning integrations forecast store",
     "integrations": "errors records watching store",

@@ -94,6 +94,12 @@ _ENTRIES = (
      _applied("normaliser", 'to="sink"')),
     ("group_learning_rates", "give each group of parameters its own learning rate",
      "updates too large in some layers only", _applied("group_learning_rates")),
+    ("weight_cap", "hold the norm of every matrix at a limit",
+     "weights that grow without end, or start far too large",
+     _applied("weight_cap", "times=2.0")),
+    ("master_weights", "keep an exact copy of the weights for the optimiser to step",
+     "updates that are lost in the rounding of stored weights",
+     _applied("master_weights")),
 )  # fmt: skip
 
 CATALOGUE = {

@@ -30,6 +30,7 @@ from equipoise.remedies.roll_back import RollBack
 from equipoise.remedies.scores import HeadTemperature, QKNorm, SoftCap
 from equipoise.remedies.sigma_reparam import SigmaReparam
 from equipoise.remedies.temperature import Temperature
+from equipoise.remedies.weights import MasterWeights, WeightCap
 
 REMEDIES: dict[str, Callable[..., Remedy]] = {
     "learning_rate": LearningRate,
@@ -56,6 +57,8 @@ REMEDIES: dict[str, Callable[..., Remedy]] = {
     "router_balance": RouterBalance,
     "normaliser": NormaliserSwap,
     "group_learning_rates": GroupLearningRates,
+    "weight_cap": WeightCap,
+    "master_weights": MasterWeights,
 }
 
 

@@ -107,34 +107,38 @@ class SpikeHandling(RecordedRemedy):
     name: ClassVar[str] = "spike_handling"
 
     def change(self, changes: Changes) -> Undo:
-        usual: dict[Tensor, Tensor] = {}
         changes.count_steps()
+        # By the parameter's place in the optimiser, so that a checkpoint may carry it.
+        changes.progress["usual"] = dict[int, Tensor]()
 
         def clip(optimizer: Optimizer) -> None:
             early = changes.progress["step"] < self.warmup
-            self._clip(with_gradients(optimizer), usual, early=early)
+            self._clip(optimizer, changes.progress["usual"], early=early)
 
         changes.before_step(clip)
         return changes.applied(ratio=self.ratio)
 
     def _clip(
-        self, parameters: list[Tensor], usual: dict[Tensor, Tensor], *, early: bool
+        self, optimizer: Optimizer, usual: dict[int, Tensor], *, early: bool
     ) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if early:
             share = (1.0 / (total_norm(_grads(parameters)) + 1e-6)).clamp(max=1.0)
-        for p, grad in zip(parameters, _grads(parameters), strict=True):
+        for place, p in enumerate(parameters):
+            if (grad := p.grad) is None:
+                continue
             size = norm(grad)
             if early:
                 limit = size * share.to(size.device)
             else:
-                limit = self.ratio * usual.get(p, size)
+                limit = self.ratio * usual.get(place, size)
             through = torch.where(size.isfinite(), torch.minimum(size, limit), 0.0)
             here = local_part(grad)
             here.nan_to_num_(0.0, 0.0, 0.0)
             here.mul_(torch.where(size > 0, through / size.clamp(min=1e-12), 0.0))
-            old = usual.get(p, through)
+            old = usual.get(place, through)
             new = self.decay * old + (1 - self.decay) * through
-            usual[p] = torch.minimum(old, through) if early else new
+            usual[place] = torch.minimum(old, through) if early else new
 
 
 def _grads(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -157,6 +161,8 @@ class SkipStep(RecordedRemedy):
     times: Positive = 4.0
     most: int = 8
     """Steps in a row that may be left out; then one is taken, and the usual follows."""
+    always: bool = False
+    """Leave out every step until it is undone; no norm is read then."""
     name: ClassVar[str] = "skip_step"
 
     def change(self, changes: Changes) -> Undo:
@@ -178,8 +184,8 @@ class _Skipping:
 
     def before(self, optimizer: Optimizer) -> None:
         found = with_gradients(optimizer)
-        size = float(total_norm(_grads(found)))
-        if not self._is_far(size):
+        size = 0.0 if self.options.always else float(total_norm(_grads(found)))
+        if not (self.options.always or self._is_far(size)):
             self.progress["norms"] = [*self.progress["norms"], size][-WINDOW:]
             self.progress["in_a_row"] = 0
             return

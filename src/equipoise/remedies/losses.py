@@ -119,6 +119,7 @@ class RouterHook:
     z: float
     chosen: int
     scale: LossScale
+    guard: bool = False
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         logits = output[0] if isinstance(output, tuple | list) else output
@@ -133,11 +134,28 @@ class _AddRouterLoss:
 
     def __call__(self, g_xE: Tensor) -> Tensor:
         z_xE = self.logits.float()
-        added_xE = self.options.balance * balance_gradient(z_xE, self.options.chosen)
+        balance_xE = balance_gradient(z_xE, self.options.chosen)
+        if self.options.guard:
+            g_xE = without_component(g_xE, balance_xE)
+        added_xE = self.options.balance * balance_xE
         lse_x, p_xE = z_xE.logsumexp(-1, keepdim=True), z_xE.softmax(-1)
         rows = z_xE[..., 0].numel()
         added_xE = added_xE + self.options.z * 2 * lse_x * p_xE / rows
         return g_xE + (self.options.scale.value * added_xE).to(g_xE.dtype)
+
+
+def without_component(g: Tensor, toward: Tensor) -> Tensor:
+    """Return a gradient without what it has against a direction.
+
+    >>> without_component(torch.tensor([3.0, -2.0]), torch.tensor([0.0, 1.0]))
+    tensor([3., 0.])
+    >>> without_component(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]))
+    tensor([3., 2.])
+    """
+    wide, direction = g.float(), toward.float()
+    size = direction.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
+    against = ((wide * direction).sum() / size).clamp(max=0.0)
+    return (wide - against * direction).to(g.dtype)
 
 
 def balance_gradient(z_xE: Tensor, chosen: int) -> Tensor:
@@ -156,6 +174,9 @@ class RouterBalance(RecordedRemedy):
 
     balance: float = 0.01
     z: float = 1e-3
+    guard: bool = False
+    """Remove from each router's gradient what drives its experts apart, such as a
+    load-balance loss with the wrong sign, however large."""
     name: ClassVar[str] = "router_balance"
 
     def change(self, changes: Changes) -> Undo:
@@ -169,6 +190,6 @@ class RouterBalance(RecordedRemedy):
         head = output_module(changes.model)
         changes.hook(head.register_forward_hook(LogitHook(0.0, scale)))
         for module, chosen in routers.values():
-            hook = RouterHook(self.balance, self.z, chosen, scale)
+            hook = RouterHook(self.balance, self.z, chosen, scale, self.guard)
             changes.hook(module.register_forward_hook(hook))
         return changes.applied(routers=len(routers), balance=self.balance)

@@ -12,8 +12,6 @@ or the gradient norm turns non-finite.
 
 import glob
 import pickle
-import random
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,10 +20,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.random_state import RandomState
 from equipoise.anatomy.sites import unwrapped
 from equipoise.errors import InputError, RunFileError
 from equipoise.probes.capture import Boundary, Capture, Collector, Table
@@ -33,37 +32,6 @@ from equipoise.probes.protocols import Probe
 from equipoise.probes.window import CallWrapper, is_compiled
 
 DEVICES = ("cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class RandomState:
-    """Every generator a forward pass may draw from."""
-
-    host: Tensor
-    cuda: dict[int, Tensor]
-    python: tuple[Any, ...]
-    numpy: Any
-
-    @classmethod
-    def now(cls, model: nn.Module) -> "RandomState":
-        devices = {
-            p.device.index for p in model.parameters() if p.device.type == "cuda"
-        }
-        numpy = sys.modules.get("numpy")
-        return cls(
-            torch.get_rng_state(),
-            {i: torch.cuda.get_rng_state(i) for i in devices},
-            random.getstate(),
-            numpy.random.get_state() if numpy else None,
-        )
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.host)
-        for index, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, index)
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +157,27 @@ class BatchCapture:
         if torch.is_grad_enabled() or not self._only_training:
             now = CallState.now(unwrapped(self._model))
             self.batch = Batch(args, dict(kwargs), now)
+
+
+class StoredBatch:
+    """The batch of the step under way, stored by reference until the next one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._stack = model, ExitStack()
+        self._capture: BatchCapture | None = None
+
+    def get(self) -> Batch | None:
+        return None if self._capture is None else self._capture.batch
+
+    def renew(self, only_training: bool) -> None:
+        """Drop the last batch, and store the next."""
+        self._stack.close()
+        self._capture = BatchCapture(self._model, only_training=only_training)
+        self._stack.enter_context(self._capture.installed())
+
+    def close(self) -> None:
+        """Take the hook off; the last batch stays until this is dropped."""
+        self._stack.close()
 
 
 def compiled_parts(model: nn.Module) -> list[str]:

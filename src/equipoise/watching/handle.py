@@ -15,16 +15,17 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
+from equipoise.autopilot.pilot import Pilot
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Judge, Verdict
-from equipoise.probes.capture import Boundary, PassCoverage
+from equipoise.probes.capture import Boundary
 from equipoise.probes.protocols import Probe
 from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
-from equipoise.remedies.base import recording
 from equipoise.watching import recorder
-from equipoise.watching.batch import BatchCapture
+from equipoise.watching.acting import Actions
+from equipoise.watching.batch import StoredBatch
 from equipoise.watching.coverage import CoverageCheck, from_compiled_code
 from equipoise.watching.loop_hooks import (
     Relation,
@@ -67,19 +68,15 @@ class Watch:
         step: int = 0,
     ) -> None:
         self.anatomy, self.options, self.path = anatomy, options, path
-        self.closed = False
-        self.optimizer, self.first_rank = optimizer, ranks.rank == 0
+        self.closed, self.first_rank = False, ranks.rank == 0
+        self.optimizer = optimizer
         self._schedule = Schedule(
             every=options.every, at=options.at, budget=options.budget, step=step
         )
         self._meter = Meter()
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)
-        self._sampler = Sampler(
-            anatomy,
-            probes,
-            boundary=self._boundary,
-            only_training=optimizer is not None,
-        )
+        training = {"only_training": optimizer is not None}
+        self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
         self._losses = StepLosses(anatomy.model)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = CoverageCheck(anatomy, strict=options.strict)
@@ -89,6 +86,11 @@ class Watch:
         self._recorder = recorder.Recorder(
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
+        self._stored = StoredBatch(anatomy.model)
+        self._nonfinite.stored = self._stored.get
+        self._actions = Actions(
+            self._recorder, self._sampler, options.autopilot, stored=self._stored.get
+        )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = self._stop = False
         self._unseen_moves, self._other = 0, 0
@@ -96,9 +98,8 @@ class Watch:
         self._optimizer_hooks = ExitStack()
         self._number = id(self)
         on_tracing(self, self._number)
-        self._off = ExitStack()
-        """Takes off what may be taken off at any moment."""
-        self._batch_stack, self._stack = ExitStack(), ExitStack()
+        # The first may be closed at any moment.
+        self._off, self._stack = ExitStack(), ExitStack()
         self._attach()
         self._guarded(self._sampler.begin)(ranks)
         self._arm()
@@ -129,6 +130,11 @@ class Watch:
         return forecast_of(self._recorder.judge.history)
 
     @property
+    def autopilot(self) -> Pilot | None:
+        """The autopilot with its log; None if none was asked for."""
+        return self._actions.pilot
+
+    @property
     def should_stop(self) -> bool:
         """Whether a rule or state of ``stop_on`` has come true; it stays true."""
         self._stop = self._stop or self._recorder.judge.shows(self.options.stop_on)
@@ -154,13 +160,15 @@ class Watch:
 
         Scalars not yet in the run file are part of it: each rank keeps its own state.
         """
-        return {**self._schedule.state_dict(), "pending": self._recorder.pending()}
+        state = {**self._schedule.state_dict(), **self._actions.state_dict()}
+        return {**state, "pending": self._recorder.pending()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
         self._sampler.close()
         self._schedule.load_state_dict(state)
         self._recorder.restore(state.get("pending", ()))
+        self._actions.load_state_dict(state, self.optimizer)
         self._arm()
 
     def continue_at(self, step: int, state: dict[str, Any] | None = None) -> None:
@@ -229,15 +237,22 @@ class Watch:
         """After an overflow a scaler leaves the optimiser out: the step is over."""
         if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
+            self._guarded(self._actions.act)(self.optimizer)
 
     def before_update(self, optimizer: Optimizer) -> None:
         own = self._relation(optimizer) != "another model"
         if self.sampling and own and not self._losses.step_is_over:
             self._guarded(self._sampler.before_update)(optimizer)
+        if optimizer is self.optimizer:
+            self._guarded(self._actions.before_update)(optimizer)
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Follow the parameters: another optimiser may have taken over."""
-        if self.optimizer is None or optimizer is self.optimizer or self.closed:
+        if self.optimizer is None or self.closed:
+            return
+        if optimizer is self.optimizer:
+            # Its own hooks have run, so remedies may add theirs.
+            self._guarded(self._actions.act)(optimizer)
             return
         relation = self._relation(optimizer)
         again, self._other = self._other == id(optimizer), id(optimizer)
@@ -262,9 +277,9 @@ class Watch:
         self._relations.clear()
         self._optimizer_hooks.close()
         before = optimizer.register_step_pre_hook(self._before_optimizer)
-        self._optimizer_hooks.callback(before.remove)
         after = optimizer.register_step_post_hook(self._after_optimizer)
-        self._optimizer_hooks.callback(after.remove)
+        for hook in (before, after):
+            self._optimizer_hooks.callback(hook.remove)
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -291,10 +306,9 @@ class Watch:
 
     def _attach(self) -> None:
         self._off.enter_context(listening_to_loop(self))
-        note = self._recorder.note_remedy
-        self._off.enter_context(recording(self.anatomy.model, note))
+        self._off.enter_context(self._actions.recorded())
         self._off.callback(self._sampler.close)
-        self._off.callback(self._batch_stack.close)
+        self._off.callback(self._stored.close)
         self._stack.callback(self._off.close)
         self._stack.callback(self._optimizer_hooks.close)
         if self.optimizer is not None:
@@ -312,28 +326,20 @@ class Watch:
         if self._schedule.due and not self.closed:
             self._guarded(self._sampler.arm)(self._schedule.step)
         if self.options.hold_batch and not self.closed:
-            self._guarded(self._store_batch)()
-
-    def _store_batch(self) -> None:
-        """Store this step's batch by reference, and drop the last one."""
-        self._batch_stack.close()
-        training = self.optimizer is not None
-        capture = BatchCapture(self.anatomy.model, only_training=training)
-        self._batch_stack.enter_context(capture.installed())
-        self._nonfinite.stored = lambda: capture.batch
+            self._guarded(self._stored.renew)(self.optimizer is not None)
 
     def _end_step(self, *, loss_given: bool = False) -> None:
         step, sampled, self._step_seen = self.current_step, self.sampling, True
         reached_model, loss = self._losses.reached_model, self._losses.pop()
+        seen, add = self._sampler.coverage, self._recorder.add_findings
         if loss is not None and not loss_given:
             self._recorder.scalars.add(step, "loss", loss)
         if self.optimizer is not None:
-            self._recorder.add_findings(self._coverage.check_loss(step, loss))
-        seen = self._sampler.coverage
+            add(self._coverage.check_loss(step, loss))
         no_pass = reached_model and not self._sampler.opened
-        self._recorder.add_findings(self._nonfinite.pop())
+        add(self._nonfinite.pop())
         if sampled and no_pass:
-            self._check_coverage(step, seen, no_pass)
+            add(self._coverage.check(step, seen, no_pass=no_pass))
         findings: list[Finding] = []
         self._guarded(self._record)(step, sampled, findings)
         self._meter.end_step(sampled=sampled)
@@ -343,7 +349,7 @@ class Watch:
         self._arm()
         self._call_user(step, sampled, findings)
         if sampled and not no_pass:
-            self._check_coverage(step, seen, no_pass)
+            add(self._coverage.check(step, seen, no_pass=no_pass))
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Write the step; what all ranks found in it goes into ``findings``."""
@@ -352,10 +358,10 @@ class Watch:
         if sampled:
             table = self._sampler.disarm()
             self._recorder.add_failures(step, self._boundary)
-            findings += self._recorder.write_sample(
-                step, table, self._meter, self._sampler
-            )
+            write = self._recorder.write_sample
+            findings += write(step, table, self._meter, self._sampler)
             self._nonfinite.note_other_ranks(findings)
+            self._actions.consider(self.optimizer)
         else:
             findings += self._recorder.flush_if_due()
 
@@ -375,10 +381,6 @@ class Watch:
         self.reporter.report(findings)
         for callback in self._step_ended:
             callback(step, sampled)
-
-    def _check_coverage(self, step: int, seen: PassCoverage, no_pass: bool) -> None:
-        found = self._coverage.check(step, seen, no_pass=no_pass)
-        self._recorder.add_findings(found)
 
     def _detach_after_failure(self) -> None:
         """Something of ours failed: detach, and let the training go on."""

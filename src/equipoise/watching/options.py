@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from equipoise.autopilot.options import Given as GivenAutopilot
+from equipoise.autopilot.options import read_autopilot
 from equipoise.errors import InputError
 from equipoise.forecast.rules import load_rules
 from equipoise.forecast.rules.registry import FILE, settings_in
@@ -57,6 +59,9 @@ class WatchOptions:
     stop_on: Collection[str] = ()
     """Rules or states at which ``handle.should_stop`` becomes true and callbacks stop
     the training: ``"forecast.failure"``, ``"failing"``."""
+    autopilot: GivenAutopilot = False
+    """Treat what a verdict finds: True, ``"dry-run"`` (only say what would be done), a
+    function that is asked, or an :class:`Autopilot` (``docs/autopilot.md``)."""
     quiet: bool = False
     """Print nothing on attaching and closing."""
     on_finding: Callable[[Finding], Any] | None = field(default=None, compare=False)
@@ -81,6 +86,7 @@ class WatchOptions:
             )
         _check_rows(self.rows)
         _check_stops(self)
+        read_autopilot(self.autopilot)
         if not is_sequence(self.sinks):
             object.__setattr__(self, "sinks", (self.sinks,))
         for sink in self.sinks:
@@ -99,6 +105,7 @@ class WatchArguments(TypedDict, total=False):
     hold_batch: bool
     forecast: bool
     stop_on: Collection[str]
+    autopilot: GivenAutopilot
     quiet: bool
     on_finding: Callable[[Finding], Any] | None
     sinks: Sequence[Given]
@@ -215,6 +222,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "forecast": _boolean,
     "stop_on": lambda text: tuple(text.split(",")),
     "hold_batch": _boolean,
+    "autopilot": lambda text: text if text == "dry-run" else _boolean(text),
     "quiet": _boolean,
 }
 

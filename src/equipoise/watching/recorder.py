@@ -17,7 +17,6 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.forecast.verdict import STATES, Judge, Verdict
 from equipoise.probes.capture import Boundary, Table
 from equipoise.records import Applied, Finding, Reading, html_table
-from equipoise.remedies.base import Undo
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
@@ -97,16 +96,9 @@ class Recorder:
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
 
-    def note_remedy(self, undo: Undo, undone: bool) -> None:
+    def note_remedy(self, applied: Applied) -> None:
         """Keep until the next write that a remedy was applied, or undone."""
-        self.writer.applied.append(
-            Applied(
-                step=self.schedule.step,
-                remedy=undo.name,
-                undone=undone,
-                details={**undo.details},
-            )
-        )
+        self.writer.applied.append(applied)
 
     def add_findings(self, findings: Sequence[Finding]) -> None:
         """Keep findings of this rank until the next write."""
@@ -128,7 +120,7 @@ class Recorder:
         try:
             messages = self.ranks.exchange(message)
         except RuntimeError as error:
-            self._separate(step, error, sampler)
+            self.separate(step, error, sampler)
             return self.flush_if_due()
         if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
@@ -213,7 +205,7 @@ class Recorder:
         found = [*findings, *self._judged(readings, findings)]
         return found + self.writer.write(readings, found, self.judge)
 
-    def _separate(self, step: int, error: RuntimeError, sampler: Sampler) -> None:
+    def separate(self, step: int, error: RuntimeError, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
         self.add_findings([_not_exchanged(step, self.ranks, error)])
         self.ranks = SingleRank(self.ranks.rank)

@@ -65,6 +65,10 @@ def watch(
         RunFileError: If the run file cannot be written.
     """
     chosen, optimizer = read_options(options), _check_arguments(model, optimizer)
+    if chosen.autopilot and optimizer is None:
+        raise InputError(
+            "the autopilot acts on the optimiser: watch(model, optimizer, autopilot=…)"
+        )
     old = _watched.get(id(unwrapped(model)))
     if old is not None and not old.closed:
         if _same(old, optimizer, run, chosen) and probes is None:

@@ -1,0 +1,259 @@
+"""The autopilot on storms: how many failing runs it rescues, what else it touches.
+
+Every failing run of ``equipoise lab run storms`` is made again with
+``watch(..., autopilot=True)``. *Rescued*: the final validation loss is within 5 % of
+the matched healthy run's, and at least half of the gap is closed, at equal optimiser
+steps and tokens; steps that were rolled back count. Beside it, from the same start: no
+action (the recorded run), half the learning rate from the start, and a random remedy at
+the step of the alarm. Every run of storms clips its gradient at 1.0 already, so "clip
+at 1.0" is no action.
+
+A control without an alarm is not touched, so its recorded verdicts say whether it would
+be; those that would be are made again.
+
+    python -m benchmarks.autopilot STORMS_FOLDER --minutes 40
+    python -m benchmarks.autopilot STORMS_FOLDER --summary
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.autopilot.treatments import evidence_of
+from equipoise.errors import InputError
+from equipoise.forecast.verdict import Judge
+from equipoise.lab.data import DataOptions, open_data
+from equipoise.lab.models import GPT
+from equipoise.lab.running.execution import evaluate
+from equipoise.lab.storms.families import TRAIN, change_of, shape_of
+from equipoise.lab.storms.labels import Label, labels
+from equipoise.lab.storms.plan import SCORED, Storm
+from equipoise.lab.storms.runs import VALIDATION
+from equipoise.lab.storms.scoring import steps_of
+from equipoise.lab.training.trainer import Trainer
+from equipoise.remedies.catalogue import REMEDIES, remedy
+
+HERE = Path(__file__).parent / "results" / "autopilot.json"
+AUTOPILOT, HALVED, RANDOM = "autopilot", "half the rate at the start", "random remedy"
+ADAM = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+"""Stands for the optimiser where only a file is read; its settings are the usual."""
+
+
+def made(
+    storm: Storm, act: Callable[[Trainer], None], *, watched: bool
+) -> dict[str, Any]:
+    """Make one run again; ``act`` is called before every step."""
+    start, change = time.process_time(), change_of(storm)
+    config = replace(shape_of(storm), **change.model)
+    ordinary = {"steps": storm.steps, "seed": storm.seed, "watch": watched}
+    options = replace(TRAIN, **{**ordinary, **change.train})
+    data = open_data(
+        DataOptions(), batch=options.batch, seed=storm.seed, context=config.context
+    )
+    torch.manual_seed(storm.seed)
+    model = GPT(config)
+    if change.pretrained:
+        early = {"steps": change.pretrained, "seed": storm.seed, "watch": False}
+        Trainer(model, data.train, replace(TRAIN, **early)).run()
+    change.prepare(model)
+
+    def before_step(trainer: Trainer) -> None:
+        change.before_step(trainer)
+        act(trainer)
+
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model,
+            change.batches(data.train),
+            options,
+            folder=Path(folder) if watched else None,
+            before_step=before_step,
+        )
+        trainer.run()
+    fixed = open_data(DataOptions(), batch=32, seed=0, context=config.context)
+    assert fixed.validation is not None
+    loss = evaluate(model, fixed.validation, count=VALIDATION)["validation"]
+    pilot = trainer._watched.autopilot if trainer._watched is not None else None
+    return {
+        "validation": loss if math.isfinite(loss) else None,
+        "log": [str(entry)[:160] for entry in pilot.log] if pilot else [],
+        "cpu_seconds": round(time.process_time() - start, 2),
+    }
+
+
+def autopilot(label: Label) -> dict[str, Any]:
+    """Make the run with the autopilot, switched on as a user would from outside."""
+    os.environ["EQUIPOISE_AUTOPILOT"] = "1"
+    try:
+        return made(label.storm, lambda trainer: None, watched=True)
+    finally:
+        del os.environ["EQUIPOISE_AUTOPILOT"]
+
+
+def halved(label: Label) -> dict[str, Any]:
+    def act(trainer: Trainer) -> None:
+        if trainer.step == 0:
+            chosen = remedy("learning_rate", warmup=0)
+            chosen.apply(trainer.model, trainer.optimizer)
+
+    return made(label.storm, act, watched=False)
+
+
+def random_remedy(label: Label) -> dict[str, Any]:
+    """Apply a remedy drawn from all that this model takes, at the alarm's step."""
+    alarm = alarm_step(label)
+    names = sorted(REMEDIES)
+    random.Random(label.storm.key).shuffle(names)
+    applied: list[str] = []
+
+    def act(trainer: Trainer) -> None:
+        if alarm is None or trainer.step != alarm + 1:
+            return
+        for name in names:
+            try:
+                remedy(name).apply(trainer.model, trainer.optimizer)
+            except (InputError, TypeError):  # not for this model, or needs an option
+                continue
+            applied.append(name)
+            return
+
+    return {**made(label.storm, act, watched=False), "remedy": applied}
+
+
+def alarm_step(label: Label) -> int | None:
+    """Return the first sampled step at which the autopilot has evidence."""
+    judge: Judge | None = None
+    for step, readings in steps_of(label.folder / "run.eqp"):
+        judge = judge or Judge(readings.details)
+        judge.add(readings.records)
+        sampled = any(record.sites != ("",) for record in readings.records)
+        if sampled and judge.firing and evidence_of(judge, ADAM) is not None:
+            return step
+    return None
+
+
+MAKERS = {AUTOPILOT: autopilot, HALVED: halved, RANDOM: random_remedy}
+
+
+def is_rescued(label: Label, validation: float | None) -> bool:
+    """Within 5 % of the healthy run, and at least half of the gap closed."""
+    if validation is None:
+        return False
+    gap = label.validation - label.healthy
+    closed = label.validation - validation >= gap / 2
+    return validation <= 1.05 * label.healthy and closed
+
+
+def key_of(label: Label, name: str) -> str:
+    storm = label.storm
+    return f"{storm.role} | {storm.family} | {storm.seed} | {storm.severity} | {name}"
+
+
+def cells(found: Sequence[Label], seeds: Sequence[int]) -> list[tuple[Label, str]]:
+    """Return what to make: seed by seed, families in turn, the autopilot first."""
+    small = [one for one in found if one.storm.tier == "small"]
+    failing = sorted(
+        (one for one in small if one.outcome == "failed" and one.storm.seed in seeds),
+        key=lambda one: (one.storm.seed < SCORED, one.storm.seed),
+    )
+    stable = [
+        one
+        for one in small
+        if one.is_stable and one.storm.role == "control" and alarm_step(one) is not None
+    ]
+    first = [(one, AUTOPILOT) for one in [*failing, *stable]]
+    return first + [(one, name) for name in (HALVED, RANDOM) for one in failing]
+
+
+def make_cells(given: argparse.Namespace, found: Sequence[Label]) -> None:
+    known = json.loads(given.results.read_text()) if given.results.exists() else {}
+    start = time.process_time()
+    for label, name in cells(found, given.seeds):
+        key = key_of(label, name)
+        if time.process_time() - start > 60 * given.minutes:
+            break
+        if key in known:
+            continue
+        row = MAKERS[name](label)
+        row |= {"healthy": label.healthy, "untreated": label.validation}
+        known[key] = row | {"rescued": is_rescued(label, row["validation"])}
+        given.results.write_text(json.dumps(known, indent=1) + "\n")
+        print(key, known[key], flush=True)
+
+
+CAP = math.log(256)
+"""A loss above chance counts as chance, so that one run does not decide a mean."""
+
+
+def summary(known: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Return rescues and final losses by maker, over failing runs of these seeds."""
+    rows: dict[str, dict[str, Any]] = {}
+    for key, row in known.items():
+        role, family, seed, severity, name = key.split(" | ")
+        if role == "fault" and first <= int(seed) <= last:
+            rows.setdefault(f"{family} {seed} {severity}", {})[name] = row
+    full = [row for row in rows.values() if AUTOPILOT in row]
+    out: dict[str, Any] = {"runs": len(full)}
+    won = [row[AUTOPILOT]["rescued"] for row in full]
+    out["rescued"] = sum(won)
+    out["interval"] = _interval(won)
+    for name in (HALVED, RANDOM, "no action"):
+        pairs = [_pair(row, name) for row in full if name in (*row, "no action")]
+        if pairs:
+            better = [b - a for a, b in pairs]
+            out[f"nats below {name}"] = float(np.mean(better)), *_interval(better)
+            out[f"runs with {name}"] = len(pairs)
+    for name in (HALVED, RANDOM):
+        out[f"{name} rescued"] = sum(r[name]["rescued"] for r in full if name in r)
+    return out
+
+
+def _pair(row: dict[str, Any], name: str) -> tuple[float, float]:
+    mine = row[AUTOPILOT]
+    other = mine["untreated"] if name == "no action" else row[name]["validation"]
+    return _capped(mine["validation"]), _capped(other)
+
+
+def _capped(loss: float | None) -> float:
+    return CAP if loss is None or not loss < CAP else loss
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean, by a bootstrap over runs."""
+    if not values:
+        return math.nan, math.nan
+    draws = np.random.default_rng(0).choice(
+        np.asarray(values, float), (2000, len(values))
+    )
+    low, high = np.quantile(draws.mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("storms", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[9, 10, 11, 1, 2, 3])
+    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--results", type=Path, default=HERE)
+    parser.add_argument("--summary", action="store_true")
+    given = parser.parse_args()
+    if not given.summary:
+        make_cells(given, labels(given.storms))
+    known = json.loads(given.results.read_text())
+    for title, first, last in (("held out", SCORED, 99), ("tuned", 0, SCORED - 1)):
+        print(title, json.dumps(summary(known, first, last), indent=1))
+
+
+if __name__ == "__main__":
+    main()

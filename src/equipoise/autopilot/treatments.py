@@ -1,0 +1,234 @@
+"""Which treatment fits the evidence: remedies with options, and how far to go back.
+
+A treatment is chosen by what fires now, by the optimiser's own settings and by the
+cause the forecast names; the first that fits and has not failed in this run is tried.
+The order is that of invasiveness: settings that are plainly wrong, then what leaves
+the rate alone, then the rate.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+
+from equipoise.forecast.history import Curve
+from equipoise.forecast.rules.failure import FORECAST, forecast_of
+from equipoise.forecast.verdict import Judge
+from equipoise.records import Finding, Scalar
+
+EARLY = 10
+"""Steps from the start within which a trouble was there before anything was learned."""
+GROWN = 1.2
+"""A learning rate that is so much higher than forty steps ago is growing."""
+LARGE_EPSILON, LOW_BETA2 = 1e-5, 0.9
+"""Adam's ε is 1e-8 and its β₂ 0.95 to 0.999 in what is published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known when an alarm is raised; the same on every rank."""
+
+    step: int
+    since: Mapping[str, int]
+    """Rule about the model that fires → the step from which it is true."""
+    cause: str = ""
+    """What the forecast names, where it fires."""
+    epsilon: float = 1e-8
+    beta2: float = 0.999
+    """Of the optimiser; these where it has none."""
+    rate_grew: bool = False
+    """Whether the learning rate is higher than forty steps ago."""
+    sentence: str = ""
+    nonfinite: bool = False
+
+    @property
+    def began(self) -> int:
+        """The first step at which anything was wrong."""
+        return min(self.since.values(), default=self.step)
+
+    def fires(self, *rules: str) -> bool:
+        return any(rule in self.since for rule in rules)
+
+    def fires_from_start(self, *rules: str) -> bool:
+        return any(self.since.get(rule, EARLY + 1) <= EARLY for rule in rules)
+
+
+def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
+    """Return the evidence for an alarm, or None while there is nothing to treat.
+
+    A rule about the loss alone is no evidence of a cause: new data and a slow run look
+    the same. A loss that is not finite is.
+    """
+    about = {c.rule.name: c.rule.about for c in judge.conditions}
+    firing = [f for f in judge.firing if f.severity != "info"]
+    model = [f for f in firing if about.get(f.rule) == "model"]
+    verdict = judge.verdict
+    nonfinite = [f for f in verdict.findings if f.rule.startswith("nonfinite")]
+    if not model and not nonfinite:
+        return None
+    forecast = forecast_of(judge.history)
+    foreseen = any(f.rule == FORECAST for f in model) and forecast is not None
+    return Evidence(
+        step=judge.history.step,
+        since={f.rule: _since(f) for f in [*model, *nonfinite]},
+        cause=forecast.cause if foreseen and forecast is not None else "",
+        rate_grew=_rate_grew(judge.history.curve("learning_rate")),
+        sentence=verdict.sentence,
+        nonfinite=bool(nonfinite),
+        **_settings(optimizer),
+    )
+
+
+def _since(finding: Finding) -> int:
+    since = finding.evidence.get("since")
+    return int(since) if isinstance(since, int | float) else finding.step
+
+
+def _rate_grew(curve: Curve) -> bool:
+    latest = curve.tail(40)
+    return len(latest) == 40 and latest[-1] > GROWN * latest[0]
+
+
+def _settings(optimizer: Optimizer) -> dict[str, float]:
+    groups = [g for g in optimizer.param_groups if "betas" in g and "eps" in g]
+    if not groups:
+        return {}
+    return {
+        "epsilon": max(float(g["eps"]) for g in groups),
+        "beta2": min(float(g["betas"][1]) for g in groups),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """Remedies that are applied together."""
+
+    name: str
+    remedies: Mapping[str, Mapping[str, Any]]
+    fits: Callable[[Evidence], bool] = field(compare=False)
+    margin: int = 20
+    """Go back to before the trouble by this many steps."""
+    until_usual: bool = False
+    """Withdrawn as soon as the loss of new batches is what it was before."""
+    again: bool = False
+    """May be applied a second time while it is active."""
+
+    @property
+    def options(self) -> dict[str, dict[str, Scalar]]:
+        return {name: dict(given) for name, given in self.remedies.items()}
+
+
+def _adam_settings(e: Evidence) -> bool:
+    return e.epsilon > LARGE_EPSILON or e.beta2 < LOW_BETA2
+
+
+def _experts(e: Evidence) -> bool:
+    return e.fires("router.collapsed", "router.certain") or e.cause == "router"
+
+
+def _bad_batches(e: Evidence) -> bool:
+    return e.fires("gradient.spike") or e.cause == "corrupted data"
+
+
+def _large_weights(e: Evidence) -> bool:
+    large = "residual.embedding_large", "attention.saturated", "attention.logits_large"
+    return e.fires_from_start(*large) or e.cause in ("init", "logit growth")
+
+
+def _rounded(e: Evidence) -> bool:
+    return e.fires("update.lost") or e.cause == "precision"
+
+
+def _growing_weights(e: Evidence) -> bool:
+    foreseen = set(e.since) == {FORECAST} and e.cause == "ramp"
+    return e.cause == "residual" or (foreseen and not e.rate_grew)
+
+
+def _vanished(e: Evidence) -> bool:
+    return e.fires("gradient.vanished") or e.cause == "post-LN"
+
+
+def _rate(e: Evidence) -> bool:
+    return True
+
+
+TREATMENTS: Sequence[Treatment] = (
+    Treatment(
+        name="usual Adam settings",
+        remedies={"beta2": {"beta2": 0.95, "epsilon": 1e-8}},
+        fits=_adam_settings,
+    ),
+    Treatment(
+        name="balance the experts",
+        remedies={"router_balance": {"balance": 0.01, "guard": True}},
+        fits=_experts,
+    ),
+    Treatment(
+        name="leave out bad batches",
+        remedies={"skip_step": {"always": True}},
+        fits=_bad_batches,
+        margin=0,
+        until_usual=True,
+    ),
+    Treatment(
+        name="exact weights",
+        remedies={"master_weights": {}},
+        fits=_rounded,
+    ),
+    Treatment(
+        name="smaller weights",
+        remedies={"weight_cap": {"gain": 0.7, "lasts": False}},
+        fits=_large_weights,
+    ),
+    Treatment(
+        name="hold the weights' norms",
+        remedies={"weight_cap": {"times": 2.0}},
+        fits=_growing_weights,
+    ),
+    Treatment(
+        name="a quarter of the rate",
+        remedies={"learning_rate": {"scale": 0.25, "warmup": 20}},
+        fits=_vanished,
+    ),
+    Treatment(
+        name="a tenth of the rate",
+        remedies={"learning_rate": {"scale": 0.1, "warmup": 20}},
+        fits=_rate,
+        again=True,
+    ),
+)
+"""In the order in which they are tried."""
+BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
+
+
+def candidates(
+    evidence: Evidence, *, failed: Collection[str] = (), active: Collection[str] = ()
+) -> Iterator[Treatment]:
+    """Yield the treatments that fit, have not failed, and would change something."""
+    for treatment in TREATMENTS:
+        changes = treatment.again or treatment.name not in active
+        if treatment.name not in failed and changes and treatment.fits(evidence):
+            yield treatment
+
+
+WINDOW = 8
+"""Losses that make a level."""
+
+
+def level(curve: Curve, step: int) -> float:
+    """Return the loss just before a step: the mean of eight, of fewer at the start.
+
+    >>> curve = Curve()
+    >>> for step in range(20): curve.add(step, float(step))
+    >>> level(curve, 10), level(curve, 0)
+    (5.5, 0.0)
+    """
+    if curve.steps and curve.steps[0] > step:  # long ago: only means are kept
+        means = [mean for first, mean in curve.blocks if first <= step]
+        return means[-1] if means else math.nan
+    pairs = list(zip(curve.steps, curve.values, strict=True))
+    before = [value for at, value in pairs if at < step][-WINDOW:]
+    found = before or curve.values[:1]
+    return sum(found) / len(found) if found else math.nan
