@@ -21,7 +21,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,7 @@ from equipoise.remedies.catalogue import REMEDIES, remedy
 
 HERE = Path(__file__).parent / "results" / "autopilot.json"
 AUTOPILOT, HALVED, RANDOM = "autopilot", "half the rate at the start", "random remedy"
+SCREENED = "screened"
 ADAM = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 """Stands for the optimiser where only a file is read; its settings are the usual."""
 
@@ -143,7 +144,15 @@ def alarm_step(label: Label) -> int | None:
     return None
 
 
-MAKERS = {AUTOPILOT: autopilot, HALVED: halved, RANDOM: random_remedy}
+def screened(label: Label) -> dict[str, Any]:
+    """Say whether there is anything to treat, from the recorded run alone."""
+    return {"alarm": alarm_step(label)}
+
+
+MAKERS = {
+    **{AUTOPILOT: autopilot, HALVED: halved, RANDOM: random_remedy},
+    SCREENED: screened,
+}
 
 
 def is_rescued(label: Label, validation: float | None) -> bool:
@@ -160,34 +169,40 @@ def key_of(label: Label, name: str) -> str:
     return f"{storm.role} | {storm.family} | {storm.seed} | {storm.severity} | {name}"
 
 
-def cells(found: Sequence[Label], seeds: Sequence[int]) -> list[tuple[Label, str]]:
-    """Return what to make: seed by seed, families in turn, the autopilot first."""
+def cells(
+    found: Sequence[Label], seeds: Sequence[int], known: dict[str, Any]
+) -> Iterator[tuple[Label, str]]:
+    """Yield what to make: unseen seeds first, the autopilot before what it is beside.
+
+    Controls are only screened, unless one has an alarm.
+    """
     small = [one for one in found if one.storm.tier == "small"]
     failing = sorted(
         (one for one in small if one.outcome == "failed" and one.storm.seed in seeds),
         key=lambda one: (one.storm.seed < SCORED, one.storm.seed),
     )
-    stable = [
-        one
-        for one in small
-        if one.is_stable and one.storm.role == "control" and alarm_step(one) is not None
-    ]
-    first = [(one, AUTOPILOT) for one in [*failing, *stable]]
-    return first + [(one, name) for name in (HALVED, RANDOM) for one in failing]
+    yield from ((one, AUTOPILOT) for one in failing)
+    yield from ((one, name) for name in (HALVED, RANDOM) for one in failing)
+    for one in small:
+        if one.storm.role == "control":
+            yield one, SCREENED
+            if known[key_of(one, SCREENED)]["alarm"] is not None:
+                yield one, AUTOPILOT
 
 
 def make_cells(given: argparse.Namespace, found: Sequence[Label]) -> None:
     known = json.loads(given.results.read_text()) if given.results.exists() else {}
     start = time.process_time()
-    for label, name in cells(found, given.seeds):
+    for label, name in cells(found, given.seeds, known):
         key = key_of(label, name)
         if time.process_time() - start > 60 * given.minutes:
             break
         if key in known:
             continue
-        row = MAKERS[name](label)
-        row |= {"healthy": label.healthy, "untreated": label.validation}
-        known[key] = row | {"rescued": is_rescued(label, row["validation"])}
+        known[key] = row = MAKERS[name](label)
+        if "validation" in row:
+            row |= {"healthy": label.healthy, "untreated": label.validation}
+            row["rescued"] = is_rescued(label, row["validation"])
         given.results.write_text(json.dumps(known, indent=1) + "\n")
         print(key, known[key], flush=True)
 
@@ -240,6 +255,19 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def controls(known: dict[str, Any]) -> dict[str, Any]:
+    """Return how many controls were screened and touched, and the worst change."""
+    mine = {k: row for k, row in known.items() if k.startswith("control")}
+    alarms = [k for k, row in mine.items() if row.get("alarm") is not None]
+    touched = [row for k, row in mine.items() if k.endswith(AUTOPILOT) and row["log"]]
+    worst = [row["validation"] / row["untreated"] - 1 for row in touched]
+    screened = sum(k.endswith(SCREENED) for k in mine)
+    return {
+        **{"controls": screened, "with an alarm": alarms, "touched": len(touched)},
+        "largest rise of the final loss": max(worst, default=0.0),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("storms", type=Path)
@@ -253,6 +281,7 @@ def main() -> None:
     known = json.loads(given.results.read_text())
     for title, first, last in (("held out", SCORED, 99), ("tuned", 0, SCORED - 1)):
         print(title, json.dumps(summary(known, first, last), indent=1))
+    print("controls", json.dumps(controls(known), indent=1))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ CASES = [
     (replace(PLAIN, since={"update.lost": 50}), "exact weights"),
     (replace(FORECAST, cause="precision"), "exact weights"),
     (replace(PLAIN, since={"residual.embedding_large": 0}), "smaller weights"),
-    (replace(PLAIN, since={"attention.saturated": 5}), "smaller weights"),
+    (replace(PLAIN, since={"attention.saturated": 5}, start=5), "smaller weights"),
     (replace(PLAIN, since={"attention.saturated": 50}), "a tenth of the rate"),
     (replace(FORECAST, cause="residual"), "hold the weights' norms"),
     (replace(FORECAST, cause="ramp"), "hold the weights' norms"),

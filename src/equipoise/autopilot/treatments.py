@@ -18,8 +18,6 @@ from equipoise.forecast.rules.failure import FORECAST, forecast_of
 from equipoise.forecast.verdict import Judge
 from equipoise.records import Finding, Scalar
 
-EARLY = 10
-"""Steps from the start within which a trouble was there before anything was learned."""
 GROWN = 1.2
 """A learning rate that is so much higher than forty steps ago is growing."""
 LARGE_EPSILON, LOW_BETA2 = 1e-5, 0.9
@@ -33,6 +31,8 @@ class Evidence:
     step: int
     since: Mapping[str, int]
     """Rule about the model that fires → the step from which it is true."""
+    start: int = 0
+    """The first step that was read."""
     cause: str = ""
     """What the forecast names, where it fires."""
     epsilon: float = 1e-8
@@ -52,7 +52,8 @@ class Evidence:
         return any(rule in self.since for rule in rules)
 
     def fires_from_start(self, *rules: str) -> bool:
-        return any(self.since.get(rule, EARLY + 1) <= EARLY for rule in rules)
+        """Return whether one was true before anything was learned."""
+        return any(self.since.get(rule, self.step) <= self.start for rule in rules)
 
 
 def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
@@ -68,11 +69,12 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     nonfinite = [f for f in verdict.findings if f.rule.startswith("nonfinite")]
     if not model and not nonfinite:
         return None
-    forecast = forecast_of(judge.history)
+    forecast, losses = forecast_of(judge.history), judge.history.track("loss").first
     foreseen = any(f.rule == FORECAST for f in model) and forecast is not None
     return Evidence(
         step=judge.history.step,
         since={f.rule: _since(f) for f in [*model, *nonfinite]},
+        start=losses[0].step if losses else 0,
         cause=forecast.cause if foreseen and forecast is not None else "",
         rate_grew=_rate_grew(judge.history.curve("learning_rate")),
         sentence=verdict.sentence,
