@@ -150,7 +150,9 @@ def screened(label: Label) -> dict[str, Any]:
 
 
 MAKERS = {
-    **{AUTOPILOT: autopilot, HALVED: halved, RANDOM: random_remedy},
+    AUTOPILOT: autopilot,
+    HALVED: halved,
+    RANDOM: random_remedy,
     SCREENED: screened,
 }
 
@@ -263,7 +265,9 @@ def controls(known: dict[str, Any]) -> dict[str, Any]:
     worst = [row["validation"] / row["untreated"] - 1 for row in touched]
     screened = sum(k.endswith(SCREENED) for k in mine)
     return {
-        **{"controls": screened, "with an alarm": alarms, "touched": len(touched)},
+        "controls": screened,
+        "with an alarm": alarms,
+        "touched": len(touched),
         "largest rise of the final loss": max(worst, default=0.0),
     }
 

@@ -54,6 +54,15 @@ def test_a_treatment_that_helps_is_kept() -> None:
     assert found.pilot.state.active == [RATE] and found.pilot.state.course is None
 
 
+def test_a_loss_below_zero_is_compared_too() -> None:
+    """A loss with other terms, such as a load balance, may be negative."""
+    found = Training(Autopilot(**QUICK))
+    found.run([-2.0] * 30)
+    found.run([3.0], size=2.0)
+    found.run([-2.0] * 3)
+    assert found.events == ["applied", "kept"]
+
+
 @pytest.mark.parametrize("loss", [2.2, float("nan")])
 def test_a_treatment_that_harms_is_withdrawn(loss: float) -> None:
     found = alarmed()

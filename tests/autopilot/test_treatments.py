@@ -29,6 +29,11 @@ CASES = [
     (replace(PLAIN, beta2=0.6), "usual Adam settings"),
     (replace(PLAIN, since={"router.collapsed": 5}), "balance the experts"),
     (replace(PLAIN, since={"gradient.spike": 99}), "leave out bad batches"),
+    (
+        replace(PLAIN, since={"gradient.spike": 99, "update.too_large": 90}),
+        "a tenth of the rate",
+    ),
+    (replace(FORECAST, cause="corrupted data"), "leave out bad batches"),
     (replace(PLAIN, since={"update.lost": 50}), "exact weights"),
     (replace(FORECAST, cause="precision"), "exact weights"),
     (replace(PLAIN, since={"residual.embedding_large": 0}), "smaller weights"),

@@ -56,6 +56,7 @@ def trained(kind: str, rank: int, folder: Path) -> dict[str, Any]:
 
 def main(rank: int, port: str, folder: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     found = {kind: trained(kind, rank, folder) for kind in KINDS}
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -238,7 +238,7 @@ class Pilot:
             return
         now = _mean(losses[-RECENT:])
         text = f"{course.treatment}: loss {course.reference:.4g} → {now:.4g}"
-        if now <= HARM * course.reference:
+        if now <= _times(course.reference, HARM):
             self.state.course = None
             self._note(step, "kept", text)
         else:
@@ -247,7 +247,8 @@ class Pilot:
 
     def _follow_batches(self, course: Course, step: int, losses: list[float]) -> None:
         latest = losses[-IN_A_ROW:]
-        if len(latest) == IN_A_ROW and max(latest) <= USUAL * course.reference:
+        usual = _times(course.reference, USUAL)
+        if len(latest) == IN_A_ROW and max(latest) <= usual:
             self._withdraw(step, f"{course.treatment}: the loss is usual again")
         elif step - course.step >= PATIENCE:
             self.state.failed.append(course.treatment)
@@ -350,6 +351,11 @@ def _losses_since(judge: Judge, step: int) -> list[float]:
     curve = judge.history.curve("loss")
     pairs = zip(curve.steps, curve.values, strict=True)
     return [value for at, value in pairs if at > step]
+
+
+def _times(loss: float, ratio: float) -> float:
+    """Return a loss that is worse by a ratio; with other terms it may be negative."""
+    return loss + (ratio - 1) * abs(loss)
 
 
 def _mean(values: list[float]) -> float:

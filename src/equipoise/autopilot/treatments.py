@@ -131,7 +131,10 @@ def _experts(e: Evidence) -> bool:
 
 
 def _bad_batches(e: Evidence) -> bool:
-    return e.fires("gradient.spike") or e.cause == "corrupted data"
+    # A model that is blown up by its rate has spikes too.
+    blown_up = "update.too_large", "residual.growing", "attention.logits_growing"
+    spike = e.fires("gradient.spike") or e.cause == "corrupted data"
+    return spike and not e.fires(*blown_up)
 
 
 def _large_weights(e: Evidence) -> bool:
