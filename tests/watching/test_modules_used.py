@@ -55,11 +55,13 @@ LOADED = """
 import sys, equipoise.watching.start as start
 from equipoise.watching.options import preset_probes
 preset_probes("{preset}")
-print(*(name for name in sys.modules if name.startswith("equipoise.theory")))
+heavy = "equipoise.theory", "torch.distributed.tensor"
+print(*(name for name in sys.modules if name.startswith(heavy)))
 """
 
 
-def theory_loaded_by(preset: str) -> list[str]:
+def heavy_modules_of(preset: str) -> list[str]:
+    """Return what the preset loads of theory, and of what only sharded models need."""
     code = LOADED.format(preset=preset)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -67,6 +69,6 @@ def theory_loaded_by(preset: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_default_preset_loads_no_theory() -> None:
-    assert theory_loaded_by("default") == []
-    assert theory_loaded_by("deep"), "the deep preset reads the papers' quantities"
+def test_the_default_preset_loads_no_theory_and_no_sharded_tensors() -> None:
+    assert heavy_modules_of("default") == []
+    assert heavy_modules_of("deep"), "the deep preset reads the papers' quantities"

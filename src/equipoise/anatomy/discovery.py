@@ -59,9 +59,10 @@ def guessed_layout(place: Place) -> Layout | None:
     if type(module).__name__ in OWN_ORDER or any(hasattr(module, n) for n in RECURRENT):
         return None
     fused = next((name for name in FUSED if place.weight(name)), None)
-    separate = next((names for q in QUERIES if (names := _three(place, q))), None)
-    pair = next((p for q in QUERIES for kv in PAIRS if (p := _two(place, q, kv))), None)
-    if fused is None and separate is None and pair is None:
+    queries = [name for name in QUERIES if place.weight(name)]
+    separate = next((names for q in queries if (names := _three(place, q))), None)
+    kv = next((name for name in PAIRS if queries and place.weight(name)), None)
+    if fused is None and separate is None and kv is None:
         return None
     o = next((name for name in OUTPUTS if place.weight(name)), None)
     if o is None:
@@ -71,17 +72,13 @@ def guessed_layout(place: Place) -> Layout | None:
     if fused is not None:
         # Megatron's name comes with Megatron's order, head by head.
         return Fused(qkv=fused, o=o, interleaved=fused == "query_key_value")
-    assert pair is not None
-    return Paired(q=pair[0], kv=pair[1], o=o)
+    assert kv is not None
+    return Paired(q=queries[0], kv=kv, o=o)
 
 
 def _three(place: Place, q: str) -> tuple[str, str, str] | None:
     names = q, sibling(q, "k"), sibling(q, "v")
     return names if all(place.weight(name) for name in names) else None
-
-
-def _two(place: Place, q: str, kv: str) -> tuple[str, str] | None:
-    return (q, kv) if place.weight(q) and place.weight(kv) else None
 
 
 def sibling(query: str, letter: str) -> str:

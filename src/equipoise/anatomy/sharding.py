@@ -1,14 +1,37 @@
 """What part of a tensor is on this rank, and which heads, without communicating.
 
-Any operation on a DTensor but these may communicate, which no hook may do.
+Any operation on a DTensor but these may communicate, which no hook may do. torch's own
+modules are looked up, not imported: until a program imports them, which costs a second,
+nothing in it is sharded.
 """
 
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Placement, Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement, Shard
+
+
+def is_dtensor(x: object) -> "TypeGuard[DTensor]":
+    """Say whether a tensor is torch's distributed one."""
+    return _is_instance(x, "torch.distributed.tensor", "DTensor")
+
+
+def _is_instance(x: object, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(x, kind)
+
+
+def _is_shard(placement: object) -> "TypeGuard[Shard]":
+    return _is_instance(placement, "torch.distributed.tensor", "Shard")
+
+
+def _gathers(module: nn.Module) -> bool:
+    """Say whether FSDP2 gathers a module's weights while it runs."""
+    return _is_instance(module, "torch.distributed.fsdp", "FSDPModule")
 
 
 class Split(NamedTuple):
@@ -23,7 +46,7 @@ WHOLE = Split(0, 1)
 
 def local_part(x: Tensor) -> Tensor:
     """Return what this rank holds: all of a plain tensor, a shard of a DTensor."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    return x.to_local() if is_dtensor(x) else x
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -39,24 +62,24 @@ def stays_sharded(model: nn.Module) -> list[nn.Parameter]:
     gathered = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, FSDPModule)
+        if _gathers(module)
         for parameter in module.parameters()
     }
     return [p for p in model.parameters() if _times_split(p) > (id(p) in gathered)]
 
 
 def _times_split(x: Tensor) -> int:
-    return sum(map(splits, x.placements)) if isinstance(x, DTensor) else 0
+    return sum(map(splits, x.placements)) if is_dtensor(x) else 0
 
 
-def splits(placement: Placement) -> bool:
+def splits(placement: "Placement") -> bool:
     """Say whether a placement leaves each rank a part: FSDP2's strided shards too."""
     return not (placement.is_replicate() or placement.is_partial())
 
 
 def whole(x: Tensor) -> Tensor:
     """Return all of a tensor by asking the other ranks, all of which must do so too."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if is_dtensor(x) else x
 
 
 def needs_all_ranks(model: nn.Module) -> bool:
@@ -64,14 +87,14 @@ def needs_all_ranks(model: nn.Module) -> bool:
 
     FSDP2's own weights are plain tensors between its gathering and its resharding.
     """
-    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
+    return any(map(_gathers, model.modules())) or any(
         is_sharded(parameter) for parameter in model.parameters()
     )
 
 
 def split(x: Tensor, axis: int) -> Split:
     """Return which part of one axis this rank holds; axes count from the front."""
-    return _place(x, lambda p: isinstance(p, Shard) and p.dim % x.ndim == axis)
+    return _place(x, lambda p: _is_shard(p) and p.dim % x.ndim == axis)
 
 
 def summand(x: Tensor) -> Split:
@@ -84,9 +107,9 @@ def piece(x: Tensor) -> Split:
     return _place(x, splits)
 
 
-def _place(x: Tensor, counts: Callable[[Placement], bool]) -> Split:
+def _place(x: Tensor, counts: "Callable[[Placement], bool]") -> Split:
     found = WHOLE
-    if not isinstance(x, DTensor):
+    if not is_dtensor(x):
         return found
     for dimension, placement in enumerate(x.placements):
         if counts(placement):
@@ -98,8 +121,8 @@ def _place(x: Tensor, counts: Callable[[Placement], bool]) -> Split:
 
 def last_sharded_axis(x: Tensor) -> int | None:
     """Return the axis that the innermost mesh dimension splits, if any."""
-    placements = x.placements if isinstance(x, DTensor) else ()
-    dims = [p.dim for p in placements if isinstance(p, Shard)]
+    placements = x.placements if is_dtensor(x) else ()
+    dims = [p.dim for p in placements if _is_shard(p)]
     return dims[-1] % x.ndim if dims else None
 
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from equipoise.anatomy.sharding import Split, local_part
+from equipoise.anatomy.sharding import Split, is_dtensor, local_part
 from equipoise.anatomy.sites import Anatomy
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -79,7 +78,7 @@ def names(ranks: Sequence[Parts]) -> list[str]:
 
 def copy_count(x: Tensor, ranks: int) -> int:
     """Return how many of the ranks hold this very part, or this very summand."""
-    if not isinstance(x, DTensor):
+    if not is_dtensor(x):
         return ranks
     sizes = zip(x.device_mesh.shape, x.placements, strict=True)
     apart = (n for n, p in sizes if not p.is_replicate())
@@ -105,4 +104,4 @@ def shares(tensors: Sequence[Tensor], ranks: int) -> list[Tensor]:
 
 def is_partial(x: Tensor) -> bool:
     """Return whether the ranks hold summands, and none the sum: FSDP's total norm."""
-    return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)
+    return is_dtensor(x) and any(p.is_partial() for p in x.placements)
