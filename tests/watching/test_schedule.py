@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.watching.schedule import Schedule
+from equipoise.watching.sampler import Schedule
 from tests.watching.models import TinyModel, batches, objective, trained
 
 

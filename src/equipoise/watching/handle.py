@@ -38,8 +38,7 @@ from equipoise.watching.loop_hooks import (
 from equipoise.watching.nonfinite import NonfiniteMonitor
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
-from equipoise.watching.sampler import Sampler
-from equipoise.watching.schedule import Meter, Schedule
+from equipoise.watching.sampler import Meter, Sampler, Schedule
 from equipoise.watching.step_readings import NORM, NORM_PART
 
 UNSEEN_MOVES = 2

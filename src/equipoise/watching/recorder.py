@@ -21,8 +21,7 @@ from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import Message, add_shared, merge_messages
 from equipoise.watching.ranks import Ranks, SingleRank
-from equipoise.watching.sampler import Sampler
-from equipoise.watching.schedule import Meter, Schedule
+from equipoise.watching.sampler import Meter, Sampler, Schedule
 from equipoise.watching.step_readings import (
     Entry,
     StepScalars,
