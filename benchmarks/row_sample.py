@@ -10,12 +10,18 @@ from torch.nn import functional as F
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.numerics.rows.statistics import row_statistics
-from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.attention import QUANTILES, AttentionRows
-from equipoise.probes.row_sample import chosen_queries, sampling_errors
+from equipoise.probes.row_sample import (
+    chosen_queries,
+    query_weights,
+    sampling_errors,
+    weighted_mean,
+    weighted_quantiles,
+)
 
 QUERIES, ROWS, STEPS, SITES = 2048, 512, 250, 4
 LEVELS = {name: QUANTILES[name] for name in ("p5", "p50")}
+WEIGHTS = query_weights(QUERIES, ROWS)
 LENGTH, HEADS, WIDTH, REPEATS = 8192, 2, 64, 3
 
 
@@ -44,27 +50,29 @@ POPULATIONS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def _readings(theta_HBn: Tensor) -> dict[str, Tensor]:
-    flat_HN = theta_HBn.flatten(1)
-    found = nan_quantiles(flat_HN, list(LEVELS.values()))
-    return {"mean": flat_HN.nanmean(1), **dict(zip(LEVELS, found, strict=True))}
+def _readings(theta_HBn: Tensor, weight_n: Tensor) -> dict[str, Tensor]:
+    flat_HN, weight_N = theta_HBn.flatten(1), weight_n.repeat(theta_HBn.shape[1])
+    found = weighted_quantiles(flat_HN, weight_N, list(LEVELS.values()))
+    mean = weighted_mean(flat_HN, weight_N)
+    return {"mean": mean, **dict(zip(LEVELS, found, strict=True))}
 
 
 def coverage(name: str) -> dict[str, object]:
     """Return the share of intervals that hold what all rows give."""
     theta_HBQ = POPULATIONS[name]()
-    truth = _readings(theta_HBQ)
+    truth, weight_n = _readings(theta_HBQ, torch.ones(QUERIES)), WEIGHTS
     held: dict[str, list[Tensor]] = {reading: [] for reading in truth}
     off: list[Tensor] = []
     for step in range(STEPS):
         for site in range(SITES):
             chosen = chosen_queries(QUERIES, ROWS, step=step, site=str(site))
             read = theta_HBQ[:, :, chosen]
-            error = sampling_errors(read, queries=QUERIES, at=LEVELS)
-            for reading, value in _readings(read).items():
+            error = sampling_errors(read, weight_n, at=LEVELS)
+            found = _readings(read, weight_n)
+            for reading, value in found.items():
                 inside = (value - truth[reading]).abs() <= error[reading]
                 held[reading].append(inside.float())
-            off.append(read.flatten(1).nanmean(1) - truth["mean"])
+            off.append(found["mean"] - truth["mean"])
     shares = {key: float(torch.stack(all_).mean()) for key, all_ in held.items()}
     rms = float(torch.stack(off).square().mean().sqrt())
     return {"θ": name, "intervals": 2 * STEPS * SITES, **shares, "mean off by": rms}

@@ -12,9 +12,18 @@ from torch import Tensor
 import equipoise
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.errors import InputError
+from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes import attention
-from equipoise.probes.attention import QUANTILES, AttentionRows, _rows
-from equipoise.probes.row_sample import chosen_queries, sampling_errors
+from equipoise.probes.attention import QUANTILES, AttentionRows, _rows, width_at
+from equipoise.probes.capture import Collector
+from equipoise.probes.row_sample import (
+    chosen_queries,
+    query_weights,
+    sampling_errors,
+    weighted_mean,
+    weighted_quantiles,
+)
+from equipoise.watching.merge import join_tables
 from equipoise.watching.options import WatchOptions
 from tests.probes.reading import Emitted, Emitter, gpt, tokens
 
@@ -62,8 +71,11 @@ def emitted(call: AttentionCall, rows: object, step: int = 3) -> Emitted:
 def test_one_query_of_each_part_is_chosen_again_and_again() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     chosen = chosen_queries(1000, 64, step=7, site="layer.1")
-    edges = np.arange(65) * 1000 // 64
-    assert (np.digitize(chosen.numpy(), edges) == np.arange(1, 65)).all()
+    assert chosen[:8].tolist() == list(range(8))  # the first eighth, always
+    edges = 8 + np.arange(57) * 992 // 56
+    assert (np.digitize(chosen[8:].numpy(), edges) == np.arange(1, 57)).all()
+    weights = query_weights(1000, 64).numpy()
+    assert (weights == np.concatenate([np.ones(8), np.diff(edges)])).all()
     assert torch.equal(chosen, chosen_queries(1000, 64, step=7, site="layer.1"))
     for other in ({"step": 8, "site": "layer.1"}, {"step": 7, "site": "layer.2"}):
         assert not torch.equal(chosen, chosen_queries(1000, 64, **other))  # type: ignore[arg-type]
@@ -72,11 +84,12 @@ def test_one_query_of_each_part_is_chosen_again_and_again() -> None:
 
 
 def test_every_query_of_a_part_is_as_likely() -> None:
-    counts = np.zeros(40)
+    counts = np.zeros(36)
     for step in range(2000):
-        counts[chosen_queries(40, 8, step=step, site="s").numpy()] += 1
+        counts[chosen_queries(36, 8, step=step, site="s").numpy()] += 1
+    assert counts[0] == 2000
     # 2,000 draws of 5: 400 each, 18 off in two thirds of all cases.
-    assert abs(counts - 400).max() < 5 * 18
+    assert abs(counts[1:] - 400).max() < 5 * 18
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -122,19 +135,52 @@ def test_intervals_hold_what_all_rows_give() -> None:
     flat = theta_HBQ.flatten(1)
     truth = {"mean": flat.nanmean(1)}
     truth |= {name: flat.nanquantile(q, 1) for name, q in LEVELS.items()}
-    held = dict.fromkeys(truth, 0.0)
+    held, weights = dict.fromkeys(truth, 0.0), query_weights(1200, 150)
     for step in range(200):
         chosen = chosen_queries(1200, 150, step=step, site="s")
         read = theta_HBQ[:, :, chosen]
-        errors = sampling_errors(read, queries=1200, at=LEVELS)
-        found = {"mean": read.flatten(1).nanmean(1)}
-        found |= {n: read.flatten(1).nanquantile(q, 1) for n, q in LEVELS.items()}
+        errors = sampling_errors(read, weights, at=LEVELS)
+        flat_HN, weight_N = read.flatten(1), weights.repeat(read.shape[1])
+        found = {"mean": weighted_mean(flat_HN, weight_N)}
+        values = weighted_quantiles(flat_HN, weight_N, list(LEVELS.values()))
+        found |= dict(zip(LEVELS, values, strict=True))
         for name in truth:
             inside = (found[name] - truth[name]).abs() <= errors[name]
             held[name] += float(inside.float().mean()) / 200
     # 400 intervals of 95 %: 1.1 % off in two thirds of all cases; see the benchmark.
     for name, share in held.items():
         assert 0.9 <= share <= 0.995, (name, share)
+
+
+def test_weights_repeat_rows() -> None:
+    """A row of weight w reads as w rows alike; of weight 1, as itself."""
+    theta, weights = trend(queries=90).flatten(1), torch.ones(270)
+    at = [0.0, 0.05, 0.37, 0.5, 1.0]
+    expected = nan_quantiles(theta, at)
+    torch.testing.assert_close(weighted_quantiles(theta, weights, at), expected)
+    torch.testing.assert_close(weighted_mean(theta, weights), theta.nanmean(1))
+    weights = 1.0 + torch.arange(270) % 4
+    many = theta.repeat_interleave(weights.long(), 1)
+    torch.testing.assert_close(weighted_mean(theta, weights), many.nanmean(1))
+    found, steps = weighted_quantiles(theta, weights, at), nan_quantiles(many, at)
+    # Between the middles of two runs of equal rows one value passes into the next.
+    assert float((found - steps).abs().max()) < float(
+        theta.sort(1).values.diff(dim=1).nan_to_num().amax()
+    )
+    assert (
+        weighted_quantiles(torch.full((2, 3), torch.nan), weights[:3], at).isnan().all()
+    )
+
+
+def test_a_few_first_rows_do_not_decide_the_mean() -> None:
+    """θ differs only where few keys are visible: those rows are always read."""
+    theta = torch.ones(1, 1, 2048) - 0.9 * torch.exp(-torch.arange(2048) / 6)
+    truth, weights = float(theta.mean()), query_weights(2048, 512)
+    for step in range(40):
+        read = theta[..., chosen_queries(2048, 512, step=step, site="s")]
+        found = float(weighted_mean(read[0], weights)[0])
+        error = float(sampling_errors(read, weights, at={})["mean"][0])
+        assert abs(found - truth) <= error + 1e-6
 
 
 def test_training_does_not_change_and_the_step_chooses(
@@ -168,6 +214,78 @@ def test_training_does_not_change_and_the_step_chooses(
     assert sorted(set(steps)) == [0, 2, 4]
     run = equipoise.open_run(tmp_path / "run.eqp")
     assert len(run.series("attention.theta.p5.error")) == len(model.blocks)
+
+
+def _theta(call: AttentionCall) -> Tensor:
+    rows = _rows(call, chosen_queries(QUERIES, 40, step=3, site="site"))
+    return rows.theta_lower.where(rows.counted, torch.nan)
+
+
+def test_two_ranks_read_the_rows_of_one_process() -> None:
+    """Each has one of two sequences; together the mean, κ and quantiles of both."""
+    call = given(causal=True)
+    assert call.q_BHQD is not None and call.k_BGKD is not None
+    tables, parts = [], []
+    for rank in (0, 1):
+        probe, emit = AttentionRows(ranks=2, rows=40), Collector()
+        probe.begin_step(3)
+        mine = slice(rank, rank + 1)
+        half = replace(call, q_BHQD=call.q_BHQD[mine], k_BGKD=call.k_BGKD[mine])
+        probe.on_attention("site", half, emit)
+        tables.append(emit.pop())
+        parts.append(probe.parts())
+    together, shared, one = join_tables(tables), Emitter(), emitted(call, 40)
+    probe.on_parts(parts, shared)
+    for name in ("theta.mean", "entropy", "sink", "max_logit", "theta.p0"):
+        found = together[f"attention.{name}"]["site"].values
+        expected = one["site", f"attention.{name}"].tolist()
+        assert found == pytest.approx(expected, rel=1e-5), name
+    # Where one row stands for four, bins of all ranks step and one process is linear
+    # between: they agree within one row's weight.
+    for name, level in LEVELS.items():
+        found = together[f"attention.theta.{name}"]["site"].values
+        near = [level - 4 / 300, level + 4 / 300]
+        low, high = weighted_quantiles(
+            _theta(call), query_weights(150, 40).repeat(2), near
+        )
+        for value, least, most in zip(found, low.tolist(), high.tolist(), strict=True):
+            assert least - width_at(least) <= value <= most + width_at(most)
+    kappa = shared.found["site", "precision.kappa_softmax"]
+    torch.testing.assert_close(kappa, one["site", "precision.kappa_softmax"])
+
+
+def test_a_resumed_run_reads_the_same_rows(tmp_path: Path) -> None:
+    def trained(run: Path, stops: list[int]) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = {}
+        state: dict[str, object] = {}
+        begin = 0
+        for stop in stops:
+            model = gpt(context=40)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model.load_state_dict(weights or model.state_dict())
+            handle = equipoise.watch(
+                model, optimizer, run=run, every=2, rows=16, quiet=True
+            )
+            if state:
+                handle.load_state_dict(state)
+            for step in range(begin, stop):
+                model(tokens(seed=step, length=40)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            state, begin = handle.state_dict(), stop
+            weights = {k: v.clone() for k, v in model.state_dict().items()}
+            handle.close()
+        return weights
+
+    through, resumed = tmp_path / "a.eqp", tmp_path / "b.eqp"
+    one, two = trained(through, [6]), trained(resumed, [3, 6])
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    for quantity in ("attention.theta.mean", "attention.theta.p5.error"):
+        a, b = (equipoise.open_run(p).series(quantity) for p in (through, resumed))
+        assert a.keys() == b.keys() and a
+        for site, (steps, values) in a.items():
+            assert list(steps) == [0, 2, 4] == list(b[site][0])
+            np.testing.assert_array_equal(values, b[site][1])
 
 
 @pytest.mark.parametrize("rows", [0, 15, True, "most", 20.5])

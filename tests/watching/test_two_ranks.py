@@ -1,5 +1,6 @@
 """Two ranks: the bits of the unwatched, the truth of one process, one verdict."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,28 @@ def test_a_nan_on_either_half_of_the_heads_is_one_finding(
     assert [(f.step, f.rule, f.evidence["rank"]) for f in broken] == [
         (1, "nonfinite.forward", bad)
     ]
+
+
+def test_ranks_at_different_steps_are_not_put_together(group: Results) -> None:
+    """One samples steps 0, 2, 4, the other 0, 3: only step 0 is of both."""
+    for rank in group[1]:
+        found = [json.loads(text) for text in rank["other steps"]["findings"]]
+        (lost,) = [f for f in found if f["rule"] == "watch.rank_lost"]
+        assert "rank 0: 2, rank 1: 3" in lost["message"]
+        assert rank["other steps"]["collectives"] == 0, "alone from then on"
+    run = equipoise.open_run(group[0] / "other.eqp")
+    steps, losses = run.series("loss")[""]
+    assert list(steps) == list(range(STEPS)) and bool((losses == losses).all())
+    alone = run.series("gradient.norm")["head"][0]
+    assert 2 not in alone and max(alone) > 2, "read again from the next step on"
+
+
+def test_a_step_that_one_rank_leaves_out_is_noticed(group: Results) -> None:
+    """Step 1 of rank 1 is of its third batch, though both count alike."""
+    for rank in group[1]:
+        found = [json.loads(text) for text in rank["left out"]["findings"]]
+        (apart,) = [f for f in found if f["rule"] == "watch.ranks_apart"]
+        assert apart["step"] == 1 and "rank 0: 0, rank 1: 1" in apart["message"]
+    for kind in ("ddp.watched", "fsdp.watched", "budget"):
+        texts = [text for rank in group[1] for text in rank[kind]["findings"]]
+        assert not any("watch.ranks_apart" in text for text in texts)

@@ -66,12 +66,17 @@ def train(
     run: Path | None,
     mine: Callable[[Tensor], Tensor] = half,
     poison: tuple[int, int] | None = None,
+    left_out: tuple[int, int] | None = None,
     clip: bool = True,
     bits: bool = False,
     lr: float = 0.1,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return what this rank saw; ``poison`` is (rank, step) of an injected NaN."""
+    """Return what this rank saw.
+
+    ``poison`` is (rank, step) of an injected NaN, ``left_out`` of a step that is not
+    made.
+    """
     # SGD for the truth: Adam's signs would carry a rounding of 1e-8 to 1e-4.
     kind: Any = torch.optim.AdamW if bits else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=0.01 if bits else lr, foreach=False)
@@ -88,7 +93,8 @@ def train(
         digest.step(loss, model)
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        if left_out != (dist.get_rank(), step):
+            optimizer.step()
         optimizer.zero_grad()
         if step % 4 == 1:
             digest.evaluation(model, batch)
@@ -124,6 +130,13 @@ def scenarios(folder: Path) -> dict[str, Any]:
     out["small buffer"] = _with_small_buffer(folder)
     out["budget"] = train(
         ddp(without_batch_norm()), run=folder / "b.eqp", every=1, budget=0.001
+    )
+    # No collective of the user's: nothing but our exchange holds the ranks together.
+    out["other steps"] = train(
+        without_batch_norm(), run=folder / "other.eqp", every=2 + rank
+    )
+    out["left out"] = train(
+        without_batch_norm(), run=folder / "left.eqp", every=1, left_out=(1, 1)
     )
     out["apart"] = _apart(folder, rank)
     return out

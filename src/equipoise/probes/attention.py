@@ -29,9 +29,12 @@ from equipoise.probes.protocols import Emit, How
 from equipoise.probes.row_sample import (
     chosen_queries,
     largest_logits,
+    query_weights,
     read_sink,
     sampled_columns,
     sampling_errors,
+    weighted_mean,
+    weighted_quantiles,
 )
 from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 
@@ -40,8 +43,12 @@ HISTOGRAM = "attention.theta.histogram"
 """Only between ranks: what is written are the quantiles of all ranks' rows."""
 
 
-def theta_histogram(theta_HN: Float[Tensor, "H N"]) -> Float[Tensor, "H Z"]:
+def theta_histogram(
+    theta_HN: Float[Tensor, "H N"], weight_N: Float[Tensor, " N"] | None = None
+) -> Float[Tensor, "H Z"]:
     """Return how many rows of each head fall into each bin; NaN falls into none.
+
+    With weights: how many rows those stand for that were read.
 
     Example:
         >>> import torch
@@ -53,7 +60,9 @@ def theta_histogram(theta_HN: Float[Tensor, "H N"]) -> Float[Tensor, "H Z"]:
     angle_HN = theta_HN.masked_fill(~known_HN, 0.0).clamp(0, 1).sqrt().asin()
     bin_HN = (angle_HN * (2 * BINS / math.pi)).long().clamp(max=BINS - 1)
     counts_HZ = theta_HN.new_zeros(theta_HN.shape[0], BINS)
-    return counts_HZ.scatter_add_(1, bin_HN, known_HN.to(theta_HN.dtype))
+    count_HN = known_HN.to(theta_HN.dtype)
+    count_HN = count_HN if weight_N is None else count_HN * weight_N
+    return counts_HZ.scatter_add_(1, bin_HN, count_HN)
 
 
 def theta_at(bins: float) -> float:
@@ -140,19 +149,21 @@ class AttentionRows(PartsProbe):
         real_HN = read_BQ.flatten().expand(rows.visible.shape)
         counted_HN = rows.counted & real_HN
         theta_HN = rows.theta_lower.where(counted_HN, torch.nan)
-        self._theta(site, theta_HN, emit)
+        weight_N = _weights(call, chosen_n)
+        self._theta(site, theta_HN, weight_N, emit)
         logit_HN, seen_HN = rows.max_logit, counted_HN
-        if chosen_n is not None:
-            _emit_errors(site, theta_HN.unflatten(1, read_BQ.shape), call, emit)
+        if chosen_n is not None and weight_N is not None:
+            theta_HBn = theta_HN.unflatten(1, read_BQ.shape)
+            _emit_errors(site, theta_HBn, weight_N[: len(chosen_n)], emit)
             logit_HN, seen_HN = largest_logits(call).flatten(1), real_BQ.flatten()
         logit_H = logit_HN.where(seen_HN, -math.inf).amax(-1)
         emit(site, "attention.max_logit", logit_H, how="max")
         for name, field in MEANS.items():
             value_HN: Tensor = getattr(rows, field).where(counted_HN, torch.nan)
-            emit(site, f"attention.{name}", value_HN.nanmean(-1), how="mean")
+            emit(site, f"attention.{name}", _mean(value_HN, weight_N), how="mean")
         left_out = (~counted_HN).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
-        self._kappa(site, call, _kappa_parts(rows, real_HN), emit)
+        self._kappa(site, call, _kappa_parts(rows, real_HN, weight_N), emit)
 
     def _chosen(self, site: str, call: AttentionCall) -> Tensor | None:
         """Return which queries are read, None for all: flex's scores come in order."""
@@ -183,20 +194,40 @@ class AttentionRows(PartsProbe):
                 parts = gain_H.amax(0), scores_H.sum(0), masses_H.sum(0)
                 emit(site, KAPPA, _kappa_softmax(torch.stack(parts)))
 
-    def _theta(self, site: str, theta_HN: Tensor, emit: Emit) -> None:
+    def _theta(
+        self, site: str, theta_HN: Tensor, weight_N: Tensor | None, emit: Emit
+    ) -> None:
         """θ is read from below, where a subset attains it."""
-        found_qH = nan_quantiles(theta_HN, list(QUANTILES.values()))
+        at = list(QUANTILES.values())
+        if weight_N is None:
+            found_qH = nan_quantiles(theta_HN, at)
+        else:
+            found_qH = weighted_quantiles(theta_HN, weight_N, at)
         for name, theta_H in zip(QUANTILES, found_qH, strict=True):
             emit(site, f"attention.theta.{name}", theta_H, how=ENDS.get(name, "last"))
         if self.ranks > 1:
-            emit(site, HISTOGRAM, theta_histogram(theta_HN), how="sum")
-        emit(site, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
+            emit(site, HISTOGRAM, theta_histogram(theta_HN, weight_N), how="sum")
+        emit(site, "attention.theta.mean", _mean(theta_HN, weight_N), how="mean")
 
 
-def _emit_errors(site: str, theta_HBn: Tensor, call: AttentionCall, emit: Emit) -> None:
+def _weights(call: AttentionCall, chosen_n: Tensor | None) -> Tensor | None:
+    """Return how many rows each row that is read stands for; None where all are."""
+    if chosen_n is None:
+        return None
+    B, _, Q, _ = call.shape
+    like = call.q_BHQD if call.scores_BHQK is None else call.scores_BHQK
+    assert like is not None
+    return query_weights(Q, len(chosen_n)).repeat(B).to(like.device)
+
+
+def _mean(x_HN: Tensor, weight_N: Tensor | None) -> Tensor:
+    return x_HN.nanmean(-1) if weight_N is None else weighted_mean(x_HN, weight_N)
+
+
+def _emit_errors(site: str, theta_HBn: Tensor, weight_n: Tensor, emit: Emit) -> None:
     """Say how far what all rows give may be from what a sample of them gives."""
     inner = {name: q for name, q in QUANTILES.items() if name not in ENDS}
-    found = sampling_errors(theta_HBn, queries=call.shape[2], at=inner)
+    found = sampling_errors(theta_HBn, weight_n, at=inner)
     for name, error_H in found.items():
         emit(site, f"attention.theta.{name}.error", error_H, how="max")
 
@@ -220,12 +251,16 @@ def _rows(call: AttentionCall, chosen_n: Tensor | None) -> RowStatistics:
     return RowStatistics.of(columns_CHBQ.flatten(2))
 
 
-def _kappa_parts(rows: RowStatistics, real_HN: Tensor) -> Tensor:
+def _kappa_parts(
+    rows: RowStatistics, real_HN: Tensor, weight_N: Tensor | None
+) -> Tensor:
     """Return max‖J‖₂, ‖S‖_F² and ‖P‖_F² per head, of real rows, ‖J‖₂ from above."""
     gain_HN, scores_HN, masses_HN = (
         x_HN.where(real_HN, 0.0)
         for x_HN in (rows.jacobian_norm, rows.score_square, rows.mass_square)
     )
+    if weight_N is not None:
+        scores_HN, masses_HN = scores_HN * weight_N, masses_HN * weight_N
     return torch.stack((gain_HN.amax(-1), scores_HN.sum(-1), masses_HN.sum(-1)))
 
 

@@ -3,10 +3,11 @@
 Axes, in this file:  B batch · H head · Q query · n chosen query · N row, of all
 sequences · C column · b, h, q, k the part of one piece.
 
-Of Q queries n are read, one from each of n parts of nearly one size. A hash of step,
-site and part chooses, so that every rank chooses the same, a resumed run does so again,
-and no generator is drawn from. All heads and sequences share the choice: however a
-batch is spread over ranks, the same rows are read.
+Of Q queries n are read: the first n/8, which see few keys and differ most, and one of
+each of the other 7n/8 parts of nearly one size, which counts for all of its part. A
+hash of step, site and part chooses, so that every rank chooses the same, a resumed run
+does so again, and no generator is drawn from. All heads and sequences share the choice:
+however a batch is spread over ranks, the same rows are read.
 
 One query of a part says nothing about the spread within it, so the error comes from
 differences between neighbours (successive differences; Wolter, 2007, ch. 8), and that
@@ -15,12 +16,14 @@ of a quantile from the error of the share of rows below it (Woodruff, 1952).
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where, future_QK
@@ -34,7 +37,10 @@ from equipoise.numerics.rows.statistics import (
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
-_Rounding = Callable[[Tensor], Tensor]
+
+
+# One in so many of the rows that are read is one of the first.
+_FIRST = 8
 
 
 def chosen_queries(
@@ -42,13 +48,29 @@ def chosen_queries(
 ) -> Int[Tensor, " n"]:
     """Return which queries of a step are read, ascending, on the CPU.
 
-    >>> chosen_queries(6, 3, step=0, site="layer.0").tolist()
-    [1, 2, 5]
+    >>> chosen_queries(24, 8, step=0, site="layer.0").tolist()
+    [0, 2, 6, 7, 10, 16, 19, 21]
     """
-    edge_n = np.arange(rows + 1) * queries // rows
+    edge_n = _edges(queries, rows)
     drawn = hashlib.shake_256(f"{step} {site}".encode()).digest(8 * rows)
     place_n = np.frombuffer(drawn, "<u8") % np.diff(edge_n).astype(np.uint64)
     return torch.from_numpy(edge_n[:-1] + place_n.astype(np.int64))
+
+
+def query_weights(queries: int, rows: int) -> Float[Tensor, " n"]:
+    """Return of how many queries each chosen one is the sample.
+
+    >>> query_weights(24, 8).tolist()
+    [1.0, 3.0, 3.0, 3.0, 4.0, 3.0, 3.0, 4.0]
+    """
+    return torch.from_numpy(np.diff(_edges(queries, rows))).float()
+
+
+def _edges(queries: int, rows: int) -> NDArray[np.int64]:
+    first = rows // _FIRST
+    parts = rows - first
+    others = first + np.arange(parts + 1) * (queries - first) // parts
+    return np.concatenate([np.arange(first), others])
 
 
 def sampled_columns(
@@ -154,47 +176,108 @@ def _visible(call: AttentionCall, where: Where, scores_bhqk: Tensor) -> Tensor:
     return (last_q + 1).clamp(max=keys).to(scores_bhqk.device)
 
 
+class _Ranked(NamedTuple):
+    """Values in order, and their places among all rows that they stand for."""
+
+    value_HN: Tensor
+    place_HN: Tensor
+    total_H1: Tensor
+    known_H1: Tensor
+
+    def around(self, level_Hq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the values below and above levels from 0 to 1, and how far between."""
+        wanted_Hq = level_Hq.clamp(0, 1) * (self.total_H1 - 1)
+        after_Hq = torch.searchsorted(self.place_HN, wanted_Hq)
+        last_H1 = (self.known_H1 - 1).clamp(min=0)
+        high_Hq = torch.minimum(after_Hq, last_H1)
+        low_Hq = torch.minimum((after_Hq - 1).clamp(min=0), last_H1)
+        begin_Hq, end_Hq = (self.place_HN.gather(1, x) for x in (low_Hq, high_Hq))
+        part_Hq = (wanted_Hq - begin_Hq) / (end_Hq - begin_Hq).clamp(min=1e-9)
+        low, high = (self.value_HN.gather(1, x) for x in (low_Hq, high_Hq))
+        return low, high, part_Hq.clamp(0, 1).to(low.dtype)
+
+    def at(self, level_Hq: Tensor) -> Tensor:
+        """Return the values at levels from 0 to 1, linear between two places."""
+        return torch.lerp(*self.around(level_Hq))
+
+
+def _ranked(x_HN: Tensor, weight_N: Tensor) -> _Ranked:
+    value_HN, order_HN = x_HN.sort(-1)  # NaN last
+    known_HN = ~value_HN.isnan()
+    weight_HN = weight_N.double()[order_HN] * known_HN
+    upto_HN = weight_HN.cumsum(-1)
+    place_HN = upto_HN - (weight_HN + 1) / 2  # the middle of what a row stands for
+    return _Ranked(value_HN, place_HN, upto_HN[:, -1:], known_HN.sum(-1, keepdim=True))
+
+
+def weighted_quantiles(
+    x_HN: Float[Tensor, "H N"], weight_N: Float[Tensor, " N"], at: Sequence[float]
+) -> Float[Tensor, "q H"]:
+    """Return quantiles of all rows that some stand for, NaN left out.
+
+    With weights of 1 they are ``nan_quantiles``.
+
+    >>> weighted_quantiles(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 3.0]), [0.5])
+    tensor([[2.5000]])
+    """
+    level_q = torch.tensor(at, dtype=torch.float64, device=x_HN.device)
+    return _ranked(x_HN, weight_N).at(level_q.expand(len(x_HN), -1)).T
+
+
+def weighted_mean(
+    x_HN: Float[Tensor, "H N"], weight_N: Float[Tensor, " N"]
+) -> Float[Tensor, " H"]:
+    """Return the mean over all rows that some stand for, NaN left out.
+
+    >>> weighted_mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([1.0, 3, 9]))
+    tensor([2.5000])
+    """
+    known_HN = (~x_HN.isnan()).to(x_HN.dtype)
+    return (x_HN.nan_to_num(0.0) @ weight_N) / (known_HN @ weight_N)
+
+
 def sampling_errors(
-    theta_HBn: Float[Tensor, "H B n"], *, queries: int, at: dict[str, float]
+    theta_HBn: Float[Tensor, "H B n"],
+    weight_n: Float[Tensor, " n"],
+    *,
+    at: dict[str, float],
 ) -> dict[str, Float[Tensor, " H"]]:
     """Return half of the 95 % interval of the mean and of quantiles, per head.
 
     Args:
         theta_HBn: θ of the chosen rows in order; NaN where a row does not count.
-        queries: Of how many they were chosen.
+        weight_n: What ``query_weights`` gives.
         at: Names and levels of the quantiles.
     """
-    left = 1 - theta_HBn.shape[-1] / queries
-    sorted_HN = theta_HBn.flatten(1).sort(-1).values  # NaN last
-    known_H = (~theta_HBn.isnan()).sum((1, 2))
-    found = {"mean": _error(theta_HBn, left)}
+    known_HBn = ~theta_HBn.isnan()
+    ranked = _ranked(theta_HBn.flatten(1), weight_n.repeat(theta_HBn.shape[1]))
+    found = {"mean": _error(theta_HBn, weight_n)}
     for name, level in at.items():
-        level_H = torch.full_like(known_H, level, dtype=theta_HBn.dtype)
-        value_H = _of_level(sorted_HN, known_H, level_H, torch.round)
-        below_HBn = (theta_HBn <= value_H[:, None, None]).to(theta_HBn.dtype)
-        share_H = _error(below_HBn.where(~theta_HBn.isnan(), torch.nan), left)
-        low_H = _of_level(sorted_HN, known_H, level_H - share_H, torch.floor)
-        high_H = _of_level(sorted_HN, known_H, level_H + share_H, torch.ceil)
-        found[name] = (high_H - low_H) / 2
+        level_H1 = torch.full_like(ranked.total_H1, level)
+        value_H1 = ranked.at(level_H1)
+        below_HBn = (theta_HBn <= value_H1[..., None]).to(theta_HBn.dtype)
+        share_H = _error(below_HBn.where(known_HBn, torch.nan), weight_n)
+        # A share moves in steps of one row's weight: half of one on either side.
+        off_H1 = share_H[:, None].double() + weight_n.amax() / (2 * ranked.total_H1)
+        low_H1, _, _ = ranked.around(level_H1 - off_H1)
+        _, high_H1, _ = ranked.around(level_H1 + off_H1)
+        found[name] = (high_H1 - low_H1)[:, 0] / 2
     return found
 
 
-def _error(y_HBn: Tensor, left: float) -> Tensor:
-    """Return half of the 95 % interval of a mean over rows, NaN left out."""
+def _error(y_HBn: Tensor, weight_n: Tensor) -> Tensor:
+    """Return half of the 95 % interval of a mean over rows, NaN left out.
+
+    A part of w rows of which one is read adds w²(1 - 1/w) times their variance.
+    """
+    n = y_HBn.shape[-1]
     known_HBn = ~y_HBn.isnan()
-    count_H = known_HBn.sum((1, 2))
-    off_HBn = (y_HBn - y_HBn.nanmean((1, 2), keepdim=True)).where(known_HBn, 0.0)
-    total_Hn = off_HBn.sum(1)
-    n = total_Hn.shape[-1]
-    square_H = total_Hn.diff(dim=-1).square().sum(-1) * (n / (2 * max(n - 1, 1)))
-    error_H: Tensor = _WIDTH * (left * square_H).sqrt() / count_H
+    mean_H = weighted_mean(y_HBn.flatten(1), weight_n.repeat(y_HBn.shape[1]))
+    off_HBn = (y_HBn - mean_H[:, None, None]).where(known_HBn, 0.0)
+    spread_n = (weight_n * (weight_n - 1)).sqrt()
+    step_Hn = (off_HBn.sum(1) * spread_n)[:, n // _FIRST :].diff(dim=-1)
+    parts = step_Hn.shape[-1] + 1
+    square_H = step_Hn.square().sum(-1) * (parts / (2 * max(parts - 1, 1)))
+    total_H = (known_HBn * weight_n).sum((1, 2))
+    error_H: Tensor = _WIDTH * square_H.sqrt() / total_H
     return error_H
-
-
-def _of_level(
-    sorted_HN: Tensor, known_H: Tensor, level_H: Tensor, towards: _Rounding
-) -> Tensor:
-    """Return the value at a level from 0 to 1 among the known ones."""
-    place_H = towards(level_H * (known_H - 1)).nan_to_num()
-    place_H = torch.minimum(place_H.clamp(min=0), (known_H - 1).clamp(min=0))
-    return sorted_HN.gather(1, place_H.long()[:, None])[:, 0]

@@ -19,6 +19,7 @@ from equipoise.autopilot.trial import Loss
 from equipoise.records import Finding
 from equipoise.watching.batch import Batch
 from equipoise.watching.merge import Message
+from equipoise.watching.ranks import not_exchanged
 from equipoise.watching.recorder import Recorder
 from equipoise.watching.sampler import Sampler
 
@@ -98,7 +99,8 @@ class Actions:
         try:
             messages = self._recorder.ranks.exchange(Message(findings=[mine]))
         except RuntimeError as error:
-            self._recorder.separate(step, error, self._sampler)
+            lost = not_exchanged(step, self._recorder.ranks, error)
+            self._recorder.separate(lost, self._sampler)
             return None
         return [message.findings[0].message for message in messages] or None
 

@@ -357,6 +357,7 @@ class Watch:
         if sampled:
             table = self._sampler.disarm()
             self._recorder.add_failures(step, self._boundary)
+            self._recorder.cleared = self._losses.cleared
             write = self._recorder.write_sample
             findings += write(step, table, self._meter, self._sampler)
             self._nonfinite.note_other_ranks(findings)

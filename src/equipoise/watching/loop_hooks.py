@@ -169,6 +169,8 @@ class StepLosses:
         self._before: list[object] = []
         self._weights: list[int] = []
         self.ever_reached_model = False
+        self.cleared = 0
+        """Batches whose gradients were cleared without a step."""
         self.weights_moved = False
         """Whether weights changed between the last two backward passes."""
         self._own: Tensor | None = None
@@ -186,6 +188,7 @@ class StepLosses:
 
     def before_backward(self, *, in_closure: bool) -> None:
         self._before = self._state()
+        self.cleared += self.reached_model and not (in_closure or any(self._before))
         if not any(self._before) or (in_closure and self._all_zero()):
             self._own = self._others = None
         weights = [p._version for p in self._marked]

@@ -38,6 +38,10 @@ class Message:
     """Probe → what this rank holds of readings that no rank can make alone."""
     cost: float = 0.0
     plain: float = 0.0
+    step: int = 0
+    """Which step it is of, as this rank counts."""
+    cleared: int = 0
+    """Batches so far whose gradients were cleared without a step."""
 
     def to_bytes(self) -> bytes:
         """Return it packed: names as JSON, numbers as they are, NaN included.
@@ -55,6 +59,7 @@ class Message:
             "table": names,
             "scalars": [[step, name] for step, name, _ in self.scalars],
             "findings": [finding.to_json() for finding in self.findings],
+            "at": [self.step, self.cleared],
             "parts": [
                 [probe, name, *part.split, list(part.values.shape)]
                 for probe, name, part in self._each_part()
@@ -92,7 +97,26 @@ class Message:
             parts=_parts(head["parts"], bytearray(unpacker.unused_data)),
             cost=cost,
             plain=plain,
+            step=head["at"][0],
+            cleared=head["at"][1],
         )
+
+
+def steps_by_rank(messages: Sequence[Message]) -> str:
+    """Return which step each rank is at, in words; nothing where all are at one."""
+    return _by_rank([message.step for message in messages])
+
+
+def cleared_by_rank(messages: Sequence[Message]) -> str:
+    """Return how many batches each rank has left out, in words, where they differ."""
+    return _by_rank([message.cleared for message in messages])
+
+
+def _by_rank(counts: Sequence[int]) -> str:
+    if len({*counts}) == 1:
+        return ""
+    shown = [f"rank {rank}: {count}" for rank, count in enumerate(counts[:8])]
+    return ", ".join([*shown, "…"] if len(counts) > 8 else shown)
 
 
 def _parts(names: list[Any], raw: bytearray) -> dict[str, Parts]:

@@ -19,8 +19,21 @@ from equipoise.probes.capture import Boundary, Table
 from equipoise.records import Applied, Finding, Reading, html_table
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
-from equipoise.watching.merge import Message, add_shared, merge_messages
-from equipoise.watching.ranks import Ranks, SingleRank
+from equipoise.watching.merge import (
+    Message,
+    add_shared,
+    cleared_by_rank,
+    merge_messages,
+    steps_by_rank,
+)
+from equipoise.watching.ranks import (
+    Ranks,
+    SingleRank,
+    at_other_steps,
+    batches_left_out,
+    not_exchanged,
+    rank_lost,
+)
 from equipoise.watching.sampler import Meter, Sampler, Schedule
 from equipoise.watching.step_readings import (
     Entry,
@@ -94,6 +107,9 @@ class Recorder:
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
+    _left_out_reported: bool = False
+    cleared: int = 0
+    """Batches whose gradients were cleared without a step."""
 
     def note_remedy(self, applied: Applied) -> None:
         """Keep until the next write that a remedy was applied, or undone."""
@@ -114,22 +130,28 @@ class Recorder:
             findings=self._findings,
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
+            step=step,
+            cleared=self.cleared,
         )
         self._restore(message.scalars)  # they stay pending until they are written
         try:
             messages = self.ranks.exchange(message)
         except RuntimeError as error:
-            self.separate(step, error, sampler)
+            self.separate(not_exchanged(step, self.ranks, error), sampler)
             return self.flush_if_due()
         if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
             return []
+        if steps := steps_by_rank(messages):
+            self.separate(at_other_steps(step, steps), sampler)
+            return self.flush_if_due()
         self.scalars.pop()
         merged = merge_messages(messages) if len(messages) > 1 else message
         self._findings = []
         shared = sampler.read_parts([message.parts for message in messages])
         merged.table = add_shared(merged.table, shared)
-        return self._write(step, merged, [*merged.findings, *self._adapt(step, merged)])
+        found = [*self._left_out(step, messages), *self._adapt(step, merged)]
+        return self._write(step, merged, [*merged.findings, *found])
 
     @property
     def flush_due(self) -> bool:
@@ -146,7 +168,7 @@ class Recorder:
         message = self._scalars_and_findings()
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
-            message.findings.append(_rank_lost(self.schedule.step, self.ranks))
+            message.findings.append(rank_lost(self.schedule.step, self.ranks))
         return self._flush(last or [message]) + self.writer.close()
 
     def add_failures(self, step: int, boundary: Boundary) -> None:
@@ -204,12 +226,19 @@ class Recorder:
         found = [*findings, *self._judged(readings, findings)]
         return found + self.writer.write(readings, found, self.judge)
 
-    def separate(self, step: int, error: RuntimeError, sampler: Sampler) -> None:
+    def separate(self, why: Finding, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
-        self.add_findings([_not_exchanged(step, self.ranks, error)])
+        self.add_findings([why])
         self.ranks = SingleRank(self.ranks.rank)
         sampler.separate()
         self.schedule.soon()
+
+    def _left_out(self, step: int, messages: Sequence[Message]) -> list[Finding]:
+        left_out = cleared_by_rank(messages)
+        if not left_out or self._left_out_reported:
+            return []
+        self._left_out_reported = True
+        return [batches_left_out(step, left_out)]
 
     def _adapt(self, step: int, merged: Message) -> list[Finding]:
         interval = self.schedule.adapt(cost=merged.cost, plain=merged.plain)
@@ -233,28 +262,6 @@ def _interval_changed(
         advice="raise the budget, choose preset='minimal', or accept fewer samples",
         evidence={"interval": interval, "cost": merged.cost, "plain": merged.plain},
     )
-
-
-RANK_LOST = "watch.rank_lost"
-
-
-def _rank_lost(step: int, ranks: Ranks) -> Finding:
-    what = (
-        f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
-        "ended without closing; scalars since the last sample are this rank's"
-    )
-    advice = "look at the other ranks' logs; every sample before this is complete"
-    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
-
-
-def _not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
-    what = (
-        f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
-        f"of this step: a rank ended, or left out an optimizer.step(); from here on "
-        f"values are this rank's alone ({type(error).__name__})"
-    )
-    advice = "call optimizer.step() on every rank or on none"
-    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
 
 
 def _probe_failed(step: int, name: str, error: BaseException) -> Finding:
