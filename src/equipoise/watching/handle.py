@@ -242,7 +242,7 @@ class Watch:
         own = self._relation(optimizer) != "another model"
         if self.sampling and own and not self._losses.step_is_over:
             self._guarded(self._sampler.before_update)(optimizer)
-        if optimizer is self.optimizer:
+        if optimizer is self.optimizer and self.autopilot is not None:
             self._guarded(self._actions.before_update)(optimizer)
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -250,8 +250,8 @@ class Watch:
         if self.optimizer is None or self.closed:
             return
         if optimizer is self.optimizer:
-            # Its own hooks have run, so remedies may add theirs.
-            self._guarded(self._actions.act)(optimizer)
+            if self.autopilot is not None:  # its hooks have run: remedies may add some
+                self._guarded(self._actions.act)(optimizer)
             return
         relation = self._relation(optimizer)
         again, self._other = self._other == id(optimizer), id(optimizer)
@@ -361,7 +361,8 @@ class Watch:
             write = self._recorder.write_sample
             findings += write(step, table, self._meter, self._sampler)
             self._nonfinite.note_other_ranks(findings)
-            self._actions.consider(self.optimizer)
+            if self.autopilot is not None:
+                self._actions.consider(self.optimizer)
         else:
             findings += self._recorder.flush_if_due()
 
