@@ -7,21 +7,23 @@ is due or something was decided.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.autopilot.options import Given, read_autopilot
-from equipoise.autopilot.pilot import Pilot
 from equipoise.autopilot.recording import remedies_noted
-from equipoise.autopilot.trial import Loss
 from equipoise.records import Finding
 from equipoise.watching.batch import Batch
 from equipoise.watching.merge import Message
 from equipoise.watching.ranks import not_exchanged
 from equipoise.watching.recorder import Recorder
 from equipoise.watching.sampler import Sampler
+
+if TYPE_CHECKING:
+    from equipoise.autopilot.pilot import Pilot
+    from equipoise.autopilot.trial import Loss
 
 
 class Actions:
@@ -38,9 +40,12 @@ class Actions:
         self._recorder, self._sampler = recorder, sampler
         self._model, self._ranks = sampler.anatomy.model, recorder.ranks.count
         options = read_autopilot(autopilot)
-        self.pilot: Pilot | None = None
+        self.pilot: "Pilot | None" = None
         if options is not None:
-            self.pilot = Pilot(
+            # Here: it loads every remedy, which a run without it does not need.
+            from equipoise.autopilot import pilot
+
+            self.pilot = pilot.Pilot(
                 options,
                 self._model,
                 agree=self._agree,
@@ -105,7 +110,7 @@ class Actions:
         return [message.findings[0].message for message in messages] or None
 
 
-def _loss_of(batch: Batch | None) -> Loss | None:
+def _loss_of(batch: Batch | None) -> "Loss | None":
     """Return the loss of a stored batch, where the model itself returns its loss."""
     if batch is None or "labels" not in batch.kwargs:
         return None

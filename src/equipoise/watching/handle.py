@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.autopilot.pilot import Pilot
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Judge, Verdict
@@ -40,6 +39,9 @@ from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Meter, Sampler, Schedule
 from equipoise.watching.step_readings import NORM, NORM_PART
+
+if TYPE_CHECKING:
+    from equipoise.autopilot.pilot import Pilot
 
 UNSEEN_MOVES = 2
 """Moves of the weights outside any step seen, before that is reported."""
@@ -129,7 +131,7 @@ class Watch:
         return forecast_of(self._recorder.judge.history)
 
     @property
-    def autopilot(self) -> Pilot | None:
+    def autopilot(self) -> "Pilot | None":
         """The autopilot with its log; None if none was asked for."""
         return self._actions.pilot
 
@@ -236,7 +238,6 @@ class Watch:
         """After an overflow a scaler leaves the optimiser out: the step is over."""
         if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
-            self._guarded(self._actions.act)(self.optimizer)
 
     def before_update(self, optimizer: Optimizer) -> None:
         own = self._relation(optimizer) != "another model"
