@@ -40,7 +40,7 @@ class Actions:
         self._recorder, self._sampler = recorder, sampler
         self._model, self._ranks = sampler.anatomy.model, recorder.ranks.count
         options = read_autopilot(autopilot)
-        self.pilot: "Pilot | None" = None
+        self.pilot: Pilot | None = None
         if options is not None:
             # Here: it loads every remedy, which a run without it does not need.
             from equipoise.autopilot import pilot
