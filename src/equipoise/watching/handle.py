@@ -99,8 +99,7 @@ class Watch:
         self._optimizer_hooks = ExitStack()
         self._number = id(self)
         on_tracing(self, self._number)
-        # The first may be closed at any moment.
-        self._off, self._stack = ExitStack(), ExitStack()
+        self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
         self._guarded(self._sampler.begin)(ranks)
         self._arm()
