@@ -13,9 +13,11 @@ from equipoise.probes.sharding import Part, parts_by_rank
 from equipoise.watching.merge import (
     Message,
     add_shared,
+    cleared_by_rank,
     disagreement,
     join_tables,
     merge_messages,
+    steps_by_rank,
 )
 
 SITE = "blocks.0.attention"
@@ -159,3 +161,10 @@ def test_ranks_that_hold_different_weights_disagree() -> None:
     equal = disagreement([table(2.0), table(2.0)])
     assert equal["ranks.disagreement"][""].values == (0.0,)
     assert disagreement([table(2.0, first=0), table(1.0, first=4)]) == {}
+
+
+def test_where_each_rank_is_travels_with_its_message() -> None:
+    packed = [Message(step=k, cleared=2).to_bytes() for k in (7, 7, 8)]
+    messages = [Message.from_bytes(one) for one in packed]
+    assert steps_by_rank(messages) == "rank 0: 7, rank 1: 7, rank 2: 8"
+    assert steps_by_rank(messages[:2]) == cleared_by_rank(messages) == ""

@@ -120,34 +120,6 @@ def _unread(low: Any, high: Any, out_C: Statistics) -> None:
         out_C[MAX_LOGIT] = -np.inf if nothing else np.inf
 
 
-@inner()
-def _row(z_K: Scores, limit: int, e_K: Scores, room: Scores, out_C: Statistics) -> None:
-    """Write all statistics of one row of scores."""
-    low, high, seen = _extremes(z_K, limit)
-    out_C[VISIBLE] = seen
-    if low < _LEAST or high >= _INFINITY or seen == 0:
-        _unread(low, high, out_C)
-        return
-    stop = limit
-    while z_K[stop - 1] == _NOTHING:
-        stop -= 1
-    top = np.int32(high ^ ((high >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
-    exponentials(z_K, stop, top, e_K)
-    below, first, scores, masses = _moments(z_K, stop, e_K, top)
-    tops, some = _counts(e_K, stop)
-    counts = (np.int64(tops), np.int64(some), stop)
-    lower, upper = closed(e_K, (below, 1.0), counts, _ENOUGH, room)
-    mass = below + tops
-    entropy = math.log(mass) - first / mass
-    out_C[LOWER], out_C[UPPER] = lower, upper
-    out_C[MAX_LOGIT] = top
-    out_C[ENTROPY] = entropy if entropy > 0.0 else 0.0
-    out_C[SINK] = e_K[0] / mass
-    out_C[TOP_MASS] = 1.0 / mass
-    out_C[SCORES] = scores
-    out_C[MASSES] = masses / (mass * mass)
-
-
 @compiled()
 def read_rows(
     z_NK: Scores,
@@ -165,7 +137,29 @@ def read_rows(
     K = z_NK.shape[1]
     for i in range(z_NK.shape[0]):
         limit = first + (begin + i) % period
-        _row(z_NK[i], limit if limit < K else K, e_K, room, out_NC[i])
+        z_K, out_C, stop = z_NK[i], out_NC[i], limit if limit < K else K
+        low, high, seen = _extremes(z_K, stop)
+        out_C[VISIBLE] = seen
+        if low < _LEAST or high >= _INFINITY or seen == 0:
+            _unread(low, high, out_C)
+            continue
+        while z_K[stop - 1] == _NOTHING:
+            stop -= 1
+        top = np.int32(high ^ ((high >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
+        exponentials(z_K, stop, top, e_K)
+        below, first_moment, scores, masses = _moments(z_K, stop, e_K, top)
+        tops, some = _counts(e_K, stop)
+        counts = (np.int64(tops), np.int64(some), stop)
+        lower, upper = closed(e_K, (below, 1.0), counts, _ENOUGH, room)
+        mass = below + tops
+        entropy = math.log(mass) - first_moment / mass
+        out_C[LOWER], out_C[UPPER] = lower, upper
+        out_C[MAX_LOGIT] = top
+        out_C[ENTROPY] = entropy if entropy > 0.0 else 0.0
+        out_C[SINK] = e_K[0] / mass
+        out_C[TOP_MASS] = 1.0 / mass
+        out_C[SCORES] = scores
+        out_C[MASSES] = masses / (mass * mass)
 
 
 _OPTIONS = (_ENOUGH, float("inf"), 1.0)

@@ -1,0 +1,243 @@
+"""Break one line of the code at a time, and see whether a test dies of it.
+
+``python -m benchmarks.mutations [WORD…]`` runs those whose file or text holds one of
+the words, all by default. Each works on a copy of the tree: one line is replaced, the
+tests named beside it run until the first fails. A mutation that survives is either a
+missing test or changes nothing that can be seen; ``EQUIVALENT`` says why.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.table import publish
+
+ROOT = Path(__file__).parents[1]
+WATCHING, LAB = "src/equipoise/watching/", "src/equipoise/lab/training/"
+ROWS, FLOW = "src/equipoise/numerics/rows/", "src/equipoise/anatomy/softmax_flow.py"
+PREDICTION = "src/equipoise/auditing/precision/prediction.py"
+LONGEST_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One line, what it becomes, and the tests that must notice."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        WATCHING + "loop_hooks.py",
+        "    loss = loss.detach().clone()\n",
+        "    loss = loss.detach()\n",
+        "tests/watching/test_unusual_loops.py tests/watching/test_legal_loops.py",
+    ),
+    Mutation(
+        WATCHING + "loop_hooks.py",
+        "        listener.before_clipping(total_norm.detach().clone())\n",
+        "        listener.before_clipping(total_norm.detach())\n",
+        "tests/watching/test_unusual_loops.py tests/watching/test_legal_loops.py",
+    ),
+    Mutation(
+        WATCHING + "merge.py",
+        "        cost=max(message.cost for message in messages),\n",
+        "        cost=min(message.cost for message in messages),\n",
+        "tests/watching/test_merge.py",
+    ),
+    Mutation(
+        WATCHING + "merge.py",
+        "        plain=min(message.plain for message in messages),\n",
+        "        plain=max(message.plain for message in messages),\n",
+        "tests/watching/test_merge.py",
+    ),
+    Mutation(
+        WATCHING + "merge.py",
+        "    if len({*counts}) == 1:\n",
+        "    if True:\n",
+        "tests/watching/test_merge.py",
+    ),
+    Mutation(
+        PREDICTION,
+        "    left = max(0.0, 1 - n / M)\n",
+        "    left = 1.0\n",
+        "tests/auditing/precision/test_prediction.py",
+    ),
+    Mutation(
+        PREDICTION,
+        "        larger = math.sqrt(y.numel() / view.numel()) / size\n",
+        "        larger = 1 / size\n",
+        "tests/auditing/precision/test_prediction.py",
+    ),
+    Mutation(
+        FLOW,
+        "        extra_keys=extra,\n",
+        "        extra_keys=0,\n",
+        "tests/anatomy tests/probes/test_sink.py",
+    ),
+    Mutation(
+        "src/equipoise/anatomy/multihead.py",
+        "        extra_keys=extra,\n",
+        "        extra_keys=0,\n",
+        "tests/anatomy",
+    ),
+    Mutation(
+        "src/equipoise/anatomy/calls.py",
+        "torch.minimum(first_BQ, first_BQ.gather(1, first_BQ))",
+        "first_BQ",
+        "tests/probes/test_sink.py",
+    ),
+    Mutation(
+        "src/equipoise/probes/row_sample.py",
+        "    first = rows // _FIRST\n",
+        "    first = 0\n",
+        "tests/probes/test_row_sample.py",
+    ),
+    Mutation(
+        "src/equipoise/probes/row_sample.py",
+        "    spread_n = (weight_n * (weight_n - 1)).sqrt()\n",
+        "    spread_n = weight_n\n",
+        "tests/probes/test_row_sample.py",
+    ),
+    Mutation(
+        "src/equipoise/probes/attention.py",
+        "        scores_HN, masses_HN = scores_HN * weight_N, masses_HN * weight_N\n",
+        "        pass\n",
+        "tests/probes/test_row_sample.py",
+    ),
+    Mutation(
+        "src/equipoise/numerics/spectra/tracking.py",
+        "    if other.value > one.value:\n",
+        "    if False:\n",
+        "tests/numerics/spectra/test_tracking.py",
+    ),
+    Mutation(
+        "src/equipoise/numerics/spectra/tracking.py",
+        "    second_N = second_N - first_N * (first_N @ second_N)\n",
+        "    second_N = second_N + 0\n",
+        "tests/numerics/spectra/test_tracking.py",
+    ),
+    Mutation(
+        "src/equipoise/probes/sharding.py",
+        "    return [norm if ranks == 1 else norm * ranks**-0.5 for norm in norms]\n",
+        "    return list(norms)\n",
+        "tests/probes tests/watching/test_two_ranks.py",
+    ),
+    Mutation(
+        ROWS + "window.py",
+        "    return best, abs(best) > enough\n",
+        "    return best, True\n",
+        "tests/numerics/rows",
+    ),
+    Mutation(
+        ROWS + "window.py",
+        "            high, mass, missing = middle, above, most - count\n",
+        "            high, mass, missing = middle, above, most\n",
+        "tests/numerics/rows",
+    ),
+    Mutation(
+        ROWS + "window.py",
+        "            while at > _KEYS and room[at - 1] < p_K[k]:\n",
+        "            while False:\n",
+        "tests/numerics/rows",
+    ),
+    Mutation(
+        LAB + "trainer.py",
+        "            total += loss.detach() / parts\n",
+        "            total += loss.detach()\n",
+        "tests/lab/test_trainer.py",
+    ),
+    Mutation(
+        LAB + "trainer.py",
+        "        self.tokens += y.numel() * share().world\n",
+        "        self.tokens += y.numel()\n",
+        "tests/lab/test_trainer.py",
+    ),
+    Mutation(
+        LAB + "trainer.py",
+        "        if limit is None or self._unread or not read:\n",
+        "        if limit is None or not read:\n",
+        "tests/lab/test_trainer.py",
+    ),
+    Mutation(
+        LAB + "checkpoint.py",
+        '    _restore_random(mine["random"])\n',
+        "    pass\n",
+        "tests/lab/test_resume.py",
+    ),
+    Mutation(
+        LAB + "checkpoint.py",
+        "        for old in finished(folder)[:-KEEP]:\n",
+        "        for old in finished(folder)[:-1]:\n",
+        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+    ),
+    Mutation(
+        LAB + "checkpoint.py",
+        "    if written != at.world:\n",
+        "    if False:\n",
+        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+    ),
+    Mutation(
+        LAB + "checkpoint.py",
+        "    if target.exists():",
+        "    if False:",
+        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+    ),
+)
+EQUIVALENT = {
+    "listener.before_clipping(total_norm.detach().clone())": (
+        "the handle multiplies the norm at once, which copies it"
+    ),
+}
+"""The old line of a mutation that nothing can notice → why."""
+
+
+def outcome(mutation: Mutation, folder: Path) -> str:
+    """Return whether the tests died of a mutation; the tree is left as it was."""
+    path = folder / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) < 1:
+        return "no such line"
+    path.write_text(text.replace(mutation.old, mutation.new, 1))
+    try:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", *mutation.tests.split()]
+        paths = f"{folder / 'src'}{os.pathsep}{folder}"
+        variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, timeout=LONGEST_S
+        )
+    except subprocess.TimeoutExpired:
+        return "killed (never ended)"
+    finally:
+        path.write_text(text)
+    known = {0: "survived", 1: "killed"}
+    return known.get(done.returncode, f"pytest exit {done.returncode}")
+
+
+def main(words: list[str]) -> None:
+    wanted = [
+        m for m in MUTATIONS if not words or any(w in m.file + m.old for w in words)
+    ]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        ignored = shutil.ignore_patterns(".git", ".venv", "site", "*.eqp", "results")
+        shutil.copytree(ROOT, tree, ignore=ignored)
+        for mutation in wanted:
+            row = {"file": mutation.file, "line": mutation.old.strip()}
+            row["outcome"] = outcome(mutation, tree)
+            row["why"] = EQUIVALENT.get(mutation.old.strip(), "")
+            print(row["outcome"], row["file"], row["line"], flush=True)
+            rows.append(row)
+    publish("mutations", rows, survived=sum(r["outcome"] == "survived" for r in rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
