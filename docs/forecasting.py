@@ -60,7 +60,8 @@ def _headline(found: dict[str, Any]) -> str:
     rows = [_row("**the forecast**", found["detection"])]
     parts = found["held_out"]
     rows.append(_row("… on families no fit has met", parts["families"]))
-    rows.append(_row("… on seeds not looked at before", parts["fresh seeds"]))
+    rows.append(_row("… on seeds never looked at", parts["fresh seeds"]))
+    rows.append(_row("shipped coefficients, on those seeds", parts["shipped"]))
     best = found["best_single"]
     rows.append(_row(f"best single reading ({best['reading']})", best))
     for name, rule in found["baselines"].items():
@@ -146,12 +147,24 @@ def _deep(found: dict[str, Any]) -> str:
 
 def _diagnosis(found: dict[str, Any]) -> str:
     d = found["diagnosis"]
+    parts = {"all": d, "seeds never looked at": d["fresh"], "deep tier": d["deep"]}
     rows = [
-        ("cause first", _share(d["top1"]), f"{d['runs']} failures"),
-        ("cause among the first three", _share(d["top3"]), ""),
-        ("layer within ±1", _share(d["layer_within_1"]), f"{d['layers']} failures"),
+        [
+            name,
+            part["runs"],
+            " · ".join(map(_share, part["top1"])),
+            " · ".join(map(_share, part["top3"])),
+            f"{_share(part['layer_within_1'])} of {part['layers']}",
+        ]
+        for name, part in parts.items()
     ]
-    return _table(("diagnosis at the alarm", "share", "of"), rows)
+    at = " · ".join(f"+{step}" for step in d["steps_after_alarm"])
+    head = (
+        *("failures", "count", f"cause first, at the alarm {at} steps"),
+        *("among the first three", "layer within ±1"),
+    )
+    wrong = ", ".join(f"{pair} ({n})" for pair, n in d["confused"].items())
+    return _table(head, rows) + f"\n\nTaken for another: {wrong or 'none'}."
 
 
 def _misses(found: dict[str, Any]) -> str:

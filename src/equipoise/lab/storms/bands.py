@@ -31,11 +31,13 @@ NAMED = {
     "queries and keys, growth": 1.6,
     "projections, speed": 0.6,
     "stream step, growth": 0.5,
+    "router load, growth": 1.0,
 }
 """The least reach where a rule has a threshold, ``update.lost`` at 0.3 of the weights
 and ``attention.saturated`` at θ = 0.1, whose ln is -2.3; and where models differ:
 gradients over depth shift fivefold when a trained model is tuned, and projections that
-begin at 0.02 grow by 1.6 in ten healthy steps."""
+begin at 0.02 grow by 1.6 in ten healthy steps. The busiest expert of a healthy router
+may take a third of an even share more, so a whole one is the least that counts."""
 LEAST_REACH = np.array(
     [NAMED.get(name, SMALLEST[name.rpartition(", ")[2]]) for name in ALARMING]
 )

@@ -20,6 +20,7 @@ from equipoise.lab.storms.bands import short
 from equipoise.lab.storms.evaluation import Evidence, stake_course, tunable
 from equipoise.lab.storms.fitting import FitOptions, fit, standardised
 from equipoise.lab.storms.labels import Label
+from equipoise.lab.storms.plan import UNSEEN
 from equipoise.lab.storms.recorded import Matrix, Recorded, recorded, samples_of
 from equipoise.lab.storms.scoring import crossings
 
@@ -108,12 +109,17 @@ def diagnosis(evidence: Evidence) -> dict[str, Any]:
     whole = _with_causes(evidence.small, small)
     return {
         **_named([(r, m) for r, m in pairs if _is_asked(r)]),
+        "fresh": _named([(r, m) for r, m in pairs if _is_asked(r) and _is_fresh(r)]),
         "deep": _named([(r, whole) for r, _ in evidence.deep if _is_asked(r)]),
     }
 
 
 def _is_asked(run: Recorded) -> bool:
     return run.label.outcome == "failed" and bool(len(run.steps))
+
+
+def _is_fresh(run: Recorded) -> bool:
+    return run.label.storm.seed >= UNSEEN
 
 
 def _with_causes(model: Model, runs: Sequence[Recorded]) -> Model:
