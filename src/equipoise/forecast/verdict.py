@@ -249,8 +249,14 @@ def _dead(judge: Judge) -> Verdict | None:
         sentence=f"non-finite numbers from step {first.step}: {first.message}",
         since=first.step,
         findings=(first, *judge.firing),
-        advice=first.advice,
+        advice=_with_rate(_then_slower(first), judge),
     )
+
+
+def _then_slower(first: Finding) -> str:
+    """Return the advice; where an update broke the weights, a smaller step too."""
+    broke = first.rule == f"{NONFINITE}.update"
+    return f"{first.advice}; then lower the learning rate" if broke else first.advice
 
 
 def _first_nonfinite(judge: Judge) -> Finding | None:

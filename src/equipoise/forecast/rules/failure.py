@@ -1,5 +1,7 @@
 """The forecast as a rule: its alarm makes a run at risk before the loss shows it."""
 
+import math
+
 from equipoise.forecast.causes import REMEDIES
 from equipoise.forecast.features import (
     AFTER_UPDATE,
@@ -47,10 +49,13 @@ def outside_band(history: History) -> list[str]:
 
 
 @measures(FORECAST)
-def failure(history: History) -> Measured:
-    """The e-detector's stake, ln M / ln A."""
+def failure(history: History) -> Measured | None:
+    """The e-detector's stake, ln M / ln A; nothing once no gradient is finite."""
+    sample = sample_from(history)
+    if not any(map(math.isfinite, sample.numbers("gradient.norm"))):
+        return None  # it has failed: there is nothing left to foresee
     forecaster: Forecaster = history.memory(FORECAST, Forecaster)
-    found = forecaster.add(sample_from(history))
+    found = forecaster.add(sample)
     reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
     return Measured(
         value=found.stake,
