@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "forecast.json"
+RULES = RESULT.with_name("rules.json")
+UNARMED = 15
+"""Steps of a run, at a reading every five, before the alarm can fire."""
 TEXT = Path(__file__).parent / "forecast.template"
 """What is written by hand; ``{{name}}`` stands where a table goes."""
 Rows = Iterable[Sequence[object]]
@@ -171,7 +174,7 @@ def _misses(found: dict[str, Any]) -> str:
     rows = [
         [
             m["kind"],
-            f"{m['family']}, seed {m['seed']}, severity {m['severity']}",
+            f"{tier}: {m['family']}, seed {m['seed']}, severity {m['severity']}",
             _number(m["onset"], "d"),
             m["injected"],
             ", ".join(map(str, m["alarms"])) or "none",
@@ -179,7 +182,8 @@ def _misses(found: dict[str, Any]) -> str:
             f"{m['farthest'][0]} ({m['farthest'][1]:.2f})",
             f"{100 * m['excess']:.1f} %" if m["excess"] is not None else "∞",
         ]
-        for m in [*found["misses"], *found["deep_misses"]]
+        for tier, key in (("small", "misses"), ("deep", "deep_misses"))
+        for m in found[key]
     ]
     head = (
         *("what", "run", "onset", "injected", "alarms"),
@@ -198,7 +202,63 @@ def _ceiling(found: dict[str, Any]) -> str:
     )
 
 
+def _bars(found: dict[str, Any]) -> str:
+    """Return what was asked for, what was measured, and whether that is enough."""
+    all_runs, fresh = found["detection"], found["held_out"]["fresh seeds"]
+    d, runs = found["diagnosis"], found["runs"]
+    rules = [rule["matched"]["median_lead"] for rule in found["baselines"].values()]
+    lead, armed = all_runs["median_lead"], _armed_steps(found)
+    bound = all_runs["rate_bound"] * all_runs["stable_steps"] / armed
+    rows = [
+        _bar("recall", "≥ 90 %", _both(all_runs, fresh), all_runs["recall"] >= 0.9),
+        _bar("false alarms per 10,000 armed stable steps, 95 % upper bound", "≤ 1",
+             f"{bound:.2f} ({all_runs['false_alarms']} alarms)", bound <= 1),
+        _bar("armed stable steps", "≥ 63,000", f"{armed:,}", armed >= 63_000),
+        _bar("median lead, steps", "≥ 16", f"{lead:.0f}", lead >= 16),
+        _bar("… beside the best loss, gradient or published rule", "≥ 2 ×",
+             f"{max(rules):.0f}", lead >= 2 * max(rules)),
+        _bar("… beside the best single reading", "no worse",
+             f"{found['best_single']['median_lead']:.0f}",
+             lead >= found["best_single"]["median_lead"]),
+        _bar("cause first, at the alarm · 20 steps later", "≥ 75 %",
+             " · ".join(map(_share, d["top1"])), min(d["top1"]) >= 0.75),
+        _bar("layer within ±1", "≥ 75 %",
+             f"{_share(d['layer_within_1'])} of {d['layers']}",
+             d["layer_within_1"] >= 0.75),
+        _bar("failures too early to foresee", "≤ a third",
+             f"{runs['too_early']} of {runs['failed']}",
+             3 * runs["too_early"] <= runs["failed"]),
+        _bar("recording, CPU minutes", "≤ 90", f"{runs['cpu_minutes']:.0f}",
+             runs["cpu_minutes"] <= 90),
+    ]  # fmt: skip
+    return _table(("number", "bar", "measured", ""), rows)
+
+
+def _bar(name: str, bar: str, shown: str, is_met: bool) -> list[str]:
+    return [name, bar, shown, "met" if is_met else "**missed**"]
+
+
+def _both(all_runs: dict[str, Any], fresh: dict[str, Any]) -> str:
+    share, late = _share(all_runs["recall"]), f"{fresh['hits']} of {fresh['failures']}"
+    return f"{share}; {late} on seeds never looked at"
+
+
+def _armed_steps(found: dict[str, Any]) -> int:
+    """Return the stable steps at which the alarm could fire."""
+    stable = found["ceiling"]["stable"]
+    return int(found["detection"]["stable_steps"] - UNARMED * stable)
+
+
+def _rules(found: dict[str, Any]) -> str:
+    """Return what the rules say of the same runs, and of others."""
+    rows = json.loads(RULES.read_text(encoding="utf-8"))["rows"]
+    head = list(rows[0])
+    return _table(head, ([row[name] for name in head] for row in rows))
+
+
 TABLES = {
+    "bars": _bars,
+    "rules": _rules,
     "ceiling": _ceiling,
     "headline": _headline,
     "published": _published,

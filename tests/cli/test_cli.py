@@ -123,6 +123,7 @@ def test_report_as_json_and_as_an_exit_code(
     assert verdict["findings"][0]["rule"] == "gradient.vanished"
     assert run(capsys, "report", pre, post, "--fail-on", "error")[0] == 0
     assert run(capsys, "report", pre, "--fail-on", "warn")[0] == 0
+    assert run(capsys, "report", post, "--fail-on", "at risk")[0] == 6
     assert run(capsys, "report", pre, "--fail-on", "not-judged")[0] == 6
     code, _, err = run(capsys, "report", pre, "--fail-on", "bad")
     assert code == 2 and "at-risk" in err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
@@ -163,3 +164,21 @@ def test_advice_on_the_learning_rate_gives_its_peak_and_when() -> None:
 
     advice = judged(readings())[0].verdict.advice
     assert advice.endswith("(learning rate: peak 0.004, reached at step 24)")
+
+
+def test_where_an_update_broke_the_weights_a_smaller_step_is_advised() -> None:
+    judge, _ = judged(healthy())
+    broke = Finding.error(300, "nonfinite.update", "NaN in w", advice="go back")
+    judge.note([broke])
+    assert judge.verdict.state == "dead"
+    assert judge.verdict.advice == "go back; then lower the learning rate"
+
+
+def test_a_run_without_a_finite_gradient_is_not_forecast() -> None:
+    def gradient(step: int, layer: int) -> float:
+        return math.nan if step >= 100 else 1.0
+
+    judge, found = judged(healthy(gradient=gradient))
+    last = forecast_of(judge.history)
+    assert last is not None and last.step == 90
+    assert "forecast.failure" not in [f.rule for f in found]

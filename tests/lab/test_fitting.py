@@ -12,7 +12,7 @@ from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecaster, shipped
 from equipoise.forecast.verdict import Judge
 from equipoise.lab.storms import diagnosis, evaluation, fitting
-from equipoise.lab.storms.bands import Bands, scores
+from equipoise.lab.storms.bands import IS_CHANGE, LEAST_REACH, Bands, scores
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.probabilities import probabilities
 from equipoise.lab.storms.recorded import recorded, samples_of
@@ -90,6 +90,14 @@ def test_a_band_reaches_as_far_as_runs_of_other_seeds_went(
     bands = Bands(runs, ages=options.ages, narrowest=options.narrowest)
     unseen = [bands.unseen(run)[run.rows].max() for run in runs[:2]]
     assert max(unseen) > max(inside)
+
+
+def test_the_least_change_counts_from_no_change(found: Sequence[Label]) -> None:
+    """Where stable runs fall, a run that stays as it was is not outside the band."""
+    band = fitting.fit([recorded(label) for label in found]).band
+    edges = np.asarray(band.centre) + np.asarray(band.reach)
+    assert (edges[:, IS_CHANGE] >= LEAST_REACH[IS_CHANGE] - 1e-3).all()
+    assert (np.asarray(band.centre)[:, IS_CHANGE] < -0.05).any()
 
 
 def test_causes_are_learnt_from_the_readings_after_the_alarm(

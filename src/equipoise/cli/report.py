@@ -76,9 +76,10 @@ LIMITS: dict[str, State] = {
 
 
 def _limit(given: str) -> State:
-    if given not in LIMITS:
+    name = given.replace(" ", "-")  # as a verdict writes it: "at risk"
+    if name not in LIMITS:
         raise InputError(f"--fail-on {given}: choose one of {', '.join(LIMITS)}")
-    return LIMITS[given]
+    return LIMITS[name]
 
 
 def _is_bad(runs: Mapping[str, Run], limit: State) -> bool:
