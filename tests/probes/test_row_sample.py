@@ -14,7 +14,13 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.errors import InputError
 from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes import attention
-from equipoise.probes.attention import QUANTILES, AttentionRows, _rows, width_at
+from equipoise.probes.attention import (
+    QUANTILES,
+    AttentionRows,
+    _kappa_parts,
+    _rows,
+    width_at,
+)
 from equipoise.probes.capture import Collector
 from equipoise.probes.row_sample import (
     chosen_queries,
@@ -170,6 +176,17 @@ def test_weights_repeat_rows() -> None:
     assert (
         weighted_quantiles(torch.full((2, 3), torch.nan), weights[:3], at).isnan().all()
     )
+
+
+def test_rows_that_were_all_read_have_no_error_and_weights_count_rows() -> None:
+    errors = sampling_errors(trend(queries=90), torch.ones(90), at={})
+    assert errors["mean"].tolist() == [0.0, 0.0]
+    rows, weight_N = _rows(given(), None), torch.full((300,), 2.0)
+    real_HN = torch.ones(4, 300, dtype=torch.bool)
+    once_3H = _kappa_parts(rows, real_HN, None)
+    twice_3H = _kappa_parts(rows, real_HN, weight_N)
+    torch.testing.assert_close(twice_3H[1:], 2 * once_3H[1:])
+    assert torch.equal(twice_3H[0], once_3H[0])
 
 
 def test_a_few_first_rows_do_not_decide_the_mean() -> None:

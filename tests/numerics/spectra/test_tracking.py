@@ -7,6 +7,12 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.spectra import fixed_steps, tracked_norm
 from equipoise.numerics.spectra import lanczos as gram
+from equipoise.numerics.spectra.tracking import (
+    DISTURBED,
+    _beside,
+    _host_beside,
+    _random,
+)
 from tests.conftest import FLOATS, error_budget
 from tests.oracles import spectra as oracle
 
@@ -169,3 +175,23 @@ def test_unusable_input_is_an_error() -> None:
         tracked_norm(torch.ones(3, 3), start=torch.ones(4))
     with pytest.raises(InputError, match="at least one"):
         fixed_steps(torch.ones(3, 3), steps=0)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_the_second_vector_starts_beside_the_first(usable: bool) -> None:
+    """On the host and on a device alike: no part of the first but the disturbance's."""
+    first, second, random = torch.randn(3, 12, generator=generator(3))
+    first = first / first.norm()
+    random = _random(first, seed=5)
+    second = second + 4 * first if usable else torch.full_like(second, torch.nan)
+    found = _beside(first, second, seed=5)
+    host = _host_beside(first.numpy(), second.numpy(), random.numpy())
+    torch.testing.assert_close(torch.from_numpy(host), found)
+    beside = found - random * (DISTURBED / random.norm())
+    assert abs(float(beside @ first)) < 1e-6 and float(beside.norm()) == pytest.approx(
+        1
+    )
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
