@@ -163,3 +163,40 @@ def test_names_are_the_users_own() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(nn.DataParallel(inner))
     assert [name for name, _ in named(compiled)] == ["", "0"]
+
+
+class Sunk(Oddly):
+    """A sink that is cut off again, over keys of which the last two are padding."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = q @ k.mT
+        padding = torch.arange(z.shape[-1]) >= z.shape[-1] - 2
+        z = z.masked_fill(padding, -torch.inf)
+        sink = torch.zeros(1, dtype=q.dtype).expand(*z.shape[:-1], 1)
+        return torch.cat([z, sink], -1).softmax(-1)[..., :-1] @ v
+
+
+class BiasedKeys(nn.Module):
+    """``nn.MultiheadAttention`` with a learned key and a zero one; two are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(
+            16, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = (torch.arange(x.shape[1]) >= x.shape[1] - 2).expand(x.shape[:2])
+        mixed: Tensor = self.attention(x, x, x, key_padding_mask=padding)[0]
+        return mixed
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(Sunk, 1), (BiasedKeys, 2)])
+def test_keys_that_are_no_token_do_not_hide_the_padding(
+    kind: type[nn.Module], extra: int
+) -> None:
+    """Six tokens and more keys: with those taken for tokens no row is padding."""
+    torch.manual_seed(0)
+    ((_, call),) = captured(kind(), torch.randn(2, 6, 16))
+    assert call.extra_keys == extra and call.shape[3] == 6 + extra
+    assert call.counted_BQ().tolist() == [[True] * 4 + [False] * 2] * 2
