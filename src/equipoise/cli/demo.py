@@ -22,7 +22,7 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="Where runs and report.html go.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
+    steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 100,
 ) -> None:
     """Train pre-LN and post-LN side by side, watch both, and say what happened."""
     # Here, not above: --help must not load torch.
