@@ -36,6 +36,7 @@ NEEDS = {
     "c++": lambda: shutil.which("g++") or shutil.which("clang++"),
     # flash-attn's Python code, which ./dev puts beside the other packages.
     "flash-attn": (Path(sys.prefix) / "flash-attn").is_dir,
+    "triton": (Path(sys.prefix) / "triton").is_dir,
 }
 
 

@@ -32,8 +32,10 @@ from equipoise.numerics.rows.statistics import (
     MAX_LOGIT,
     SINK,
     TOP_MASS,
+    VISIBLE,
     row_columns,
 )
+from equipoise.probes.fused_rows import fused_columns, readable
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
@@ -147,6 +149,10 @@ def _only(call: AttentionCall, some_q: Int[Tensor, " q"]) -> AttentionCall:
 
 def largest_logits(call: AttentionCall) -> Float[Tensor, "H B Q"]:
     """Return the largest score of every row, -inf where fewer than two are visible."""
+    if readable(call):
+        read_CHBQ = fused_columns(call, only_logits=True)
+        few_HBQ = read_CHBQ[VISIBLE] < 2
+        return read_CHBQ[MAX_LOGIT].masked_fill(few_HBQ, -math.inf)
     B, H, Q, _ = call.shape
     top_HBQ: Tensor | None = None
     for where, scores_bhqk in call.pieces():

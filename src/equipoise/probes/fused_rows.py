@@ -1,0 +1,117 @@
+"""Attention rows by one fused kernel, where the device has one; else by torch.
+
+Axes, in this file:  B batch · H head · Q query · n chosen query · K key · C column.
+
+On CUDA and ROCm, with triton, the rows of a call are read from its queries and keys in
+one launch, and no block of scores is formed. Which keys a query sees by position is
+handed over as a range for each row; what has no such form (a user's score function,
+learned sinks, scores that a model computed itself) is read in blocks by torch.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.fused_kernels import Rows
+
+DEVICES = {"cuda"}
+"""Kinds of devices on which the kernel runs; torch calls ROCm's so too."""
+DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+WIDEST = 256
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def kernel_rows(call: AttentionCall) -> Rows | None:
+    """Return what the kernel needs to know of a call's rows, None if torch reads it."""
+    if call.modify is None:
+        rows: Rows | None = Rows(causal=call.causal)
+    else:
+        owner = getattr(call.modify, "__self__", None)
+        rows = owner if isinstance(owner, Rows) else None
+    if rows is None or rows.sinks_H is not None or rows.place is not None:
+        return None
+    # Capped after a mask was added, by the kernels themselves: not in ours.
+    added = call.mask is not None and call.mask.dtype != torch.bool
+    return None if added and rows.softcap else rows
+
+
+def readable(call: AttentionCall) -> bool:
+    """Return whether the kernel can read a call on its device."""
+    q = call.q_BHQD
+    if q is None or call.k_BGKD is None or call.scores_BHQK is not None:
+        return False
+    here = q.device.type in DEVICES and q.dtype in DTYPES and q.shape[-1] <= WIDEST
+    same = call.k_BGKD.dtype == q.dtype
+    return here and same and _has_triton() and kernel_rows(call) is not None
+
+
+def fused_columns(
+    call: AttentionCall, chosen_n: Tensor | None = None, *, only_logits: bool = False
+) -> Tensor:
+    """Return (C, H, B, n) of a ``readable`` call: its rows, or the chosen ones."""
+    # Here: importing it imports triton, which only a device needs.
+    from equipoise.numerics.rows import triton_rows
+
+    rows = kernel_rows(call)
+    assert rows is not None and call.q_BHQD is not None and call.k_BGKD is not None
+    sees_4BQ = seen_keys(rows, call.shape, device=call.q_BHQD.device)
+    masked = call.mask is not None and not only_logits
+    if masked and (first_BQ := call.first_key_BQ()) is not None:
+        sees_4BQ = sees_4BQ.repeat(1, len(first_BQ) // sees_4BQ.shape[1], 1)
+        sees_4BQ[3] = first_BQ
+    read_CBHn = triton_rows.columns(
+        call.q_BHQD,
+        call.k_BGKD,
+        sees_4BQ,
+        scale=call.scale,
+        mask=call.mask,
+        slopes=rows.slopes_BH,
+        softcap=rows.softcap,
+        chosen_n=chosen_n,
+        only_logits=only_logits,
+    )
+    return read_CBHn.transpose(1, 2)
+
+
+def seen_keys(
+    rows: Rows, shape: tuple[int, int, int, int], *, device: torch.device
+) -> Tensor:
+    """Return, int32 of (4, B or 1, Q), which keys each query sees by position.
+
+    The first key and the one after the last, the query's own place among the keys, and
+    the first key of its document.
+    """
+    _, _, Q, K = shape
+    offset = rows.offset_S
+    offset_S1 = offset if isinstance(offset, int) else offset[:, None]
+    own_SQ = torch.arange(Q, device=device)[None] + offset_S1
+    first_SQ, end_SQ = torch.zeros_like(own_SQ), torch.full_like(own_SQ, K)
+    if rows.document is not None:
+        first_SQ, end_SQ = (x.expand_as(own_SQ) for x in _documents(rows.document))
+    begin_SQ, right = first_SQ, 0 if rows.causal else rows.right
+    if right >= 0:
+        end_SQ = torch.minimum(end_SQ, own_SQ + right + 1)
+    if rows.left >= 0:
+        begin_SQ = torch.maximum(begin_SQ, own_SQ - rows.left)
+    return torch.stack((begin_SQ, end_SQ, own_SQ, first_SQ)).to(torch.int32)
+
+
+def _documents(document: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return where each query's document begins and ends among the keys.
+
+    Tokens after the last document have a negative number, and see none.
+    """
+    of_query, of_key = document
+    last = len(of_key) + len(of_query) + 1
+    rising = of_key.where(of_key >= 0, last).contiguous()
+    wanted = of_query.where(of_query >= 0, last + 1).contiguous()
+    return torch.searchsorted(rising, wanted), torch.searchsorted(
+        rising, wanted, right=True
+    )
