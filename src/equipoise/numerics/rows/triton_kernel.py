@@ -56,7 +56,7 @@ def _scores(
         mask=(key[None, :] < K) & (width[:, None] < D),
         other=0.0,
     )
-    z = tl.dot(q, k, input_precision="ieee").to(tl.float32) * scale
+    z = tl.dot(q, k.to(q.dtype), input_precision="ieee").to(tl.float32) * scale
     if CAPPED:
         z = cap * _tanh(z / cap)
     z -= slope * tl.abs(key[None, :] - diagonal[:, None]).to(tl.float32)
@@ -308,6 +308,7 @@ def attention_rows(
     BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BITS: tl.constexpr,
     DEALS: tl.constexpr, MASK: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, CHOSEN: tl.constexpr, LOGITS: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Write the statistics of some rows of one head of one sequence.
 
@@ -329,6 +330,8 @@ def attention_rows(
     q_rows = q_at + batch * q_batch + head * q_head + row * q_row
     inside = real[:, None] & (width[None, :] < D)
     q = tl.load(q_rows[:, None] + width[None, :] * q_width, mask=inside, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
     slope = 0.0
     if ALIBI:
         slope = tl.load(slopes_at + batch * a_batch + head * a_head).to(tl.float32)

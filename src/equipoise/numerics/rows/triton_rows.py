@@ -7,6 +7,7 @@ For CUDA and ROCm; with ``TRITON_INTERPRET=1``, set before triton is imported, o
 Importing this file imports triton.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ def columns(
         ALIBI=slopes is not None,
         CHOSEN=chosen_n is not None,
         LOGITS=only_logits,
+        # The interpreter of triton 3.9 multiplies the bit patterns of bfloat16.
+        WIDEN=os.environ.get("TRITON_INTERPRET") == "1",
     )
     return out
 
