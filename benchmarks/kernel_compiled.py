@@ -1,7 +1,7 @@
 """The fused kernel compiled for GPUs that need not be here: code, registers, memory.
 
-``./dev bench kernel_compiled`` for all, ``python -m benchmarks.kernel_compiled cuda:80``
-for one.
+``./dev bench kernel_compiled`` for all; for one
+``python -m benchmarks.kernel_compiled cuda:80``.
 """
 
 import json
