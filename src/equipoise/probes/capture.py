@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -123,6 +123,14 @@ class _Emitted:
     count: int = 1
 
 
+class Pending(Protocol):
+    """Numbers that wait on a device for the next transfer."""
+
+    def waiting(self) -> list[Tensor]: ...
+
+    def arrived(self, numbers: Sequence[tuple[float, ...]]) -> None: ...
+
+
 class Collector:
     """Collects what probes emit, by (quantity, site), in order of first emission."""
 
@@ -143,14 +151,23 @@ class Collector:
     def not_read(self, site: str, why: str) -> None:
         self.gaps.add_partial(site, why)
 
-    def pop(self, first_heads: Mapping[str, int] | None = None) -> Table:
+    def pop(
+        self,
+        first_heads: Mapping[str, int] | None = None,
+        also: Pending | None = None,
+    ) -> Table:
         """Return everything collected, with one transfer, and start afresh.
 
-        ``first_heads`` names the sites of which this rank holds later heads only.
+        ``first_heads`` names the sites of which this rank holds later heads only;
+        what else is ``also`` waiting on the device comes with the same transfer.
         """
         firsts = first_heads or {}
         emitted, self._emitted = self._emitted, {}
-        numbers = to_host([cell.values for cell in emitted.values()])
+        waiting = [] if also is None else also.waiting()
+        moved = to_host([*(cell.values for cell in emitted.values()), *waiting])
+        numbers, rest = moved[: len(emitted)], moved[len(emitted) :]
+        if also is not None:
+            also.arrived(rest)
         table: Table = {}
         pairs = zip(emitted.items(), numbers, strict=True)
         for ((quantity, site), cell), values in pairs:

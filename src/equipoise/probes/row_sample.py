@@ -35,7 +35,7 @@ from equipoise.numerics.rows.statistics import (
     VISIBLE,
     row_columns,
 )
-from equipoise.probes.fused_rows import fused_columns, readable
+from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
@@ -43,6 +43,12 @@ _WIDTH = 1.96
 
 # One in so many of the rows that are read is one of the first.
 _FIRST = 8
+
+
+def has_kernel(call: AttentionCall) -> bool:
+    """Return whether a fused kernel reads the call; on the CPU nothing is asked."""
+    q = call.q_BHQD
+    return q is not None and q.device.type in DEVICES and readable(call)
 
 
 def chosen_queries(
@@ -149,7 +155,7 @@ def _only(call: AttentionCall, some_q: Int[Tensor, " q"]) -> AttentionCall:
 
 def largest_logits(call: AttentionCall) -> Float[Tensor, "H B Q"]:
     """Return the largest score of every row, -inf where fewer than two are visible."""
-    if readable(call):
+    if has_kernel(call):
         read_CHBQ = fused_columns(call, only_logits=True)
         few_HBQ = read_CHBQ[VISIBLE] < 2
         return read_CHBQ[MAX_LOGIT].masked_fill(few_HBQ, -math.inf)

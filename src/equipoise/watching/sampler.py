@@ -21,6 +21,7 @@ from equipoise.probes.capture import (
     Capture,
     Collector,
     PassCoverage,
+    Pending,
     Table,
     attached,
 )
@@ -259,14 +260,17 @@ class Sampler:
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
-    def disarm(self) -> Table:
-        """Take everything off the model, and return what was measured."""
+    def disarm(self, also: Pending | None = None) -> Table:
+        """Take everything off the model, and return what was measured.
+
+        What is ``also`` waiting on the device comes with the same transfer.
+        """
         if not self.armed:
             return {}
         self._probe_pass()
         self._note_parts()
         self.close()
-        return self._collector.pop(self.coverage.first_heads)
+        return self._collector.pop(self.coverage.first_heads, also)
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""

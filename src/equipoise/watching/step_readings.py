@@ -7,7 +7,7 @@ readings follow from other readings, without the model.
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -68,14 +68,23 @@ class StepScalars:
         many = self._pending[-1][0] - self._first_step >= MOST_STEPS
         return many or time.monotonic() - self._since >= LONGEST_S
 
+    def waiting(self) -> list[Tensor]:
+        """Return what is still on its device."""
+        return [value for _, _, value in self._pending if isinstance(value, Tensor)]
+
+    def arrived(self, numbers: Sequence[tuple[float, ...]]) -> None:
+        """Take the numbers of all that was ``waiting``."""
+        found = iter(numbers)
+        self._pending = [
+            (step, name, next(found)[0] if isinstance(value, Tensor) else value)
+            for step, name, value in self._pending
+        ]
+
     def pop(self) -> list[Entry]:
         """Return everything gathered as host numbers, and start afresh."""
+        self.arrived(to_host(self.waiting()))
         pending, self._pending = self._pending, []
-        numbers = iter(to_host(v for _, _, v in pending if isinstance(v, Tensor)))
-        return [
-            (step, name, next(numbers)[0] if isinstance(value, Tensor) else value)
-            for step, name, value in pending
-        ]
+        return [(step, name, float(value)) for step, name, value in pending]
 
 
 def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
