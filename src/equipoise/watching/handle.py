@@ -352,7 +352,6 @@ class Watch:
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
         """Write the step; what all ranks found in it goes into ``findings``."""
-        # The step's scalars come with the table, in one transfer.
         table = self._sampler.disarm(self._recorder.scalars) if sampled else {}
         if sampled or self._recorder.flush_due:
             self._recorder.look_at_pending(self._nonfinite.check_late)
