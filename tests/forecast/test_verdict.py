@@ -84,6 +84,17 @@ def test_a_loss_on_its_way_back_has_not_failed_to_come_back() -> None:
     assert judged(healthy(300, loss=loss))[0].verdict.state == "healthy"
 
 
+def test_a_healthy_run_says_what_is_over() -> None:
+    def loss(step: int) -> float:
+        usual = 3.0 + 0.05 * math.sin(12.9898 * step)
+        return 4.5 if step in (200, 240) else usual if step >= 40 else 5.0
+
+    verdict = judged(healthy(400, loss=loss))[0].verdict
+    assert verdict.state == "healthy"
+    assert "any more (earlier: " in verdict.sentence
+    assert "loss.spike_recovered at step 241, 2 times" in verdict.sentence
+
+
 def test_a_plateau_far_below_chance_is_convergence() -> None:
     assert judged(healthy(400, loss=lambda step: 2.0))[0].verdict.state == "healthy"
 

@@ -360,8 +360,19 @@ def _healthy(judge: Judge) -> Verdict:
     rules = sum(all(q in history for q in c.rule.reads) for c in judge.conditions)
     return Verdict(
         state="healthy",
-        sentence=f"{rules} rules over {history.sampled} sampled steps, none fires; "
+        sentence=f"{rules} rules over {history.sampled} sampled steps, none fires"
+        f"{_over(judge)}; "
         f"loss {loss.blocks[0][1] if loss.blocks else math.nan:.4g} → "
         f"{loss.smoothed():.4g}",
         findings=tuple(judge.firing),
     )
+
+
+def _over(judge: Judge) -> str:
+    """Return what fired earlier and is over, the latest first, at most three."""
+    past = sorted((c for c in judge.conditions if c.fired), key=lambda c: -c.noticed)
+    named = [
+        f"{c.rule.name} at step {c.noticed}" + (f", {c.fired} times" * (c.fired > 1))
+        for c in past[:3]
+    ]
+    return f" any more (earlier: {'; '.join(named)})" if named else ""
