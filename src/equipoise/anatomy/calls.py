@@ -72,7 +72,9 @@ BLOCK_ELEMENTS = 1 << 21
 # cache, and cost more in calls than that saves.
 PIECE_ELEMENTS = 1 << 20
 # Fewer queries would wait for the keys; more would meet more keys of the future.
-PIECE_QUERIES = 64
+PIECE_QUERIES = 128
+# Of so few keys half as many queries are read at a time: fewer keys of the future.
+_SHORT = 512
 
 # Here every token sees itself, padding too: a key that only itself sees is padding.
 SEES_ITSELF = {"XLNetRelativeAttention"}
@@ -157,7 +159,8 @@ class AttentionCall:
         if self.modify is not None:  # it counts sequences and heads from 0
             return B, H, max(1, rows // max(1, B * H))
         group = 1 if self.k_BGKD is None else H // self.k_BGKD.shape[1]
-        queries = max(1, min(Q, PIECE_QUERIES, rows // group))
+        most = PIECE_QUERIES // 2 if K <= _SHORT else PIECE_QUERIES
+        queries = max(1, min(Q, most, rows // group))
         heads = max(1, min(H, rows // queries) // group) * group
         sequences = rows // (heads * queries) if heads == H else 1
         return max(1, min(B, sequences)), heads, queries
