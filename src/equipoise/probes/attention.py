@@ -25,11 +25,10 @@ from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
 from equipoise.numerics.token_statistics import nan_quantiles
-from equipoise.probes.fused_rows import fused_columns
+from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
 from equipoise.probes.protocols import Emit, How
 from equipoise.probes.row_sample import (
     chosen_queries,
-    has_kernel,
     largest_logits,
     query_weights,
     read_sink,
@@ -236,7 +235,8 @@ def _emit_errors(site: str, theta_HBn: Tensor, weight_n: Tensor, emit: Emit) -> 
 
 def _rows(call: AttentionCall, chosen_n: Tensor | None) -> RowStatistics:
     """Return (H, B·Q) of each statistic: every row of a head, or every chosen one."""
-    if has_kernel(call):
+    q = call.q_BHQD  # asked here: on the CPU no other file takes part
+    if q is not None and q.device.type in DEVICES and readable(call):
         return RowStatistics.of(fused_columns(call, chosen_n)[:COLUMNS].flatten(2))
     if chosen_n is not None:
         return RowStatistics.of(sampled_columns(call, chosen_n).flatten(2))
