@@ -6,7 +6,7 @@ Results are rendered again from the raw numbers beside them; no experiment is re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import choosing, command_line, figures, peers, zoo
+from docs import accelerators, choosing, command_line, figures, peers, zoo
 from equipoise.claims import catalogue
 from equipoise.claims.page import markdown
 from equipoise.lab.results.publishing import index, publish, published
@@ -14,6 +14,7 @@ from equipoise.lab.results.publishing import index, publish, published
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {
     "zoo.md": zoo.page,
+    "accelerators.md": accelerators.page,
     "choosing-a-normaliser.md": choosing.page,
     "cli.md": command_line.page,
     "peers.md": peers.page,

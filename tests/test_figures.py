@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs import figures, peers
+from docs import accelerators, figures, peers
 
 
 def test_every_quoted_figure_is_the_one_in_the_json() -> None:
@@ -16,6 +16,23 @@ def test_every_quoted_figure_is_the_one_in_the_json() -> None:
 def test_the_page_beside_peers_is_the_one_its_numbers_make() -> None:
     page = figures.HERE / "peers.md"
     assert page.read_text(encoding="utf-8") == peers.page(), "./dev docs"
+
+
+def test_the_page_on_accelerators_is_what_its_counts_make() -> None:
+    page = figures.HERE / "accelerators.md"
+    assert page.read_text(encoding="utf-8") == accelerators.page(), "./dev docs"
+
+
+def test_a_kernel_that_does_more_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all rows costs more than a sample; counted work is what decides."""
+    device = accelerators.DEVICES["H100 SXM"]
+    shape = accelerators.Shape(length=8192)
+    few, all_rows = (
+        accelerators.row_seconds(device, shape, sampled=s) for s in (True, False)
+    )
+    assert few < all_rows
+    monkeypatch.setattr(accelerators, "FIRST", 10 * accelerators.FIRST)
+    assert accelerators.row_seconds(device, shape, sampled=True) > few
 
 
 def test_a_figure_that_is_not_in_the_json_is_refused() -> None:
