@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.remedies import is_rescued
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import Judge
@@ -155,15 +156,6 @@ MAKERS = {
     RANDOM: random_remedy,
     SCREENED: screened,
 }
-
-
-def is_rescued(label: Label, validation: float | None) -> bool:
-    """Within 5 % of the healthy run, and at least half of the gap closed."""
-    if validation is None:
-        return False
-    gap = label.validation - label.healthy
-    closed = label.validation - validation >= gap / 2
-    return validation <= 1.05 * label.healthy and closed
 
 
 def key_of(label: Label, name: str) -> str:
