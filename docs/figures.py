@@ -2,10 +2,11 @@
 
 A quoted figure stands between two comments that no reader sees::
 
-    +<!-- fig overhead_small/rows/1/mean % as .1f -->2.9<!-- /fig --> %
+    +<!-- fig overhead_small/rows/monitor=plain/mean % as .1f -->0.0<!-- /fig --> %
 
-The path is the file in ``benchmarks/results/``, then keys and indices; behind ``as``
-stands a format. ``./dev docs`` and ``./dev bench peers`` write the numbers again; a
+The path is the file in ``benchmarks/results/``, then keys and indices; in a list of
+rows ``KEY=VALUE`` is the row that has it, so that a new row moves no figure. Behind
+``as`` stands a format. ``./dev docs`` and ``./dev bench peers`` write the numbers again; a
 path that is not in the JSON, or a number that differs from it, fails the tests.
 """
 
@@ -46,10 +47,19 @@ def value(path: str) -> Any:
     found = _result(name)
     for key in keys:
         try:
-            found = found[int(key)] if isinstance(found, list) else found[key]
+            found = _row(found, key) if isinstance(found, list) else found[key]
         except (KeyError, IndexError, ValueError) as error:
             raise LookupError(f"no {key!r} on the way to {path!r}") from error
     return found
+
+
+def _row(rows: list[Any], key: str) -> Any:
+    """Return the row of that index, or the one row that has KEY=VALUE."""
+    field, equals, wanted = key.partition("=")
+    if not equals:
+        return rows[int(key)]
+    (row,) = [row for row in rows if str(row.get(field)) == wanted]
+    return row
 
 
 @cache

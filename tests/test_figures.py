@@ -42,6 +42,14 @@ def test_a_figure_that_is_not_in_the_json_is_refused() -> None:
         figures.value("no_such/x")
 
 
+def test_a_row_is_found_by_what_it_says_wherever_it_stands() -> None:
+    plain = figures.value("overhead_small/rows/monitor=plain/mean %")
+    assert plain == figures.value("overhead_small/rows/0/mean %") == 0
+    assert figures.value("overhead_small/rows/monitor=trainscope, defaults/mean %") > 0
+    with pytest.raises(LookupError, match="monitor=none"):
+        figures.value("overhead_small/rows/monitor=none/mean %")
+
+
 def test_a_changed_number_is_written_again() -> None:
     quoted = "<!-- fig overhead_small/every as d -->{}<!-- /fig --> steps"
     assert figures.filled(quoted.format(7)) == quoted.format(10)
