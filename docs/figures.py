@@ -6,8 +6,9 @@ A quoted figure stands between two comments that no reader sees::
 
 The path is the file in ``benchmarks/results/``, then keys and indices; in a list of
 rows ``KEY=VALUE`` is the row that has it, so that a new row moves no figure. Behind
-``as`` stands a format. ``./dev docs`` and ``./dev bench peers`` write the numbers again; a
-path that is not in the JSON, or a number that differs from it, fails the tests.
+``as`` stands a format. ``./dev docs`` and ``./dev bench peers`` write the numbers
+again; a path that is not in the JSON, or a number that differs from it, fails the
+tests.
 """
 
 import json
