@@ -14,6 +14,7 @@ from equipoise.lab.running.workers import Job
 from equipoise.lab.training.options import TrainOptions
 
 SEEDS = (42, 123, 456)  # Emadi's
+FIVE_SEEDS = (*SEEDS, 789, 1011)
 RESULT = "result.json"
 
 

@@ -17,6 +17,7 @@ from equipoise.lab.studies import (
     exponents,
     prepost,
     rates,
+    sizes,
     temperature,
     variants,
 )
@@ -74,6 +75,11 @@ QUESTIONS: dict[str, Question] = {
         measurements={"positions": depth.positions},
         finding=depth.sharpening_finding,
     ),
+    "prepost-sizes": Question(recipe=sizes.prepost_recipe, finding=sizes.finding),
+    "exponents-sizes": Question(
+        recipe=sizes.exponents_recipe, finding=sizes.exponents_finding
+    ),
+    "sharpening-sizes": Question(recipe=sizes.sharpening_recipe, finding=sizes.finding),
     "vanishing": Question(
         recipe=depth.vanishing_recipe, finding=depth.vanishing_finding
     ),

@@ -23,7 +23,7 @@ from equipoise.lab.results.finding import (
 )
 from equipoise.lab.results.statistics import paired
 from equipoise.lab.running.execution import Trained
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 from equipoise.numerics.rows.statistics import row_statistics
 
@@ -48,6 +48,7 @@ def sharpening_recipe(quick: bool) -> Experiment:
         name="sharpening",
         question="Does θ stay at 1 as training goes on, and where not?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         curves=("attention.theta.p5", "attention.entropy", "queries/theta"),
         measures=(
             "theta_p5",
@@ -77,6 +78,7 @@ def vanishing_recipe(quick: bool) -> Experiment:
         name="vanishing",
         question="What does the post-LN gradient vanish from?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         curves=(
             "gradient.norm",
             "backward.norm_factor",

@@ -150,14 +150,18 @@ def starts(evidence: Evidence, kind: str, depth: int, seed: int) -> float:
 
 
 def fitted_exponents(evidence: Evidence, kind: str, found: Edge) -> list[float]:
-    """Return a fitted exponent per seed; censored depths are left out."""
-    fitted = []
-    for seed in evidence.seeds:
-        points = {n: found(evidence, kind, n, seed) for n in _depths(evidence)}
-        known = {n: e for n, e in points.items() if math.isfinite(e)}
-        if len(known) >= 3:
-            fitted.append(power_law(list(known), list(known.values())).exponent)
-    return fitted
+    """Return a fitted exponent per seed; seeds with too few edges are left out."""
+    fitted = [exponent_of(evidence, kind, found, seed) for seed in evidence.seeds]
+    return [one for one in fitted if math.isfinite(one)]
+
+
+def exponent_of(evidence: Evidence, kind: str, found: Edge, seed: int) -> float:
+    """Return a seed's exponent over depth; NaN where fewer than three have an edge."""
+    points = {n: found(evidence, kind, n, seed) for n in _depths(evidence)}
+    known = {n: e for n, e in points.items() if math.isfinite(e)}
+    if len(known) < 3:
+        return math.nan
+    return power_law(list(known), list(known.values())).exponent
 
 
 def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:

@@ -22,7 +22,7 @@ from equipoise.lab.results.finding import (
     rows,
 )
 from equipoise.lab.results.statistics import paired, seeds_to_decide
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 
@@ -41,6 +41,7 @@ def recipe(quick: bool) -> Experiment:
         name="prepost",
         question="Does the place of the norm decide whether a deep model trains?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         curves=(
             "loss",
             "gradient.norm",
@@ -110,6 +111,18 @@ def _published() -> Iterator[Pattern]:
 
 
 EMADI = tuple(_published())
+
+
+def parts(pattern: Pattern) -> list[str]:
+    """Return a name for each gap of a pattern.
+
+    >>> [parts(one) for one in EMADI[2:4]]
+    [['ln(pre ÷ post) − ln 100', 'ln(10·pre)'], ['growth of pre', 'growth of post']]
+    """
+    if " of each" in pattern.needs:
+        word = pattern.needs.removeprefix("the ").removesuffix(" of each")
+        return [f"{word} of pre", f"{word} of post"]
+    return pattern.needs.split(", and ")
 
 
 def beside(evidence: Evidence) -> list[tuple[str, str, str, str, str]]:
