@@ -263,7 +263,7 @@ def test_gradients_are_compared_by_an_interval_not_by_a_limit() -> None:
     shares = {"layernorm": (4e-4, 2.3e-3, 9e-4), "rmsnorm": (1.4e-3, 5e-4, 6.5e-4)}
 
     def run(arm: Any, seed: int) -> Answers:
-        share = shares[arm.model.norm][experiment.seeds.index(seed)]
+        share = shares[arm.model.norm][experiment.seeds.index(seed) % 3]
         times = 100 if arm.name == "pre-rmsnorm" else 1
         return {"validation": 2.0 + seed / 1e5, "gradient_least_to_last": times * share}
 

@@ -25,7 +25,7 @@ from equipoise.lab.studies import exponents, prepost
 from equipoise.lab.training.options import TrainOptions
 
 Width = int
-PRE_POST_WIDTHS, QUICK_WIDTHS = (64, 96, 128), (16, 32)
+WIDTHS, QUICK_WIDTHS = (64, 96, 128), (16, 32)
 PER_HEAD = 16
 """Channels of a head at every width: more heads, not wider ones."""
 
@@ -36,9 +36,9 @@ def _shape(width: Width, depth: int, context: int) -> GPTConfig:
 
 
 def prepost_recipe(quick: bool) -> Experiment:
-    """The published pre-LN and post-LN patterns at three widths, half the steps."""
+    """The published pre-LN and post-LN patterns at three widths, a third of the steps."""
     train = TrainOptions(
-        steps=12 if quick else 120, warmup=12, every=10, checkpoint_every=40
+        steps=12 if quick else 80, warmup=8, every=10, checkpoint_every=40
     )
     arms = tuple(
         Arm(
@@ -46,7 +46,7 @@ def prepost_recipe(quick: bool) -> Experiment:
             model=replace(_shape(width, 4 if quick else 24, 64), residual=form),
             train=train,
         )
-        for width in (QUICK_WIDTHS if quick else PRE_POST_WIDTHS)
+        for width in (QUICK_WIDTHS if quick else WIDTHS)
         for form in ("pre", "post")
     )
     return Experiment(
@@ -69,7 +69,7 @@ def sharpening_recipe(quick: bool) -> Experiment:
             train=replace(train, lr=lr, preset="minimal"),
             judges=("positions",),
         )
-        for width in (QUICK_WIDTHS if quick else (64, 128, 256))
+        for width in (QUICK_WIDTHS if quick else WIDTHS)
         for lr in (1e-3, 4e-3)
     )
     return Experiment(
@@ -85,7 +85,7 @@ def exponents_recipe(quick: bool) -> Experiment:
 
     Gains above 8 take one step only: they are for the first gradient.
     """
-    depths = (2, 3, 4) if quick else (6, 16, 40)
+    depths = (2, 3, 4) if quick else (6, 12, 24)
     train = TrainOptions(steps=24, warmup=0, watch=False, batch=4, lr=2e-3)
     arms = tuple(
         Arm(
@@ -95,7 +95,7 @@ def exponents_recipe(quick: bool) -> Experiment:
             ),
             train=train if gain <= 8 else replace(train, steps=1),
         )
-        for width in (QUICK_WIDTHS if quick else (32, 64, 128))
+        for width in (QUICK_WIDTHS if quick else (32, 48, 64))
         for kind in get_args(Attention)
         for depth in depths
         for gain in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
