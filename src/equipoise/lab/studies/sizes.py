@@ -36,7 +36,7 @@ def _shape(width: Width, depth: int, context: int) -> GPTConfig:
 
 
 def prepost_recipe(quick: bool) -> Experiment:
-    """The published pre-LN and post-LN patterns at three widths, a third of the steps."""
+    """The pre-LN and post-LN patterns at three widths, a third of the steps."""
     train = TrainOptions(
         steps=12 if quick else 80, warmup=8, every=10, checkpoint_every=40
     )
