@@ -21,26 +21,19 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.remedies import is_rescued
+from benchmarks.remedies import is_rescued, made
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import Judge
-from equipoise.lab.data import DataOptions, open_data
-from equipoise.lab.models import GPT
-from equipoise.lab.running.execution import evaluate
-from equipoise.lab.storms.families import TRAIN, change_of, shape_of
 from equipoise.lab.storms.labels import Label, labels
-from equipoise.lab.storms.plan import SCORED, Storm
-from equipoise.lab.storms.runs import VALIDATION
+from equipoise.lab.storms.plan import SCORED
 from equipoise.lab.storms.scoring import steps_of
 from equipoise.lab.training.trainer import Trainer
 from equipoise.remedies.catalogue import REMEDIES, remedy
@@ -50,48 +43,6 @@ AUTOPILOT, HALVED, RANDOM = "autopilot", "half the rate at the start", "random r
 SCREENED = "screened"
 ADAM = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 """Stands for the optimiser where only a file is read; its settings are the usual."""
-
-
-def made(
-    storm: Storm, act: Callable[[Trainer], None], *, watched: bool
-) -> dict[str, Any]:
-    """Make one run again; ``act`` is called before every step."""
-    start, change = time.process_time(), change_of(storm)
-    config = replace(shape_of(storm), **change.model)
-    ordinary = {"steps": storm.steps, "seed": storm.seed, "watch": watched}
-    options = replace(TRAIN, **{**ordinary, **change.train})
-    data = open_data(
-        DataOptions(), batch=options.batch, seed=storm.seed, context=config.context
-    )
-    torch.manual_seed(storm.seed)
-    model = GPT(config)
-    if change.pretrained:
-        early = {"steps": change.pretrained, "seed": storm.seed, "watch": False}
-        Trainer(model, data.train, replace(TRAIN, **early)).run()
-    change.prepare(model)
-
-    def before_step(trainer: Trainer) -> None:
-        change.before_step(trainer)
-        act(trainer)
-
-    with TemporaryDirectory() as folder:
-        trainer = Trainer(
-            model,
-            change.batches(data.train),
-            options,
-            folder=Path(folder) if watched else None,
-            before_step=before_step,
-        )
-        trainer.run()
-    fixed = open_data(DataOptions(), batch=32, seed=0, context=config.context)
-    assert fixed.validation is not None
-    loss = evaluate(model, fixed.validation, count=VALIDATION)["validation"]
-    pilot = trainer._watched.autopilot if trainer._watched is not None else None
-    return {
-        "validation": loss if math.isfinite(loss) else None,
-        "log": [str(entry)[:160] for entry in pilot.log] if pilot else [],
-        "cpu_seconds": round(time.process_time() - start, 2),
-    }
 
 
 def autopilot(label: Label) -> dict[str, Any]:

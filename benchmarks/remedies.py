@@ -2,6 +2,8 @@
 
 A failing run of ``equipoise lab run storms`` is made again with one remedy, applied
 when the watch's verdict first leaves "healthy" (initial scales: at the start).
+``roll_back + X`` first loads the latest weights from 20 steps before the trouble began,
+as a user does who starts again from a checkpoint, and then applies X.
 *Rescued*: the final validation loss is within 5 % of the matched healthy run's, and at
 least half of the gap is closed, at equal optimiser steps; steps that were rolled back
 count.
@@ -40,46 +42,60 @@ from equipoise.remedies.roll_back import snapshot
 
 HERE = Path(__file__).parent / "results" / "remedies.json"
 HALVED = "half the rate at the start"
+BACK = "roll_back + "
 CANDIDATES = {
-    "learning rate": ("learning_rate", "update_clip", "qk_norm", "roll_back"),
-    "ramp": ("learning_rate", "update_clip", "roll_back"),
-    "no warm-up": ("learning_rate", "update_clip", "optimizer_reset"),
-    "post-LN": ("deepnorm_init", "learning_rate"),
-    "logit growth": ("qk_norm", "qk_clip", "temperature", "learning_rate"),
-    "corrupted data": ("skip_step", "spike_handling", "roll_back"),
-    "adam": ("beta2", "learning_rate", "optimizer_reset"),
-    "router": ("router_balance", "learning_rate"),
-    "residual": ("residual_scale", "update_clip"),
-    "init": ("residual_scale", "learning_rate", "layer_norm_epsilon"),
+    "learning rate": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
+    "ramp": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
+    "no warm-up": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
+    "post-LN": (f"{BACK}learning_rate", "deepnorm_init", "learning_rate"),
+    "logit growth": (f"{BACK}weight_cap", "qk_norm", "qk_clip", "learning_rate"),
+    "corrupted data": (f"{BACK}skip_step", "skip_step", "spike_handling", "roll_back"),
+    "adam": (f"{BACK}beta2", "beta2", "learning_rate", "optimizer_reset"),
+    "router": (f"{BACK}router_balance", "router_balance", "learning_rate"),
+    "residual": (f"{BACK}weight_cap", "residual_scale", "update_clip"),
+    "init": (f"{BACK}weight_cap", "residual_scale", "learning_rate"),
+    "precision": (f"{BACK}master_weights", "master_weights", "learning_rate"),
 }
 AT_START = {"deepnorm_init", "path_init", HALVED}
 OPTIONS: dict[str, dict[str, Any]] = {
     "temperature": {"tau": 2.0, "steps": 100},
     # An ε far too large is a fault of this family: the remedy sets both.
     "beta2": {"beta2": 0.95, "epsilon": 1e-8},
+    f"{BACK}beta2": {"beta2": 0.95, "epsilon": 1e-8},
+    f"{BACK}learning_rate": {"scale": 0.1},
+    f"{BACK}router_balance": {"guard": True},
+    "logit growth": {"gain": 0.7, "lasts": False},
+    "init": {"gain": 0.7, "lasts": False},
+    "residual": {"times": 2.0},
 }
-KEPT_EVERY, KEPT = 20, 4
-"""Steps between snapshots for rolling back, and how many are kept."""
+"""By remedy, or by family for the cap of weights."""
+KEPT_EVERY, KEPT, BEFORE = 20, 8, 20
+"""Steps between snapshots for rolling back, how many are kept, and how many steps
+before the trouble one must be."""
 
 
 class Treatment:
     """Applies one remedy at the first step whose verdict is not healthy."""
 
-    def __init__(self, name: str, before_step: Callable[[Trainer], None]) -> None:
-        self.name, self.before_step = name, before_step
+    def __init__(self, name: str, family: str = "") -> None:
+        self.name, self.family = name, family
         self.applied_at: int | None = None
-        self.snapshots: list[dict[str, Any]] = []
+        self.snapshots: dict[int, dict[str, Any]] = {}
 
     def __call__(self, trainer: Trainer) -> None:
-        self.before_step(trainer)
         if self.applied_at is not None:
             return
-        if self.name == "roll_back" and trainer.step % KEPT_EVERY == 0:
-            kept = snapshot(trainer.model, trainer.optimizer)
-            self.snapshots = [*self.snapshots, kept][-KEPT:]
+        if self.name.startswith("roll_back") and trainer.step % KEPT_EVERY == 0:
+            self._keep(trainer)
         if self.name in AT_START or self._is_alarmed(trainer):
             self.applied_at = trainer.step
             self._apply(trainer)
+
+    def _keep(self, trainer: Trainer) -> None:
+        """Keep the first snapshot and the latest ones."""
+        self.snapshots[trainer.step] = snapshot(trainer.model, trainer.optimizer)
+        if len(self.snapshots) > KEPT:
+            del self.snapshots[sorted(self.snapshots)[1]]
 
     def _is_alarmed(self, trainer: Trainer) -> bool:
         watched = trainer._watched
@@ -88,42 +104,75 @@ class Treatment:
 
     def _apply(self, trainer: Trainer) -> None:
         model, optimizer = trainer.model, trainer.optimizer
-        if self.name == HALVED:
+        if self.name.startswith("roll_back"):
+            remedy("roll_back", checkpoint=self._earlier(trainer)).apply(
+                model, optimizer
+            )
+        name = self.name.removeprefix(BACK)
+        if name == HALVED:
             remedy("learning_rate", warmup=0).apply(model, optimizer)
-        elif self.name == "roll_back":
-            remedy("roll_back", checkpoint=self.snapshots[0]).apply(model, optimizer)
-        else:
-            options = OPTIONS.get(self.name, {})
-            remedy(self.name, **options).apply(model, optimizer)
+        elif name != "roll_back":
+            of_family = OPTIONS.get(self.family, {}) if name == "weight_cap" else {}
+            options = OPTIONS.get(self.name, of_family)
+            remedy(name, **options).apply(model, optimizer)
+
+    def _earlier(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the latest snapshot before the trouble began, else the first."""
+        watched = trainer._watched
+        began = watched.verdict.since if watched is not None else None
+        wanted = (trainer.step if began is None else began) - BEFORE
+        steps = sorted(self.snapshots)
+        return self.snapshots[max((s for s in steps if s <= wanted), default=steps[0])]
 
 
-def treated(storm: Storm, name: str) -> dict[str, Any]:
-    """Make one run with one remedy; return what became of it."""
+def made(
+    storm: Storm, act: Callable[[Trainer], None], *, watched: bool
+) -> dict[str, Any]:
+    """Make one run again; ``act`` is called before every step."""
     start, change = time.process_time(), change_of(storm)
     config = replace(shape_of(storm), **change.model)
-    ordinary = {"steps": storm.steps, "seed": storm.seed}
+    ordinary = {"steps": storm.steps, "seed": storm.seed, "watch": watched}
     options = replace(TRAIN, **{**ordinary, **change.train})
     data = open_data(
         DataOptions(), batch=options.batch, seed=storm.seed, context=config.context
     )
     torch.manual_seed(storm.seed)
     model = GPT(config)
+    if change.pretrained:
+        early = {"steps": change.pretrained, "seed": storm.seed, "watch": False}
+        Trainer(model, data.train, replace(TRAIN, **early)).run()
     change.prepare(model)
-    treatment = Treatment(name, change.before_step)
-    batches = change.batches(data.train)
+
+    def before_step(trainer: Trainer) -> None:
+        change.before_step(trainer)
+        act(trainer)
+
     with TemporaryDirectory() as folder:
         trainer = Trainer(
-            model, batches, options, folder=Path(folder), before_step=treatment
+            model,
+            change.batches(data.train),
+            options,
+            folder=Path(folder) if watched else None,
+            before_step=before_step,
         )
         trainer.run()
     fixed = open_data(DataOptions(), batch=32, seed=0, context=config.context)
     assert fixed.validation is not None
     loss = evaluate(model, fixed.validation, count=VALIDATION)["validation"]
+    pilot = trainer._watched.autopilot if trainer._watched is not None else None
     return {
         "validation": loss if math.isfinite(loss) else None,
-        "applied_at": treatment.applied_at,
+        "log": [str(entry)[:160] for entry in pilot.log] if pilot else [],
         "cpu_seconds": round(time.process_time() - start, 2),
     }
+
+
+def treated(storm: Storm, name: str) -> dict[str, Any]:
+    """Make one run with one remedy; return what became of it."""
+    treatment = Treatment(name, storm.family)
+    found = made(storm, treatment, watched=True)
+    del found["log"]
+    return {**found, "applied_at": treatment.applied_at}
 
 
 def is_rescued(label: Label, validation: float | None) -> bool:

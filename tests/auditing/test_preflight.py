@@ -1,5 +1,6 @@
 """A training script is judged by its first steps, and nothing of ours stays behind."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_command_exits_with_the_verdict(tmp_path: Path) -> None:
     result = CliRunner().invoke(application(words), words)
     assert result.exit_code == 1
     assert result.stdout.startswith("At risk: attention logits reach")
+
+
+def test_a_page_and_numbers_are_written(tmp_path: Path) -> None:
+    page, data = tmp_path / "p.html", tmp_path / "p.json"
+    words = ["preflight", "--steps", "3", "--html", str(page), "--json", str(data)]
+    words += [str(written(tmp_path)), "1e-3"]
+    result = CliRunner().invoke(application(words), words)
+    assert result.exit_code == 0, result.output
+    shown, given = page.read_text(), json.loads(data.read_text())
+    assert "Run on the first 4 steps of train.py" in shown
+    assert "attention.max_logit" in shown and 'href="#max-logit"' in shown
+    assert given["verdict"]["state"] == "healthy"
+    # Each quantity once, as it was at the last step.
+    read = [reading["quantity"] for reading in given["readings"]]
+    assert len(read) == len({*read}) > 5
+    assert max(reading["step"] for reading in given["readings"]) >= 3
 
 
 def test_findings_are_named_once_and_forecasts_are_left_out() -> None:

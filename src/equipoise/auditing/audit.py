@@ -67,7 +67,7 @@ class Audit:
         if self.source is not None:
             given["source"] = asdict(self.source)
         if self.comparison is not None:
-            given["changes"] = [asdict(change) for change in self.comparison.moved]
+            given["changes"] = [json.loads(c.to_json()) for c in self.comparison.moved]
         return json.dumps(given)
 
 
@@ -100,9 +100,16 @@ def audit(
         model = loaded(str(model)).model
     checkpoint = _checkpoint(model)
     weights = measure(checkpoint, progress=progress)
-    compared = None if against is None else compare(checkpoint, _checkpoint(against))
-    readings = weights.readings() + ([] if compared is None else compared.readings())
-    findings, facts = weight_findings(readings), _facts(checkpoint, weights)
+    readings, facts = weights.readings(), _facts(checkpoint, weights)
+    compared: Comparison | None = None
+    if against is not None:
+        old = _checkpoint(against)
+        compared = compare(checkpoint, old)
+        readings, facts = (
+            readings + compared.readings(),
+            facts + compared.facts(old.name),
+        )
+    findings = weight_findings(readings)
     if batch is not None:
         assert isinstance(model, nn.Module)
         point = measured_once(model, batch)
@@ -141,9 +148,10 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
             "heads were not looked at (put config.json beside the file)"
         )
     if weights.unread:
+        how = "; install the gguf package" if checkpoint.format == "gguf" else ""
         lines.append(
             f"{len(weights.unread)} tensors are packed and were not read, such as "
-            f"{weights.unread[0]}"
+            f"{weights.unread[0]}{how}"
         )
     return lines
 

@@ -18,7 +18,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from equipoise.auditing.audit import Audit
 from equipoise.auditing.precision.study import lost_epsilons
+from equipoise.auditing.subject import Source
 from equipoise.errors import InputError
 from equipoise.forecast.start_rules import (
     STEPS,
@@ -68,6 +70,17 @@ class PreFlight:
     @property
     def findings(self) -> tuple[Finding, ...]:
         return self.verdict.findings
+
+    def as_audit(self, script: str) -> Audit:
+        """Return it as an audit of the last step that was read: to save and to show."""
+        last = {reading.quantity: reading for reading in self.readings}
+        return Audit(
+            subject=script,
+            verdict=self.verdict,
+            readings=tuple(last.values()),
+            facts=self.facts,
+            source=Source(name=f"the first {self.steps} steps of {script}"),
+        )
 
 
 def preflight(

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.auditing import MODEL_FORMS
+from equipoise.errors import InputError
 from equipoise.report.pages import check_page_path
 from equipoise.store import Run, open_run, runs_directory
 from equipoise.store.location import newest
@@ -78,6 +79,25 @@ def _page(path: Path | None) -> Path | None:
 
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write one offline page.", callback=_page)
+]
+
+
+def _json_path(path: Path | None) -> Path | None:
+    """Refuse early what cannot be written, and what is no JSON: weights, perhaps."""
+    if path is None:
+        return None
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: name a file in a folder that is there")
+    if path.exists() and path.read_bytes()[:1] not in (b"", b"{"):
+        raise InputError(f"{path} exists and is no JSON: it was not overwritten")
+    return path
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write verdict and numbers as JSON.", callback=_json_path
+    ),
 ]
 
 

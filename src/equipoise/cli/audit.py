@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.arguments import BatchFile, Html, RandomTokens, Rows, TextFile
+from equipoise.cli.arguments import (
+    BatchFile,
+    Html,
+    JsonFile,
+    RandomTokens,
+    Rows,
+    TextFile,
+)
 from equipoise.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,9 +26,6 @@ EXAMPLES = (
     "equipoise audit ./gpt2 --fail-on error",
 )
 FAIL_ON = ("warn", "error")
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write verdict and numbers as JSON.")
-]
 FailOn = Annotated[
     str | None,
     typer.Option(help="Exit with 1 if there is a finding this grave: warn or error."),
@@ -63,7 +67,7 @@ def command(
         raise InputError(f"--fail-on {fail_on}: give one of {', '.join(FAIL_ON)}")
     # Here, not above: --help must not load torch.
     from equipoise.auditing.audit import audit
-    from equipoise.auditing.page import print_audit, write_audit
+    from equipoise.auditing.page import print_audit
     from equipoise.cli.subject import subject
 
     found: Subject | None = None
@@ -83,12 +87,19 @@ def command(
     print_audit(result, rows=rows)
     if found is not None:
         _study(model, found, wanted)
+    save(result, html=html, json_file=json_file)
+    raise typer.Exit(_code(result, fail_on))
+
+
+def save(result: "Audit", *, html: Path | None, json_file: Path | None) -> None:
+    """Write an audit's page and its numbers where they were asked for."""
+    from equipoise.auditing.page import write_audit
+
     if html is not None:
         typer.echo(f"wrote {write_audit(result, html)}")
     if json_file is not None:
         json_file.write_text(json.dumps(json.loads(result.to_json()), indent=1))
         typer.echo(f"wrote {json_file}")
-    raise typer.Exit(_code(result, fail_on))
 
 
 def _is_function(model: str) -> bool:

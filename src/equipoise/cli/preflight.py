@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.audit import FailOn
+from equipoise.cli.arguments import Html, JsonFile
+from equipoise.cli.audit import FailOn, save
 from equipoise.errors import InputError
 
 # Everything behind the script is the script's, even if it looks like an option of ours.
@@ -33,6 +34,8 @@ def command(
         bool, typer.Option("--deep", help="Also read curvature (slow).")
     ] = False,
     fail_on: FailOn = "warn",
+    html: Html = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Run a script for a few steps and judge its start; options before the script."""
     if fail_on not in {"warn", "error", "never"}:
@@ -49,6 +52,7 @@ def command(
         preset="deep" if deep else "default",
     )
     print_verdict(found.verdict, facts=found.facts)
+    save(found.as_audit(script.name), html=html, json_file=json_file)
     grave = {"warn": {"warn", "error"}, "error": {"error"}, "never": set()}[fail_on]
     failed = found.verdict.state == "not judged" and fail_on != "never"
     raise typer.Exit(int(failed or any(f.severity in grave for f in found.findings)))

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from equipoise.auditing.curvature import hessian
 from equipoise.auditing.curvature.page import (
-    COLUMNS,
+    OWN,
     cells,
+    columns,
     headline,
     remarks,
     total,
@@ -62,6 +63,9 @@ def test_the_verdict_compares_with_the_step_size(found: CurvatureStudy) -> None:
     model = subjects.gpt(depth=1)
     bare = study(model, BATCH, count=1, probes=2, steps=4)
     assert "stable here up to lr" in headline(bare)
+    # What was not measured has no column.
+    lines = [cells(bare, row) for row in bare.rows] + [total(bare)]
+    assert OWN not in columns(bare) and {len(line) for line in lines} == {4}
 
 
 def test_along_adams_step(found: CurvatureStudy) -> None:
@@ -85,7 +89,7 @@ def two(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 def test_the_page_is_whole_and_offline(found: CurvatureStudy, tmp_path: Path) -> None:
     page = write_study(found, tmp_path / "deep" / "page.html").read_text()
-    assert all(name in page for name in COLUMNS)
+    assert all(name in page for name in columns(found)) and OWN in page
     assert "<polyline points=" in page and page.count('class="track"') == 3 * len(
         found.rows
     )

@@ -125,6 +125,22 @@ def test_a_few_steps_of_training_swap_nothing() -> None:
     assert {round(c.relative, 4) for c in found.comparison.changes} == {0.01}
 
 
+def test_what_moved_is_said_in_the_facts() -> None:
+    """Two checkpoints: one tensor moved, one is new, one was zero and is not."""
+    old = {"a": torch.ones(4, 4), "b": torch.zeros(3), "c": torch.ones(2)}
+    new = {"a": torch.ones(4, 4), "b": torch.zeros(3), "c": torch.tensor([1.0, 2.0])}
+    found = audit({**new, "d": torch.ones(1)}, against=old)
+    moved, added = found.facts[1:]
+    assert moved.startswith("against state dict: 1 of 3 tensors moved, c the farthest")
+    assert "by 0.707 of its norm, cosine 0.949" in moved
+    assert added == "1 tensors are new, such as d"
+    (still,) = audit(new, against=new).facts[1:]
+    assert still == "against state dict: 0 of 3 tensors moved"
+    from_zero = audit({"b": torch.ones(3)}, against={"b": torch.zeros(3)}).to_json()
+    assert json.loads(from_zero)["changes"][0]["relative"] == "inf"
+    assert "Infinity" not in from_zero  # no JSON for a browser
+
+
 def test_subnormal_weights_are_found() -> None:
     found = audit({"w": torch.full((40, 40), 1e-6, dtype=torch.float16)})
     assert [(f.rule, f.site) for f in found.findings] == [("weights.subnormal", "w")]
@@ -237,6 +253,13 @@ def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
     assert json.loads(data.read_text())["verdict"]["state"] == "dead"
     clean = ["audit", str(tmp_path / "m.pt"), "--fail-on", "often"]
     assert CliRunner().invoke(application(clean), clean).exit_code != 0
+    weights = (tmp_path / "m.pt").read_bytes()
+    slip = [*words[:2], "--json", words[1]]
+    refused = CliRunner().invoke(application(slip), slip)
+    assert "is no JSON: it was not overwritten" in str(refused.exception)
+    assert (tmp_path / "m.pt").read_bytes() == weights
+    lost = [*words[:2], "--json", str(tmp_path / "no" / "a.json")]
+    assert "is there" in str(CliRunner().invoke(application(lost), lost).exception)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.mutated_checkpoints import MARKER, Calls, campaign, endless, gguf
 from equipoise.auditing.audit import audit
+from equipoise.auditing.weights import gguf_file
 from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions
@@ -70,13 +73,62 @@ def test_reads_what_was_written(tmp_path: Path, kind: str) -> None:
         assert max(len(part) for part in parts) <= 4
 
 
+def quantised(path: Path) -> dict[str, torch.Tensor]:
+    """Write a layer in 8 and in 4 bits as llama.cpp would; return what it stands for.
+
+    The package's own writer and quantisers: neither is code of ours.
+    """
+    writer = GGUFWriter(path, "llama")
+    writer.add_head_count(4)
+    rng, stands_for = np.random.default_rng(0), {}
+    kinds = {"q": "Q8_0", "k": "Q8_0", "v": "Q4_0", "output": "Q4_0"}
+    for name, kind in kinds.items():
+        weight = rng.standard_normal((64, 64), dtype=np.float32) / 8
+        packed = quantize(weight, GGMLQuantizationType[kind])
+        key = f"blk.0.attn_{name}.weight"
+        writer.add_tensor(key, packed, raw_dtype=GGMLQuantizationType[kind])
+        plain = dequantize(packed, GGMLQuantizationType[kind])
+        stands_for[key] = torch.from_numpy(plain)
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
+    writer.close()
+    return stands_for
+
+
 def test_reads_gguf_that_is_packed(tmp_path: Path) -> None:
-    """A type of ours that no package can unpack is listed and not read."""
+    exact = quantised(tmp_path / "m.gguf")
+    found = open_checkpoint(tmp_path / "m.gguf")
+    for name, weight in exact.items():
+        assert torch.equal(found.read(name), weight)
+        # Chunks begin and end inside blocks of 32.
+        parts = list(found.chunks(name, size=1000))
+        assert torch.equal(torch.cat(parts), weight.reshape(-1))
+    judged = audit(tmp_path / "m.gguf")
+    assert judged.verdict.state == "healthy", judged.verdict
+    (norm,) = judged.reading("projection.norm.v").values()
+    largest = torch.linalg.matrix_norm(exact["blk.0.attn_v.weight"].double(), 2)
+    assert norm[0] == pytest.approx(float(largest), rel=1e-4)
+    ((*heads,),) = judged.reading("projection.qk").values()
+    assert len(heads) == 4
+
+
+@pytest.mark.parametrize("kind", [9999, 24], ids=["unknown", "integers"])
+def test_types_that_nothing_unpacks_are_listed(tmp_path: Path, kind: int) -> None:
     data = bytearray(gguf({"w": torch.zeros(4, 32)}))
     place = data.index(b"w", 60) + 1 + 4 + 16
-    data[place : place + 4] = struct.pack("<I", 9999)
+    data[place : place + 4] = struct.pack("<I", kind)
     (tmp_path / "m.gguf").write_bytes(data)
     assert open_checkpoint(tmp_path / "m.gguf").entries["w"].dtype is None
+
+
+def test_packed_gguf_without_the_package_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised(tmp_path / "m.gguf")
+    monkeypatch.setattr(gguf_file, "_packing", lambda kind: None)
+    found = audit(tmp_path / "m.gguf")
+    assert found.verdict.state == "not judged"
+    assert "install the gguf package" in " ".join(found.facts)
 
 
 def test_a_model_brings_its_heads() -> None:

@@ -19,7 +19,9 @@ NOTES = (
     "may be negative"
 )
 LOSS = "loss"
-COLUMNS = ["sublayer", "of tr H", "of λ₁", "along the step", "own λ_max"]
+COLUMNS = ["sublayer", "of tr H", "of λ₁", "along the step"]
+OWN = "own λ_max"
+"""The column that only ``--every-block`` fills."""
 WIDTH, HEIGHT, POINTS = 720, 260, 240
 LEFT, BELOW = 56, 40
 """Room for the labels of the axes."""
@@ -84,17 +86,29 @@ def verdict(study: CurvatureStudy) -> str:
     )
 
 
+def columns(study: CurvatureStudy) -> list[str]:
+    """Return the columns of the table; of what was not measured there is none."""
+    return [*COLUMNS, *([OWN] if _owns(study) else ())]
+
+
+def _owns(study: CurvatureStudy) -> bool:
+    return any(row.sharpness is not None for row in study.rows)
+
+
 def cells(study: CurvatureStudy, row: CurvatureRow) -> list[str]:
     """Return one line of the table: shares; each total is given once, above."""
     parts = zip((row.trace, row.top, row.update), study.totals, strict=True)
-    own = "" if row.sharpness is None else short(row.sharpness)
+    # A sublayer without weights, such as the loss, has no block of its own.
+    own = "–" if row.sharpness is None else short(row.sharpness)
     shares = [percent(_share(part, whole)) for part, whole in parts]
-    return [row.site or "own operations of the model", *shares, own]
+    name = row.site or "own operations of the model"
+    return [name, *shares, *([own] if _owns(study) else ())]
 
 
 def total(study: CurvatureStudy) -> list[str]:
     """Return the last line of the table."""
-    return ["total", *(percent(_share(t, t)) for t in study.totals), ""]
+    sums = (percent(_share(t, t)) for t in study.totals)
+    return ["total", *sums, *([""] if _owns(study) else ())]
 
 
 def remarks(study: CurvatureStudy) -> list[str]:
@@ -125,7 +139,7 @@ def print_study(
     console = Console()
     console.print(introduced(headline(study), source), soft_wrap=True, highlight=False)
     table = Table(caption=NOTES)
-    for name in COLUMNS:
+    for name in columns(study):
         table.add_column(name, overflow="fold", no_wrap=name != "sublayer")
     for row in study.rows[:rows]:
         table.add_row(*cells(study, row))
@@ -146,7 +160,7 @@ def write_study(
         path,
         headline=introduced(headline(study), source),
         remarks=remarks(study),
-        columns=COLUMNS,
+        columns=columns(study),
         rows=[(cells(study, row), bars(study, row)) for row in study.rows],
         total=total(study),
         notes=NOTES,

@@ -9,14 +9,14 @@ from torch import Tensor
 from equipoise.auditing.weights.entries import Checkpoint, printable
 from equipoise.errors import InputError
 from equipoise.forecast.weight_rules import role
-from equipoise.records import Reading
+from equipoise.records import Reading, Record
 
 SAMPLES, SAMPLE = 8, 512
 """Stretches of a matrix that are compared with every layer, and their entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Record):
     """One tensor in both checkpoints."""
 
     name: str
@@ -45,6 +45,19 @@ class Comparison:
             (c for c in self.changes if c.relative != 0),
             key=lambda c: -math.inf if math.isnan(c.relative) else -c.relative,
         )
+
+    def facts(self, old: str) -> list[str]:
+        """Return in a line or two what moved since the other checkpoint, and where."""
+        moved, count = self.moved, len(self.changes)
+        lines = [f"against {old}: {len(moved)} of {count} tensors moved"]
+        if moved:
+            far = moved[0]
+            lines[0] += f", {printable(far.name)} the farthest (by {far.relative:.3g} "
+            lines[0] += f"of its norm, cosine {far.cosine:.3g})"
+        if self.added:
+            new = printable(self.added[0])
+            lines.append(f"{len(self.added)} tensors are new, such as {new}")
+        return lines
 
     def readings(self) -> list[Reading]:
         names = [c.name for c in self.changes]

@@ -7,6 +7,7 @@ are listed but not read where it is not installed.
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -126,9 +127,12 @@ def open_gguf(path: Path) -> Checkpoint:
                 stream.seek(entry.start + start * entry.dtype.itemsize)
                 held = bytearray(stream.read(count * entry.dtype.itemsize))
                 return torch.frombuffer(held, dtype=entry.dtype)
-            stream.seek(entry.start)
-            packed = np.frombuffer(stream.read(sizes[name]), dtype=np.uint8)
-        return _unpacked(packed, entry, kind)[start : start + count]
+            entries_of, bytes_of = _packing(kind) or (1, 0)
+            first = start // entries_of
+            blocks = -(-(start + count) // entries_of) - first
+            stream.seek(entry.start + first * bytes_of)
+            packed = np.frombuffer(stream.read(blocks * bytes_of), dtype=np.uint8)
+        return _unpacked(packed, kind)[start - first * entries_of :][:count]
 
     return Checkpoint(
         name=str(path),
@@ -148,16 +152,20 @@ def _tensor(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, header.number("I"), header.number("Q")
 
 
+@cache
 def _packing(kind: int) -> tuple[int, int] | None:
-    """Return entries and bytes of a block of a packed type, if gguf is installed."""
+    """Return entries and bytes of a block of a type that the gguf package unpacks."""
     if find_spec("gguf") is None:
         return None
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    known = {int(item) for item in GGMLQuantizationType}
-    if kind not in known:
+    if kind not in {int(item) for item in GGMLQuantizationType}:
         return None
     entries, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    try:
+        _unpacked(np.zeros(int(size), np.uint8), kind)
+    except NotImplementedError:  # integers, and what is newer than the package
+        return None
     return int(entries), int(size)
 
 
@@ -168,12 +176,11 @@ def _bytes(entry: Entry, kind: int) -> int:
     return 0 if block is None else -(-entry.numel // block[0]) * block[1]
 
 
-def _unpacked(packed: Any, entry: Entry, kind: int) -> Tensor:
+def _unpacked(packed: Any, kind: int) -> Tensor:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    rows = packed.reshape(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
-    flat = dequantize(rows, GGMLQuantizationType(kind)).reshape(-1)
+    flat = dequantize(packed.reshape(1, -1), GGMLQuantizationType(kind)).reshape(-1)
     return torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32))
 
 
