@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from equipoise.errors import InputError
 from equipoise.records import Record, Scalar
-
-Mode = Literal["act", "dry-run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ Is the loss sharper than the step size allows?
 Axes, in this file:  N all chosen parameters, flat.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -55,10 +54,9 @@ def extreme_eigenvalues(
     operator: Operator,
     *,
     search: Search | None = None,
-    generator: torch.Generator | None = None,
 ) -> Extremes:
     """Return both ends with a probability, at one vector of memory per product."""
-    start_N = operator.start(generator or seeded())
+    start_N = operator.start(seeded())
     return extremes(operator, start_N, search=search or Search(tolerance=1e-2))
 
 
@@ -120,7 +118,6 @@ def edge_of_stability(
     batch: Any,
     optimizer: Optimizer,
     *,
-    parameters: Iterable[str] = ("*",),
     search: Search = LOOSE,
     **options: Unpack[Options],
 ) -> Edge:
@@ -136,7 +133,7 @@ def edge_of_stability(
         >>> round(edge_of_stability(model, (x, x), sgd).ratio, 6)
         0.5
     """
-    operator = hessian(model, batch, parameters=parameters, **options)
+    operator = hessian(model, batch, **options)
     scale = scale_of(model, optimizer)
     (value,) = eigenvalues(preconditioned(operator, scale), search=search)
     return Edge(value=value, threshold=scale.threshold, kind=scale.kind, lr=scale.lr)

@@ -50,9 +50,7 @@ def telling(run: Recorded, model: Model) -> Matrix:
     return means
 
 
-def fit_causes(
-    runs: Sequence[Recorded], model: Model, options: FitOptions | None = None
-) -> Causes:
+def fit_causes(runs: Sequence[Recorded], model: Model) -> Causes:
     """Return a direction per family that failed: Σ⁻¹μ, with Σ inside families."""
     failed = [r for r in runs if r.label.outcome == "failed" and len(r.steps)]
     rows: dict[str, list[Matrix]] = {}
@@ -60,7 +58,7 @@ def fit_causes(
         rows.setdefault(run.label.storm.family, []).append(telling(run, model))
     families = sorted(rows)
     means = {f: np.mean([s.mean(0) for s in rows[f]], 0) for f in families}
-    spread = (options or FitOptions()).shrink * np.eye(len(NAMES))
+    spread = FitOptions().shrink * np.eye(len(NAMES))
     for family in families:
         for s in rows[family]:  # every run counts alike
             apart = s - means[family]
@@ -80,9 +78,7 @@ def _directions(means: Mapping[str, Vector], spread: Matrix) -> Causes:
     )
 
 
-def shipped_model(
-    found: Sequence[Label], *, last_seed: int, options: FitOptions | None = None
-) -> Model:
+def shipped_model(found: Sequence[Label], *, last_seed: int) -> Model:
     """Return the forecast fitted on the first seeds, without the held-out families.
 
     What a cause looks like is fitted on all families of those seeds.
@@ -94,8 +90,8 @@ def shipped_model(
         and label.storm.seed <= last_seed
         and label.storm.tier == "small"
     ]
-    model = fit(tunable(chosen, without=lambda label: False), options)
-    return replace(model, causes=fit_causes(chosen, model, options))
+    model = fit(tunable(chosen, without=lambda label: False))
+    return replace(model, causes=fit_causes(chosen, model))
 
 
 def diagnosis(evidence: Evidence) -> dict[str, Any]:

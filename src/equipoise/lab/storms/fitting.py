@@ -20,6 +20,8 @@ from equipoise.lab.storms.bands import Bands, short
 from equipoise.lab.storms.recorded import Matrix, Recorded
 from equipoise.lab.storms.scoring import WINDOW
 
+NEWTON_ROUNDS = 30
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
@@ -104,14 +106,14 @@ def standardised(course: StableCourse, run: Recorded) -> Matrix:
 
 
 def logistic(
-    design: Matrix, y: Vector, weights: Vector, *, ridge: float, rounds: int = 30
+    design: Matrix, y: Vector, weights: Vector, *, ridge: float
 ) -> tuple[Vector, float]:
     """Return heights and intercept of a weighted ridge logistic regression (Newton)."""
     full = np.concatenate([design, np.ones((len(design), 1))], 1)
     penalty = np.full(full.shape[1], ridge)
     penalty[-1] = 1e-6
     beta = np.zeros(full.shape[1])
-    for _ in range(rounds):
+    for _ in range(NEWTON_ROUNDS):
         p = 1 / (1 + np.exp(-np.clip(full @ beta, -30, 30)))
         gradient = full.T @ (weights * (p - y)) + penalty * beta
         curvature = weights * np.maximum(p * (1 - p), 1e-6)

@@ -13,6 +13,8 @@ from equipoise.forecast.score import Model
 from equipoise.lab.storms.bands import scores
 from equipoise.lab.storms.recorded import Recorded
 
+BINS = 5
+
 
 def probabilities(
     followed: Sequence[tuple[Recorded, Model]], *, draws: int = 500
@@ -78,10 +80,8 @@ def _interval(values: Sequence[float]) -> list[float]:
     return np.quantile(known, [0.025, 0.975]).tolist() if known else [math.nan] * 2
 
 
-def _reliability(
-    rows: Rows, picks: Sequence[Any], bins: int = 5
-) -> list[dict[str, Any]]:
-    edges = np.linspace(0, 1, bins + 1)
+def _reliability(rows: Rows, picks: Sequence[Any]) -> list[dict[str, Any]]:
+    edges = np.linspace(0, 1, BINS + 1)
     table = []
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         here = _inside(rows, low, high)
