@@ -281,12 +281,24 @@ def _first_nonfinite(judge: Judge) -> Finding | None:
 
 
 NO_PROGRESS = "loss.not_falling"
+AT_CHANCE = 0.9
+"""Share of ln V above which a model has learnt next to nothing."""
 
 
 def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
-    """Return whether there was no progress for half of the run."""
-    began = [f.evidence["since_step"] for f in firing if f.rule == NO_PROGRESS]
-    return bool(began) and 2 * int(began[0] or 0) <= judge.history.step
+    """Return whether the loss was near that of a guess for half of the run.
+
+    A plateau lower down is failing, not dead: masked-language models stay at the
+    entropy of single tokens for thousands of steps, and then go on.
+    """
+    for found in firing:
+        if found.rule == NO_PROGRESS:
+            began, loss, guess = (
+                float(found.evidence[key] or 0)
+                for key in ("since_step", "loss", "reference")
+            )
+            return 2 * began <= judge.history.step and loss > AT_CHANCE * guess
+    return False
 
 
 def _judged(judge: Judge) -> Verdict | None:
