@@ -12,7 +12,7 @@ from equipoise.auditing.audit import Audit
 from equipoise.auditing.subject import Source, introduced
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding, Reading
-from equipoise.report.pages import StudyPage
+from equipoise.report.offline_pages import StudyPage
 from equipoise.report.quantities import shown
 from equipoise.report.views import short
 

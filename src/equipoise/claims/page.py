@@ -5,7 +5,7 @@ from pathlib import Path
 
 from equipoise.claims.catalogue import counts, summary
 from equipoise.claims.result import PAPERS, VERDICTS, ClaimResult
-from equipoise.report.pages import StudyPage
+from equipoise.report.offline_pages import StudyPage
 
 _BODY = """
 <h2>What a practitioner can rely on</h2><ul>

@@ -17,7 +17,7 @@ import typer
 
 from equipoise.auditing import MODEL_FORMS
 from equipoise.errors import InputError
-from equipoise.report.pages import check_page_path
+from equipoise.report.offline_pages import check_page_path
 from equipoise.store import Run, open_run, runs_directory
 from equipoise.store.location import newest
 

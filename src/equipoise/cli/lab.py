@@ -11,7 +11,7 @@ import typer
 
 from equipoise.cli import epilog
 from equipoise.cli.arguments import Json
-from equipoise.report.pages import check_folder_path
+from equipoise.report.offline_pages import check_folder_path
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

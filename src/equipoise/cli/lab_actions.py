@@ -30,7 +30,7 @@ from equipoise.lab.studies.catalogue import (
 )
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
 from equipoise.lab.studies.selection.paper import figures_of, saved_figures
-from equipoise.report.pages import check_folder_path
+from equipoise.report.offline_pages import check_folder_path
 
 ALL, SELECTION = "all", "selection"
 

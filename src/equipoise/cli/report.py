@@ -9,7 +9,7 @@ import typer
 from equipoise.cli.arguments import opened_run
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import STATES, State
-from equipoise.report.pages import check_page_path
+from equipoise.report.offline_pages import check_page_path
 from equipoise.report.terminal import print_report, report_json
 from equipoise.report.views import labelled, view, worst
 from equipoise.store import Run

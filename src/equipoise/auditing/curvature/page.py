@@ -10,7 +10,7 @@ from rich.table import Table
 from equipoise.auditing.curvature.study import CurvatureRow, CurvatureStudy
 from equipoise.auditing.subject import Source, introduced
 from equipoise.numerics.spectra.density import Density
-from equipoise.report.pages import StudyPage
+from equipoise.report.offline_pages import StudyPage
 from equipoise.report.views import short
 
 NOTES = (

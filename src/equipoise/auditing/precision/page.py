@@ -8,7 +8,7 @@ from rich.table import Table
 
 from equipoise.auditing.precision.study import FINITE, PrecisionRow, PrecisionStudy
 from equipoise.auditing.subject import Source, introduced
-from equipoise.report.pages import StudyPage
+from equipoise.report.offline_pages import StudyPage
 from equipoise.report.views import short
 
 NOTES = (

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from equipoise.auditing.selection.study import SelectionRow, SelectionStudy
 from equipoise.auditing.subject import Source, introduced
-from equipoise.report.pages import StudyPage
+from equipoise.report.offline_pages import StudyPage
 from equipoise.report.views import short
 
 COLUMNS = (

@@ -23,7 +23,7 @@ from equipoise.lab.running.workers import Job, Watcher
 from equipoise.lab.studies.catalogue import finding
 from equipoise.lab.training.options import Progress
 from equipoise.report.html import rendered
-from equipoise.report.pages import write_page as write_page_file
+from equipoise.report.offline_pages import write_page as write_page_file
 from equipoise.report.views import view
 from equipoise.store import Run, open_run
 
