@@ -120,6 +120,23 @@ def test_the_first_screen_answers_what_where_and_since_when(
         assert box["y"] + box["height"] <= 900, "below the first screen"
     title = page.locator(".decisive h3").first.inner_text()
     assert title == "Gradient norm from the first layer to the last"
+    assert "Pins: a rule fired" in page.locator(".decisive .legend").inner_text()
+    changed = page.locator(".answer .changes").inner_text()
+    assert "so from the first sample" in changed and "Gradient norm" in changed
+
+
+SCALES = """() => {
+  const kind = (values) => EQ.scaleFor("auto", [values]);
+  const ticks = EQ.ticks(EQ.scale("log", 3e-4, 5e-3, 40, 0), 2).length;
+  return [kind([1, 0.5]), kind([1, 1e-5]), kind([0, 1, 1e-5]), kind([0, 0, 1]), ticks];
+}"""
+
+
+def test_theta_is_shown_by_its_logarithm_where_it_spans_decades(
+    browser, failing_run: Path
+) -> None:
+    page, _ = visit(browser, failing_run, width=1280)
+    assert page.evaluate(SCALES) == ["linear", "log", "log", "linear", 2]
 
 
 def test_dark_mode_and_print_change_the_ink(browser, report: Path) -> None:

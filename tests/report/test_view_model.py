@@ -1,17 +1,20 @@
 """Columns lose no spike, changes are dated, runs part where they part."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from equipoise.forecast.rules.failure import _farthest
+from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.changes import WINDOW, changes, onsets
 from equipoise.report.comparison import comparison_json, options_that_differ, parting
 from equipoise.report.grids import Grid, grid, in_model_order
-from equipoise.report.overview import chart_json, leading
-from equipoise.report.quantities import CATALOGUE, decisive, shown
+from equipoise.report.overview import chart_json, leading, verdict_json
+from equipoise.report.quantities import CATALOGUE, decisive, quantity_of, shown
 from equipoise.store import Run, RunWriter, open_run
 
 INFO = RunInfo(name="made", created="now", version="0", details={"blocks": ["h.0"]})
@@ -145,6 +148,44 @@ def test_changes_are_in_order_and_name_the_first_layer() -> None:
     assert abs(found[1].step - 60) <= 1 and not found[1].broken
 
 
+def firing(rule: str, since: int, severity: str = "warn", **more: object) -> Finding:
+    evidence = {"since": since, **more}
+    return Finding(
+        step=since + 10, severity=severity, rule=rule, message="m", evidence=evidence
+    )
+
+
+def test_a_fault_from_the_first_sample_is_listed_though_nothing_turned() -> None:
+    gradient = np.geomspace(1e-6, 1, 4)[:, None] * np.ones((4, 80))
+    theta = np.full((4, 80), 1.0)
+    theta[1] = 0.01
+    grids = [made(theta, "attention.theta.p5"), made(gradient, "gradient.norm")]
+    grids.append(made(np.ones((4, 80)), "weight.norm"))
+    fired = [
+        firing("attention.saturated", 0),
+        firing("gradient.vanished", 0, "error", most_in="h.1"),
+        firing("forecast.failure", 20, quantity="weight.norm"),  # one of many
+    ]
+    found = changes(grids, {"gradient.norm", "attention.theta.p5"}, fired)
+    assert [(c.quantity, c.site, c.step, c.kind) for c in found] == [
+        ("gradient.norm", "h.1", 0, "start"),  # the graver
+        ("attention.theta.p5", "h.1", 0, "start"),  # the layer where it is worst
+    ]
+    assert found[0].after == pytest.approx(1e-4)
+    assert changes(grids, {"gradient.norm"}) == []
+
+
+def test_what_fires_before_the_turn_is_dated_by_the_rule() -> None:
+    norm = np.ones((2, 80))
+    norm[0, 40:] = 1e-6
+    slow = firing("gradient.vanished", 7)
+    (found,) = changes([made(norm, "gradient.norm")], {"gradient.norm"}, [slow])
+    assert (found.step, found.kind) == (7, "slow")
+    late = firing("gradient.vanished", 60)
+    (found,) = changes([made(norm, "gradient.norm")], {"gradient.norm"}, [late])
+    assert (found.step, found.kind) == (40, "turn")
+
+
 def test_ordinary_learning_is_no_change_but_a_nan_is() -> None:
     rng = np.random.default_rng(2)
     theta = 1 - 0.01 * rng.random((4, 80))
@@ -233,6 +274,40 @@ def test_a_cause_comes_before_its_effect_on_the_loss(tmp_path: Path) -> None:
     chart = chart_json(run, verdict)
     assert chart is not None and chart["quantity"] == "attention.theta.p5"
     assert (chart["site"], chart["layer"], chart["step"]) == ("h.0.a", 0, 40)
+
+
+def test_the_page_names_one_moment_and_the_layer_at_fault(tmp_path: Path) -> None:
+    grown = firing("residual.growing", 20, most_in="h.0")
+    loss = firing("loss.risen", 50)
+    sentence = "the loss rose (step 90, since step 50); the stream grew (step 95)"
+    verdict = Verdict(
+        state="failing", sentence=sentence, since=30, findings=(loss, grown)
+    )
+    stream = Reading(step=0, quantity="residual.B", sites=("h.0",), values=((1.0,),))
+    run = written(tmp_path / "r.eqp", stream, Reading.scalar(0, "loss", 1.0))
+    found = verdict_json(run, verdict)
+    assert found["headline"] == "the loss rose; the stream grew"
+    assert (found["began"], found["read"]) == (20, 95)
+    chart = found["chart"]
+    assert (chart["site"], chart["seen"], chart["everywhere"]) == ("h.0", "h.0", True)
+    assert chart["seen_layer"] == 0 and chart["quantity"] == "residual.B"
+    named = replace(grown, site="h.1")
+    made_by = chart_json(run, replace(verdict, findings=(named,)))
+    assert made_by is not None and not made_by["everywhere"]
+    assert (made_by["site"], made_by["seen"]) == ("h.1", "h.0")
+    healthy = verdict_json(run, Verdict(state="healthy", sentence="fine"))
+    assert healthy["began"] is None and healthy["read"] is None
+
+
+def test_a_finding_may_name_its_quantity() -> None:
+    stored = ["loss", "gradient.norm", "update.ratio"]
+    far = firing("forecast.failure", 0, quantity="update.ratio")
+    assert quantity_of(far, stored) == "update.ratio"
+    assert quantity_of(firing("forecast.failure", 0), stored) == "gradient.norm"
+    plain = {"step": 0, "probability": 0.5, "horizon": 9, "expected": 3.0, "stake": 1.0}
+    reasons = (("weight spread, trend", 1.0, 9.0), ("theta, level", 1.0, 5.0))
+    assert _farthest(Forecast(**plain, reasons=reasons)) == {"quantity": "weight.norm"}
+    assert _farthest(Forecast(**plain)) == {}
 
 
 def test_every_entry_is_shown_in_its_place() -> None:

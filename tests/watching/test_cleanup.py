@@ -216,6 +216,29 @@ def test_watching_twice_is_watching_once(tmp_path: Path) -> None:
     other.close()
 
 
+def test_watching_again_with_other_sinks_reaches_them(tmp_path: Path) -> None:
+    model, optimizer = pair(TinyModel())
+    first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", sinks=["jsonl"])
+    again = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp", sinks=["jsonl"])
+    assert again is first
+    seen: list[int] = []
+    with equipoise.watch(
+        model,
+        optimizer,
+        run=tmp_path / "b.eqp",
+        sinks=[lambda _, step: seen.append(step)],
+    ):
+        objective(model, batches(1)[0]).backward()
+        optimizer.step()
+    assert first.closed and seen == [0]
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "c.eqp")
+    other = equipoise.watch(
+        model, optimizer, run=tmp_path / "c.eqp", on_finding=lambda finding: None
+    )
+    assert handle.closed and not other.closed
+    other.close()
+
+
 def test_a_copy_of_a_watched_model_has_no_hooks(tmp_path: Path) -> None:
     """Weight averaging copies models, and people pickle whole ones."""
     model, optimizer = pair(TinyModel())

@@ -3,22 +3,30 @@
 At each column the level ahead is compared with the line that continues the columns
 before it. Levels are medians and the scale is a median absolute deviation, so that a
 single spike neither makes nor hides a change. A change counts if it is still there at
-the end: where a run went another way, not where it stumbled.
+the end: where a run went another way, not where it stumbled. What fires without such a
+turn (it was so from the first sample, or came while the run settled) is listed too.
 
 Axes, in this file:  S series · N column · W column of a window.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from equipoise.forecast.rules.failure import FORECAST
+from equipoise.records import Finding
 from equipoise.report.grids import Grid
-from equipoise.report.quantities import shown
+from equipoise.report.quantities import quantity_of, shown
 
 Array = NDArray[np.float64]
+Kind = Literal["turn", "start", "slow"]
+"""A lasting turn; so from the first sample; out of bounds since a step, no turn."""
+SEVERITY = {"error": 0, "warn": 1, "info": 2}
 
 MOST_CHANGES = 60
 """That a page lists."""
@@ -48,20 +56,75 @@ class Change:
     strength: float
     """Size in scales of what came before; infinite where it became NaN or Inf."""
     broken: bool = False
+    kind: Kind = "turn"
 
 
-def changes(grids: Sequence[Grid], among: Collection[str]) -> list[Change]:
+def changes(
+    grids: Sequence[Grid], among: Collection[str], firing: Sequence[Finding] = ()
+) -> list[Change]:
     """Return the first change of each quantity ``among`` these at its first layer.
 
     In order of onset. A model that learns changes everywhere, so only what a verdict
     rests on counts (``Verdict.quantities``), and what became NaN or Inf; errors of our
     own estimates say nothing about the model. One line per quantity: how many layers
-    followed is to be seen in the heatmap.
+    followed is to be seen in the heatmap. What is ``firing`` on a quantity that took no
+    turn stands among them from the step on from which it is true, the gravest first.
     """
     ours = [grid for grid in grids if not grid.quantity.endswith(".error")]
-    found = (_of_grid(grid, is_turn=grid.quantity in among)[:1] for grid in ours)
-    ordered = sorted((c for some in found for c in some), key=_onset)
-    return ordered[:MOST_CHANGES]
+    turned = (_of_grid(grid, is_turn=grid.quantity in among)[:1] for grid in ours)
+    # Stable: of what began together a NaN comes first, then what fires, by severity.
+    found = sorted([*chain(*turned), *_standing(ours, firing)], key=_onset)
+    first: dict[str, Change] = {}
+    for change in found:
+        first.setdefault(change.quantity, change)
+    return list(first.values())[:MOST_CHANGES]
+
+
+def since_of(finding: Finding) -> int:
+    """Return the step from which a finding is true: not the one at which it fired."""
+    since = finding.evidence.get("since")
+    return int(since) if isinstance(since, int | float) else finding.step
+
+
+def seen_at(finding: Finding) -> str:
+    """Return the site in which one sees a finding: a cause may sit in front of it."""
+    most = finding.evidence.get("most_in")
+    return most if isinstance(most, str) and most else finding.site
+
+
+def _standing(grids: Sequence[Grid], firing: Sequence[Finding]) -> list[Change]:
+    """Return what fires, from the step on from which it is true, the gravest first."""
+    by_name = {grid.quantity: grid for grid in grids if grid.mean.size}
+    found = []
+    for finding in sorted(firing, key=lambda f: SEVERITY[f.severity]):
+        name = quantity_of(finding, list(by_name))
+        # The forecast stands on many quantities, which turned or not.
+        if finding.severity != "info" and finding.rule != FORECAST and name is not None:
+            found.append(_since(by_name[name], finding))
+    return found
+
+
+def _since(grid: Grid, finding: Finding) -> Change:
+    """Return a quantity at the first sample and at the end, where it fires."""
+    since, site = since_of(finding), seen_at(finding)
+    n = int(np.searchsorted(grid.last, since).clip(0, len(grid.last) - 1))
+    s = grid.sites.index(site) if site in grid.sites else _worst(grid, n)
+    row = grid.mean[s][np.isfinite(grid.mean[s])]
+    return Change(
+        quantity=grid.quantity,
+        site=grid.sites[s],
+        step=since,
+        before=float(row[0]) if row.size else float("nan"),
+        after=float(np.median(row[-(WINDOW // 2) :])) if row.size else float("nan"),
+        strength=float("inf"),
+        kind="start" if since <= grid.first[0] else "slow",
+    )
+
+
+def _worst(grid: Grid, n: int) -> int:
+    """Return the site that is worst in a column: the lowest, or the highest."""
+    sign = -1 if shown(grid.quantity).worse == "low" else 1
+    return int(np.nan_to_num(sign * grid.mean[:, n], nan=-np.inf).argmax())
 
 
 def _onset(change: Change) -> tuple[int, float]:

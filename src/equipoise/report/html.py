@@ -122,7 +122,7 @@ def report_json(report: Report, runs: Runs) -> Json:
 def _run(run: Run, label: str, grids: Mapping[str, Grid]) -> Json:
     given = run.verdict
     verdict = verdict_json(run, given)
-    turned = changes(list(grids.values()), given.quantities)
+    turned = changes(list(grids.values()), given.quantities, given.findings)
     found = changes_json(turned, blocks_of(run))
     # Last: reading the numbers is what finds a damaged file, and findings name it.
     return {

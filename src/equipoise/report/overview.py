@@ -6,6 +6,7 @@ board asks for one part at a time.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 from equipoise.forecast.rules import RULES
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding
-from equipoise.report.changes import Change
+from equipoise.report.changes import Change, seen_at, since_of
 from equipoise.report.grids import blocks_of, layer_of
-from equipoise.report.quantities import decisive, shown
+from equipoise.report.quantities import quantity_of, shown
 from equipoise.store import Run
 
 Json = dict[str, Any]
 EVENTS = 200
 """Findings and remedies on a page; the run file keeps them all."""
 RANK = {"error": 0, "warn": 1, "info": 2}
+WHEN = re.compile(r" \(step (\d+)(?:, since step \d+)?(?:, noticed at step \d+)?\)")
+"""When a rule's sentence was read; a page names the moment once, beside it."""
 DEPTH = ("gradient.vanish", "gradient.explo", "vanish")
 """Rules that one sees best from the first layer to the last."""
 
@@ -82,7 +85,16 @@ def verdict_json(run: Run, verdict: Verdict) -> Json:
     """Return a verdict and the chart in which one sees it."""
     record: Json = json.loads(verdict.to_json())
     record["findings"] = [event_json("finding", f) for f in verdict.findings]
-    return {**record, "chart": chart_json(run, verdict), "basis": basis(run)}
+    chart = chart_json(run, verdict)
+    begun = [verdict.since, chart["step"] if chart else None]
+    return {
+        **record,
+        "headline": WHEN.sub("", verdict.sentence),
+        "began": min((step for step in begun if step is not None), default=None),
+        "read": max(map(int, WHEN.findall(verdict.sentence)), default=None),
+        "chart": chart,
+        "basis": basis(run),
+    }
 
 
 def chart_json(run: Run, verdict: Verdict) -> Json | None:
@@ -92,15 +104,19 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
     if cause is None:
         name = "loss" if "loss" in stored else next(iter(stored), None)
         return None if name is None else _chart(name, "", None, "curve")
-    read = RULES[cause.rule].reads if cause.rule in RULES else ()
-    named = next((name for name in read if name in stored), None)
-    quantity = decisive(cause.rule, named, stored)
+    quantity = quantity_of(cause, stored)
     if quantity is None:
         return None
     view = "depth" if cause.rule.startswith(DEPTH) else "curve"
-    chart = _chart(quantity, cause.site, _since(cause), view)
-    layer = layer_of(cause.site, blocks_of(run)) if cause.site else None
-    return chart | {"layer": layer, "limit": _limit(run, quantity, cause)}
+    seen, blocks = seen_at(cause), blocks_of(run)
+    site = cause.site or seen
+    return _chart(quantity, site, since_of(cause), view) | {
+        "layer": layer_of(site, blocks) if site else None,
+        "seen": seen,
+        "seen_layer": layer_of(seen, blocks) if seen else None,
+        "everywhere": not cause.site,
+        "limit": _limit(run, quantity, cause),
+    }
 
 
 def _limit(run: Run, quantity: str, cause: Finding) -> float | None:
@@ -120,6 +136,9 @@ def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
         "step": step,
         "view": view,
         "layer": None,
+        "seen": site,
+        "seen_layer": None,
+        "everywhere": False,
         "limit": None,
     }
 
@@ -132,17 +151,12 @@ def leading(findings: Sequence[Finding]) -> Finding | None:
     """
     serious = [f for f in findings if f.severity != "info"]
     causes = [f for f in serious if not _is_about_loss(f.rule)]
-    return min(causes or serious, key=_since, default=None)
+    return min(causes or serious, key=since_of, default=None)
 
 
 def _is_about_loss(rule: str) -> bool:
     known = RULES.get(rule)
     return known.about == "loss" if known else rule.startswith("loss")
-
-
-def _since(finding: Finding) -> int:
-    since = finding.evidence.get("since")
-    return int(since) if isinstance(since, int | float) else finding.step
 
 
 def changes_json(found: Sequence[Change], blocks: Sequence[str]) -> list[Json]:
@@ -158,6 +172,7 @@ def changes_json(found: Sequence[Change], blocks: Sequence[str]) -> list[Json]:
             "after": finite(change.after),
             "strength": finite(change.strength),
             "broken": change.broken,
+            "kind": change.kind,
         }
         for change in found
     ]

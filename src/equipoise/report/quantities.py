@@ -1,10 +1,15 @@
 """How each quantity is shown: its title, unit, scale, group, and which side is bad."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Scale = Literal["linear", "log"]
+from equipoise.forecast.rules import RULES
+from equipoise.records import Finding
+
+Scale = Literal["linear", "log", "auto"]
+"""``auto``: logarithmic where the values span decades."""
 Worse = Literal["high", "low", ""]
 
 
@@ -25,7 +30,7 @@ class Shown:
 
 def _entry(line: str) -> tuple[str, Shown]:
     name, title, unit, scale, worse, group = (part.strip() for part in line.split("|"))
-    kinds: dict[str, Scale] = {"log": "log", "linear": "linear"}
+    kinds: dict[str, Scale] = {"log": "log", "linear": "linear", "auto": "auto"}
     sides: dict[str, Worse] = {"high": "high", "low": "low", "": ""}
     return name, Shown(
         name=name,
@@ -40,7 +45,7 @@ def _entry(line: str) -> tuple[str, Shown]:
 _TABLE = """
 loss | Loss | nats | linear | high | training
 gradient.norm | Gradient norm | ‖∂loss/∂w‖ | log | low | gradients
-attention.theta.p5 | θ, 5th percentile of rows | θ, 0 to 1 | linear | low | attention
+attention.theta.p5 | θ, 5th percentile of rows | θ, 0 to 1 | auto | low | attention
 attention.max_logit | Largest attention logit | logit | log | high | attention
 attention.entropy | Attention entropy | nats | linear | low | attention
 residual.token_cosine | Token cosine | cosine | linear | high | hidden states
@@ -53,9 +58,9 @@ router.entropy | Router entropy | nats | linear | low | router
 sensitivity.S | Sensitivity S | gain | log | high | sensitivity
 sensitivity | Sensitivity | gain | log | high | sensitivity
 precision.rms_error.bf16 | Error in bf16 | relative | log | high | precision
-attention.theta.p50 | θ, median row | θ, 0 to 1 | linear | low | attention
-attention.theta.p100 | θ, largest row | θ, 0 to 1 | linear | low | attention
-attention.theta | θ | θ, 0 to 1 | linear | low | attention
+attention.theta.p50 | θ, median row | θ, 0 to 1 | auto | low | attention
+attention.theta.p100 | θ, largest row | θ, 0 to 1 | auto | low | attention
+attention.theta | θ | θ, 0 to 1 | auto | low | attention
 attention.sink | Attention sink | mass | linear | high | attention
 attention.B | Attention input, largest token | ‖x‖ | log | high | attention
 attention.lipschitz | Lipschitz bound of attention | gain | log | high | attention
@@ -86,7 +91,7 @@ def shown(name: str) -> Shown:
     """Return how a quantity is shown; a name that is not known is shown as it is.
 
     >>> shown("attention.theta.p5").scale, shown("sensitivity.ln_G").title
-    ('linear', 'Sensitivity ln G')
+    ('auto', 'Sensitivity ln G')
     >>> shown("my.own").title
     'my.own'
     """
@@ -146,3 +151,11 @@ def decisive(rule: str, named: str | None, stored: list[str]) -> str | None:
                 if name in stored:
                     return name
     return "loss" if "loss" in stored else next(iter(stored), None)
+
+
+def quantity_of(finding: Finding, stored: Sequence[str]) -> str | None:
+    """Return the quantity in which one sees a finding; None if none is stored."""
+    read = RULES[finding.rule].reads if finding.rule in RULES else ()
+    wanted = (finding.evidence.get("quantity"), *read)
+    named = next((str(name) for name in wanted if name in stored), None)
+    return decisive(finding.rule, named, list(stored))

@@ -191,7 +191,10 @@ def _same(
     chosen: WatchOptions,
 ) -> bool:
     where = run is None or Path(run).expanduser() == old.path
-    return where and old.optimizer is optimizer and old.options == chosen
+    same = old.optimizer is optimizer and old.options == chosen
+    # Apart: options are equal without them, but a sink that is new wants its numbers.
+    sinks = list(old.options.sinks) == list(chosen.sinks)
+    return where and same and sinks and old.options.on_finding == chosen.on_finding
 
 
 def _start(writer: RunWriter) -> tuple[str, str]:

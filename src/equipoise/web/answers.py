@@ -132,7 +132,8 @@ class Board:
                 grid(run, name, points=CHANGE_COLUMNS, between=None)
                 for name in run.quantities
             ]
-            turned = changes(own, judged(run).quantities)
+            verdict = judged(run)
+            turned = changes(own, verdict.quantities, verdict.findings)
             return {"changes": changes_json(turned, blocks_of(run))}
 
         return await self._kept(("changes", key), key, work)

@@ -48,6 +48,13 @@ def outside_band(history: History) -> list[str]:
     return [NUMBERS[name].quantity for name in numbers]
 
 
+def _farthest(found: Forecast) -> dict[str, str]:
+    """Return the quantity of the reading that is farthest out: the one to look at."""
+    if not found.reasons:
+        return {}
+    return {"quantity": NUMBERS[found.reasons[0][0].rpartition(", ")[0]].quantity}
+
+
 @measures(FORECAST)
 def failure(history: History) -> Measured | None:
     """The e-detector's stake, ln M / ln A; nothing once no gradient is finite."""
@@ -67,5 +74,6 @@ def failure(history: History) -> Measured | None:
             "expected": found.expected,
             "cause": found.cause,
             "reasons": reasons or "many small changes",
+            **_farthest(found),
         },
     )

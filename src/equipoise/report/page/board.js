@@ -152,13 +152,13 @@ EQ.boardEvents = (page) => {
     const start = performance.now();
     const next = await EQ.fetchJson(`/api/verdict/${run.key.split("/").map(encodeURIComponent).join("/")}`);
     judged = Date.now() + 10 * (performance.now() - start);
-    const turned = next.state !== run.verdict?.state || next.since !== run.verdict?.since || next.chart?.quantity !== run.verdict?.chart?.quantity;
+    const turned = next.state !== run.verdict?.state || next.began !== run.verdict?.began || next.chart?.quantity !== run.verdict?.chart?.quantity;
     run.verdict = next;
     if (!turned) { document.querySelectorAll(".verdict")[run.index]?.replaceWith(EQ.verdictCard(run)); return; }
     const top = scrollY;
     EQ.render(page); EQ.header(page); page.status("");
     scrollTo(0, top);
-    if (next.state !== "healthy") EQ.notification(run, { step: next.since, message: `${next.state}: ${next.sentence}` });
+    if (next.state !== "healthy") EQ.notification(run, { step: next.began, message: `${next.state}: ${next.headline}` });
   }
   page.changed = (run) => {
     document.querySelectorAll(".changes").forEach((node) => node.replaceChildren(EQ.changesTable(page, run, Number(node.dataset.limit))));

@@ -57,7 +57,7 @@ EQ.chart = (host, options) => {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    for (const [value, text] of EQ.ticks(y, Math.max(3, surface.height / 46))) {
+    for (const [value, text] of EQ.ticks(y, Math.max(surface.height < 100 ? 2 : 3, surface.height / 46))) {
       const at = Math.round(y(value)) + 0.5;
       pen.strokeStyle = line;
       pen.beginPath(); pen.moveTo(margin.left, at); pen.lineTo(surface.width - margin.right, at); pen.stroke();
@@ -197,7 +197,7 @@ EQ.chart = (host, options) => {
     pen.setLineDash([4, 3]); pen.lineWidth = 1.4;
     pen.beginPath(); pen.moveTo(at, margin.top - 4); pen.lineTo(at, surface.height - margin.bottom); pen.stroke();
     pen.setLineDash([]);
-    const text = `step ${now.onset}`, wide = pen.measureText(text).width;
+    const text = `since step ${now.onset}`, wide = pen.measureText(text).width;
     const left = at + 6 + wide < surface.width - margin.right;
     pen.textAlign = left ? "left" : "right";
     pen.font = "600 12px system-ui, sans-serif";
@@ -262,7 +262,8 @@ EQ.chart = (host, options) => {
       text: `${s.label}: ${s.broken?.has(i) && !Number.isFinite(s.mean[i]) ? "NaN or Inf" : EQ.short(s.mean[i])}` +
         (s.band && s.low[i] !== s.high[i] && Number.isFinite(s.low[i]) ? `  (${EQ.short(s.low[i])} … ${EQ.short(s.high[i])})` : ""),
     }));
-    return [{ text: head, strong: true }, ...rows];
+    const near = (now.marks ?? []).filter((mark) => Math.abs(x(mark.step) - x(step)) < 5).slice(0, 4);
+    return [{ text: head, strong: true }, ...rows, ...near.map((mark) => ({ colour: EQ.css(`--${mark.tone}`), text: `${EQ.tones[mark.tone]}: ${mark.text}` }))];
   }
   function stretch({ s, i }) {
     const a = s.first?.[i] ?? s.x[i], b = s.last?.[i] ?? s.x[i];

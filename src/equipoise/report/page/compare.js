@@ -43,7 +43,7 @@ EQ.comparePage = (page) => {
     })),
     EQ.section("numbers", "In numbers", EQ.numbersTable(page)),
     EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name).node),
-      page.runs.filter((r) => r.verdict?.chart?.view === "depth").map((run) => EQ.depthFigure(page, run, run.verdict.chart, { height: 220 }).node))),
+      page.runs.filter((r) => r.verdict?.chart?.view === "depth").map((run) => EQ.depthFigure(page, run, { ...run.verdict.chart, step: run.verdict.began }, { height: 220 }).node))),
     EQ.parting(page),
     EQ.timeline(page),
     EQ.heatmaps(page),

@@ -86,7 +86,10 @@ function logTicks(low, high, count) {
         if (v >= low && v <= high) found.push([v, EQ.short(v)]);
       }
     }
-    return found.length > 1 ? found : linearTicks(low, high, count);
+    if (found.length < 2) return linearTicks(low, high, count);
+    // A low chart has no room for them all: the ends say most.
+    const every = Math.ceil((found.length - 1) / Math.max(1, count - 1));
+    return found.filter((_, i) => (found.length - 1 - i) % every === 0);
   }
   const every = Math.max(1, Math.ceil((to - from) / count));
   for (let k = Math.ceil(from); k <= to; k++) {

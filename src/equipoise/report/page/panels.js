@@ -80,14 +80,32 @@ EQ.seriesOf = async (page, runs, quantity, { site = null } = {}) => {
 };
 
 EQ.marksOf = (runs) => runs.flatMap((run) => run.events.map((event) => ({
-  step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity,
+  step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity, text: `${event.rule}, step ${event.step}`,
 })));
+EQ.tones = { error: "error", warn: "warning", info: "note", remedy: "remedy" };
 
-// A logarithm only where nearly all values have one.
+// What pins and the dashed line mean, of those that are drawn.
+EQ.pinLegend = (runs, began) => {
+  const tones = new Set(EQ.marksOf(runs).map((mark) => mark.tone));
+  if (!tones.size && began === null) return null;
+  return EQ.h("p", { class: "legend" },
+    began === null ? null : EQ.h("span", { class: "since" }, EQ.h("b", {}, "┊"), ` since step ${began}, as the verdict says`),
+    tones.size ? EQ.h("span", {}, "Pins: a rule fired, or a remedy was applied:") : null,
+    Object.keys(EQ.tones).filter((tone) => tones.has(tone)).map((tone) => EQ.h("span", { class: tone }, EQ.h("i"), EQ.tones[tone])));
+};
+
+// A logarithm only where nearly all values have one; "auto" where they span decades, too.
+const DECADES = 1000;
 EQ.scaleFor = (scale, planes) => {
-  if (scale !== "log") return scale;
-  let bad = 0, all = 0;
-  for (const plane of planes) for (const v of plane) if (Number.isFinite(v)) { all++; if (v <= 0) bad++; }
+  if (scale === "linear") return scale;
+  let bad = 0, all = 0, low = Infinity, high = 0;
+  for (const plane of planes) for (const v of plane) {
+    if (!Number.isFinite(v)) continue;
+    all++;
+    if (v <= 0) bad++; else { low = Math.min(low, v); high = Math.max(high, v); }
+  }
+  // Of a quantity between 0 and 1, zeros are at the floor of what can be read.
+  if (scale === "auto") return high > DECADES * low && bad < 0.5 * all ? "log" : "linear";
   return bad > 0.05 * all ? "linear" : "log";
 };
 
@@ -162,7 +180,7 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
 
 EQ.planes = { mean: "mean", low: "lowest", high: "highest" };
 
-EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = null } = {}) => {
+EQ.heatFigure = (page, run, quantity, { domain, onset = null, onPick = null }) => {
   const meta = EQ.metaOf(page, quantity);
   const name = page.runs.length > 1 ? `${meta.title} · ${run.label}` : meta.title;
   const figure = EQ.figure(name, { unit: meta.unit });
@@ -172,8 +190,7 @@ EQ.heatFigure = (page, run, quantity, { domain = null, onset = null, onPick = nu
     const grid = await page.source.grid(run.key, quantity);
     if (!grid || !grid.columns) return null;
     const rows = grid[plane()] ?? grid.mean;
-    const kind = EQ.scaleFor(meta.scale, rows);
-    const own = domain ? await domain(plane()) : EQ.extent(rows, kind);
+    const [own, kind] = await domain(plane());
     return {
       rows, first: grid.first, last: grid.last, broken: grid.broken, domain: own, scale: kind, unit: meta.unit,
       title: name, onset, span: EQ.spanOf([run]), pitch: grid.columns > 1 ? (grid.last[grid.columns - 1] - grid.first[0]) / (grid.columns - 1) : 1,

@@ -20,36 +20,44 @@ EQ.verdictCard = (run) => {
   if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
   const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
   const facts = [];
-  if (verdict.since !== null) facts.push(["Since", `step ${verdict.since}`]);
-  if (verdict.chart?.site) facts.push(["Where", EQ.siteName(verdict.chart.site, verdict.chart.layer)]);
+  if (verdict.began !== null) facts.push(["Since", `step ${verdict.began}${verdict.read > verdict.began ? `, still so at step ${verdict.read}` : ""}`]);
+  if (verdict.began !== null) facts.push(...where(verdict.chart));
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
     EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state), EQ.h("span", { class: "hidden" }, " verdict")),
-    EQ.h("p", { class: "sentence" }, upper(verdict.sentence)),
+    EQ.h("p", { class: "sentence" }, upper(verdict.headline)),
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
     verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
     others(verdict),
     verdict.basis ? EQ.h("p", { class: "unit" }, verdict.basis) : null);
 };
 
+// The layer at fault, and the one in which one sees it where that is another.
+function where(chart) {
+  if (!chart?.site) return [["Where", "no single layer"]];
+  const at = EQ.siteName(chart.site, chart.layer);
+  if (chart.everywhere) return [["Where", `in many layers, at first most in ${at}`]];
+  return [["Where", at], ...(chart.seen === chart.site ? [] : [["Seen in", EQ.siteName(chart.seen, chart.seen_layer)]])];
+}
+
 // What began first is the likeliest cause.
 function others(verdict) {
-  const fired = verdict.findings.filter((f) => f.severity !== "info").sort((a, b) => since(a) - since(b)).slice(0, 6);
+  const fired = verdict.findings.filter((f) => f.severity !== "info").sort((a, b) => since(a) - since(b)).slice(0, 5);
   if (!fired.length) return null;
   return EQ.h("div", { class: "others" }, EQ.h("h3", {}, fired.length > 1 ? "What fired, in order" : "What fired"),
     EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity },
       EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null, nowBeside(verdict, f)))));
 }
 
-// What held when it fired stands in the finding; beside it what holds now, where that differs.
+// What held when it fired stands in the finding; what holds now, where that differs, on request.
 function nowBeside(verdict, f) {
   const now = verdict.now?.[f.rule];
   if (!now || verdict.sentence.includes(now) || now.startsWith(`${f.message} (step ${f.step}`)) return null;
-  return EQ.h("span", { class: "now" }, ` Now: ${now}`);
+  return EQ.h("details", { class: "now" }, EQ.h("summary", {}, "now"), now);
 }
 
 // A finding's numbers are those of the step at which it fired, not of the one at which it began.
 function readAt(f) {
-  return since(f) < f.step ? ` (as read at step ${f.step})` : "";
+  return since(f) < f.step ? ` (as read when it fired, at step ${f.step})` : "";
 }
 
 // The chart that shows what is wrong; of a healthy run, the loss.
@@ -57,12 +65,19 @@ EQ.decisive = (page, run, height) => {
   const chart = run.verdict?.chart;
   if (!chart) return null;
   const meta = EQ.metaOf(page, chart.quantity);
-  const at = chart.site ? ` · ${EQ.siteName(chart.site, chart.layer)}` : "";
-  if (chart.view === "depth") return EQ.depthFigure(page, run, chart, { height });
+  const at = chart.seen ? ` · ${EQ.siteName(chart.seen, chart.seen_layer)}` : "";
+  if (chart.view === "depth") return EQ.depthFigure(page, run, { ...chart, step: run.verdict.began }, { height });
   return EQ.lineFigure(page, chart.quantity, {
-    height, runs: [run], site: chart.site || null, title: `${meta.title}${at}`, onset: chart.step, limit: chart.limit,
+    height, runs: [run], site: chart.seen || null, title: `${meta.title}${at}`, onset: run.verdict.began, limit: chart.limit,
   });
 };
+
+// What was so from the first sample has no before; what came slowly has a first value.
+function before(c) {
+  if (c.kind === "start") return "so from the first sample";
+  const value = c.before === null ? "–" : EQ.short(c.before);
+  return c.kind === "slow" ? `${value}, slowly` : value;
+}
 
 EQ.changesTable = (page, run, limit) => {
   const rows = (run.changes ?? []).slice(0, limit);
@@ -74,7 +89,7 @@ EQ.changesTable = (page, run, limit) => {
       EQ.h("td", {}, String(c.step)),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (event) => { event.preventDefault(); EQ.open(c.quantity, c.site, c.step); } }, c.title)),
       EQ.h("td", { title: c.site }, limit > 10 ? EQ.siteName(c.site, c.layer) : EQ.shortSite(c.site, c.layer)),
-      EQ.h("td", {}, c.before === null ? "–" : EQ.short(c.before)),
+      EQ.h("td", {}, before(c)),
       EQ.h("td", { class: c.broken ? "broken" : null }, c.broken ? "NaN or Inf" : EQ.short(c.after)))))));
 };
 
@@ -95,8 +110,8 @@ EQ.eventsList = (runs) => {
 
 // Everything that happened, on the axis of the loss.
 EQ.timeline = (page) => EQ.section("timeline", "Timeline",
-  EQ.lineFigure(page, "loss", { height: 190, onset: page.runs.length === 1 ? page.runs[0].verdict?.since ?? null : null }).node,
-  EQ.h("p", { class: "legend" }, ["error", "warn", "info", "remedy"].map((tone) => EQ.h("span", { class: tone }, EQ.h("i"), { error: "error", warn: "warning", info: "note", remedy: "remedy" }[tone]))),
+  EQ.lineFigure(page, "loss", { height: 190, onset: page.runs.length === 1 ? page.runs[0].verdict?.began ?? null : null }).node,
+  EQ.pinLegend(page.runs, page.runs.length === 1 ? page.runs[0].verdict?.began ?? null : null),
   EQ.h("div", { id: "events" }, EQ.eventsList(page.runs)),
   page.runs.some((r) => r.unlisted) ? EQ.h("p", {}, `${page.runs.reduce((n, r) => n + r.unlisted, 0)} more are in the run files.`) : null);
 
@@ -119,11 +134,12 @@ EQ.heatOfAll = (page, name) => {
   const domain = async (plane) => {
     const grids = await Promise.all(page.runs.map((run) => page.source.grid(run.key, name)));
     const rows = grids.filter(Boolean).flatMap((grid) => grid[plane] ?? grid.mean);
-    return EQ.extent(rows, EQ.scaleFor(meta.scale, rows));
+    const kind = EQ.scaleFor(meta.scale, rows);
+    return [EQ.extent(rows, kind), kind];
   };
   const holders = page.runs.filter((run) => run.quantities.some((q) => q.name === name));
   return holders.map((run) => EQ.heatFigure(page, run, name, {
-    domain, onset: run.verdict?.since ?? null, onPick: (site, step) => EQ.open(name, site, step, run.key),
+    domain, onset: run.verdict?.began ?? null, onPick: (site, step) => EQ.open(name, site, step, run.key),
   }));
 };
 
@@ -219,24 +235,26 @@ EQ.details = (page) => page.runs.map((run) => EQ.h("details", {}, EQ.h("summary"
 
 // The first screen: verdict and its chart side by side, then what changed first.
 EQ.firstScreen = (page, run) => {
-  const decisive = EQ.decisive(page, run, 300) ?? (run.quantities.some((q) => q.name === "loss") ? EQ.lineFigure(page, "loss", { height: 300, runs: [run] }) : null);
+  const stored = (name) => run.quantities.some((q) => q.name === name), began = run.verdict?.began ?? null;
+  const decisive = EQ.decisive(page, run, 280) ?? (stored("loss") ? EQ.lineFigure(page, "loss", { height: 280, runs: [run] }) : null);
   const right = EQ.h("div", { class: "decisive" }, decisive?.node);
-  if (run.verdict?.chart && run.verdict.chart.quantity !== "loss" && run.quantities.some((q) => q.name === "loss")) {
-    right.append(EQ.lineFigure(page, "loss", { height: 130, runs: [run], onset: run.verdict.since }).node);
-  }
+  const beside = Object.entries({ loss: 104, learning_rate: 84 }).filter(([name]) => run.verdict?.chart && run.verdict.chart.quantity !== name && stored(name));
+  right.append(...beside.map(([name, height]) => EQ.lineFigure(page, name, { height, runs: [run], onset: began }).node));
+  const legend = EQ.pinLegend([run], began);
+  if (legend) right.append(legend);
   return EQ.h("div", { class: "first" },
     EQ.h("div", { class: "answer" }, EQ.verdictCard(run),
       EQ.h("section", { class: "card", "aria-labelledby": `changed-${run.index}` }, EQ.h("h2", { id: `changed-${run.index}` }, "What changed first"), EQ.h("div", { class: "changes", "data-limit": 6 }, EQ.changesTable(page, run, 6)))),
     right);
 };
 
-const CURVES = ["gradient.norm.total", "learning_rate", "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
+const CURVES = ["gradient.norm.total", "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
 EQ.runPage = (page) => {
   const run = page.runs[0];
   const curves = CURVES.filter((name) => run.quantities.some((q) => q.name === name));
   return [
     EQ.firstScreen(page, run),
-    EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name, { onset: run.verdict?.since ?? null }).node))),
+    EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name, { onset: run.verdict?.began ?? null }).node))),
     EQ.timeline(page),
     EQ.heatmaps(page),
     EQ.explorer(page),
