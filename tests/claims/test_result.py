@@ -1,12 +1,14 @@
 """Every check states its claim, and a verdict is what the check computed."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equipoise import claims
 from equipoise.claims import catalogue
+from equipoise.claims.exact import COUNTEREXAMPLES
 from equipoise.claims.result import (
     CLAIMS,
     EMADI,
@@ -100,3 +102,31 @@ def test_a_check_that_raises_is_not_a_verdict(registry: None) -> None:
     claim = next(c for c in catalogue.select() if c.id == "emadi2026.broken")
     with pytest.raises(ValueError, match="no such layer"):
         catalogue.run([claim])
+
+
+@pytest.mark.parametrize("name", COUNTEREXAMPLES)
+def test_a_counterexample_stands_in_exact_arithmetic(name: str) -> None:
+    """And a point at which the claim is right is not taken for one."""
+    known = COUNTEREXAMPLES[name]
+    assert name in CLAIMS
+    assert known.evaluated()[1] and not known.evaluated(known.harmless)[1]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in COUNTEREXAMPLES if n.startswith("emadi") or "petrov" in n]
+)
+def test_a_wrong_counterexample_refutes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = COUNTEREXAMPLES[name]
+    monkeypatch.setitem(COUNTEREXAMPLES, name, replace(known, at=known.harmless))
+    claim = replace(CLAIMS[name], check=lambda: ("refuted", {"theta": 1.0}))
+    found = claim.run()
+    assert found.verdict == "not checkable here"
+    assert {"theta", "exact, at most", "exact, found"} <= found.evidence.keys()
+
+
+def test_most_algebraic_refutations_are_confirmed() -> None:
+    assert len(COUNTEREXAMPLES) >= 40
+    kinds = {CLAIMS[name].kind for name in COUNTEREXAMPLES}
+    assert {"theorem", "lemma", "corollary", "definition"} <= kinds
