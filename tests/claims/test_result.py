@@ -1,5 +1,6 @@
 """Every check states its claim, and a verdict is what the check computed."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from equipoise.claims.result import (
     ClaimVerdict,
     Found,
 )
+from equipoise.claims.search import INEQUALITIES, Inequality, violated
 from equipoise.errors import InputError
 
 
@@ -130,3 +132,36 @@ def test_most_algebraic_refutations_are_confirmed() -> None:
     assert len(COUNTEREXAMPLES) >= 40
     kinds = {CLAIMS[name].kind for name in COUNTEREXAMPLES}
     assert {"theorem", "lemma", "corollary", "definition"} <= kinds
+
+
+NOT_A_BOUND = {"mudarisov2025.low_temperature", "baek2026.analytic_checks"}
+"""Statements with ≤ in them that bound nothing."""
+SEARCHED = ("emadi2026.mixing_does_not_expand", "mudarisov2025.lemma_1")
+VERDICTS = json.loads(
+    (Path(__file__).parents[2] / "benchmarks/results/claims_sabotage.json").read_text()
+)["rows"]
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_search_finds_a_bound_that_is_too_small(name: str) -> None:
+    """Every ratio comes above ½, so that half of a bound is found to be violated."""
+    honest = INEQUALITIES[name]
+    half = Inequality(lambda x: 2 * honest.ratio(x), honest.size)
+    assert violated(half.largest()) and not violated(honest.largest())
+
+
+def test_what_says_at_most_is_searched_or_refuted() -> None:
+    """By the benchmark's verdicts, since running all of them here would take long."""
+    refuted = {r["claim"] for r in VERDICTS if r["verdict"] == "refuted"}
+    stated = {c.id for c in CLAIMS.values() if re.search("[≤≥]", c.statement)}
+    assert len(stated) > 12 and set(INEQUALITIES) <= CLAIMS.keys()
+    assert stated - set(INEQUALITIES) - refuted == NOT_A_BOUND
+
+
+def test_a_violation_found_by_the_search_refutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "emadi2026.mixing_does_not_expand"
+    wrong = Inequality(lambda x: 1 + x.square().sum(), 3)
+    monkeypatch.setitem(INEQUALITIES, name, wrong)
+    assert CLAIMS[name].run().verdict == "refuted"

@@ -17,7 +17,8 @@ A check computes its evidence, and its docstring holds the statement::
 
 Called without arguments it returns a ``ClaimResult``; calling it is the regression
 test. The verdict is what the check returned: none is typed in. A refutation whose
-counterexample is algebraic stands only if ``exact`` confirms it.
+counterexample is algebraic stands only if ``exact`` confirms it, and what says ≤ only
+if ``search`` finds no violation.
 """
 
 import re
@@ -27,6 +28,7 @@ from functools import wraps
 from typing import Literal, get_args
 
 from equipoise.claims.exact import COUNTEREXAMPLES
+from equipoise.claims.search import INEQUALITIES, violated
 from equipoise.errors import InputError
 from equipoise.records import Record
 
@@ -94,9 +96,14 @@ class Claim:
     practice: str
     check: Callable[[], Found]
 
-    def run(self) -> ClaimResult:
-        """Compute the evidence and return it with the verdict it gives."""
-        verdict, evidence = self._confirmed(*self.check())
+    def run(self, *, thorough: bool = False) -> ClaimResult:
+        """Compute the evidence and return it with the verdict it gives.
+
+        What says ≤ is searched for a violation, ten times as long if ``thorough``; a
+        counterexample in ``exact`` is computed again without rounding.
+        """
+        verdict, evidence = self._searched(*self.check(), rounds=10 if thorough else 1)
+        verdict, evidence = self._confirmed(verdict, evidence)
         return ClaimResult(
             id=self.id,
             paper=self.paper.key,
@@ -109,10 +116,19 @@ class Claim:
             practice=self.practice,
         )
 
-    def _confirmed(
-        self, verdict: ClaimVerdict, evidence: Mapping[str, float]
-    ) -> tuple[ClaimVerdict, Mapping[str, float]]:
-        """Recompute the counterexample without rounding; one that fails is none."""
+    def _searched(
+        self, verdict: ClaimVerdict, evidence: Mapping[str, float], *, rounds: int
+    ) -> Found:
+        """Climb towards a violation; one that is found refutes the inequality."""
+        known = INEQUALITIES.get(self.id)
+        if known is None:
+            return verdict, evidence
+        found = known.largest(rounds=rounds)
+        named = {f"largest ratio, {how}": value for how, value in found.items()}
+        return "refuted" if violated(found) else verdict, {**evidence, **named}
+
+    def _confirmed(self, verdict: ClaimVerdict, evidence: Mapping[str, float]) -> Found:
+        """Compute the counterexample without rounding; one that fails is none."""
         known = COUNTEREXAMPLES.get(self.id)
         if known is None or verdict not in ("refuted", "corrected"):
             return verdict, evidence

@@ -43,8 +43,8 @@ def command(
         bool,
         typer.Option(
             "--full/--quick",
-            help="Run the experiments again first (hours, resumable); else committed "
-            "results are judged.",
+            help="Run the experiments again first (hours, resumable) and search ten "
+            "times as long; else committed results are judged.",
         ),
     ] = False,
     only_list: Annotated[
@@ -69,7 +69,9 @@ def command(
     console, progress = Console(), Console(stderr=True)
     with progress.status(f"checking {len(chosen)} claims") as status:
         results = catalogue.run(
-            chosen, progress=lambda one: status.update(f"checking {one.id}")
+            chosen,
+            progress=lambda one: status.update(f"checking {one.id}"),
+            thorough=full,
         )
     console.print(_table(results), highlight=False)
     if evidence:
