@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, jvp, vmap
 
-Ratio = Callable[[Tensor], Tensor]
+Scalar = Any
+"""A tensor of one number: what torch's operators return has no type of its own."""
+Ratio = Callable[[Tensor], Scalar]
 """One point's numbers → this ÷ what it is at most."""
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 ROOM = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -125,51 +128,51 @@ def _parts(x: Tensor, *shapes: tuple[int, ...]) -> Iterator[Tensor]:
         start += size
 
 
-def _two(a: Tensor) -> Tensor:
+def _two(a: Tensor) -> Scalar:
     return torch.linalg.matrix_norm(a, ord=2)
 
 
-def _longest(x_KD: Tensor) -> Tensor:
+def _longest(x_KD: Tensor) -> Scalar:
     return x_KD.norm(dim=-1).amax()
 
 
-def _norm(x: Tensor, eps: float = EPS) -> Tensor:
+def _norm(x: Tensor, eps: float = EPS) -> Scalar:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def _deviation(x: Tensor) -> Tensor:
+def _deviation(x: Tensor) -> Scalar:
     return (x.var(-1, correction=0) + EPS).sqrt()
 
 
 @inequality("emadi2026.mixing_does_not_expand", 48)
-def mixing(x: Tensor) -> Tensor:
+def mixing(x: Tensor) -> Scalar:
     tokens, scores = _parts(x, (4, 8), (4, 4))
     return _longest(scores.softmax(-1) @ tokens) / _longest(tokens)
 
 
 @inequality("emadi2026.norm_resets_magnitude", 18)
-def magnitude(x: Tensor) -> Tensor:
+def magnitude(x: Tensor) -> Scalar:
     row, gamma, beta = _parts(x, (6,), (6,), (6,))
     rms = (_norm(row) * gamma + beta).square().mean().sqrt()
     return rms / (gamma.abs().amax() + beta.abs().amax())
 
 
 @inequality("emadi2026.norm_constant_is_true_and_empty", 6)
-def norm_constant(x: Tensor) -> Tensor:
+def norm_constant(x: Tensor) -> Scalar:
     return _two(jacrev(_norm)(x)) * math.sqrt(EPS)
 
 
 @inequality("emadi2026.attention_bound_is_loose", 3 * 4 * 2 + 4 * 16)
-def attention(x: Tensor) -> Tensor:
+def attention(x: Tensor) -> Scalar:
     """Thm 5.1 of one head on three tokens, along one direction."""
     tokens, push, *weights = _parts(x, (3, 4), (3, 4), *[(4, 4)] * 4)
     q, k, v, o = weights
 
-    def rows(u: Tensor) -> Tensor:
+    def rows(u: Tensor) -> Scalar:
         return (u @ q @ (u @ k).mT / 2).softmax(-1)
 
-    _, moved = jvp(lambda u: rows(u) @ u @ v @ o, (tokens,), (push,))
+    moved = jvp(lambda u: rows(u) @ u @ v @ o, (tokens,), (push,))[1]
     p = rows(tokens)
     theta = (4 * p * (1 - p)).amax()  # of three keys, one is alone on its side
     phi = _longest(tokens) ** 2 * _two(q) * _two(k) * _two(v)
@@ -177,16 +180,16 @@ def attention(x: Tensor) -> Tensor:
     return _longest(moved) / (_longest(push) * bound)
 
 
-def _branch(row: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def _branch(row: Tensor, first: Tensor, second: Tensor) -> Scalar:
     return (row @ first).relu() @ second
 
 
 @inequality("emadi2026.residual_forms", 2 * 5 + 2 * 25)
-def residual(x: Tensor) -> Tensor:
+def residual(x: Tensor) -> Scalar:
     """The larger of the pre-LN and the post-LN ratio, along one direction."""
     row, push, first, second = _parts(x, (5,), (5,), (5, 5), (5, 5))
-    _, pre = jvp(lambda r: r + _branch(_norm(r), first, second), (row,), (push,))
-    _, post = jvp(lambda r: _norm(r + _branch(r, first, second)), (row,), (push,))
+    pre = jvp(lambda r: r + _branch(_norm(r), first, second), (row,), (push,))[1]
+    post = jvp(lambda r: _norm(r + _branch(r, first, second)), (row,), (push,))[1]
     net = _two(first) * _two(second)
     inner = row + _branch(row, first, second)
     bounds = 1 + net / _deviation(row), (1 + net) / _deviation(inner)
@@ -195,27 +198,27 @@ def residual(x: Tensor) -> Tensor:
 
 
 @inequality("emadi2026.product_of_layer_bounds", 2 * 5 + 4 * 25)
-def two_layers(x: Tensor) -> Tensor:
+def two_layers(x: Tensor) -> Scalar:
     row, push, *w = _parts(x, (5,), (5,), *[(5, 5)] * 4)
 
-    def layer(r: Tensor, n: int) -> Tensor:
+    def layer(r: Tensor, n: int) -> Scalar:
         return r + _branch(_norm(r), w[n], w[n + 1])
 
-    _, moved = jvp(lambda r: layer(layer(r, 0), 2), (row,), (push,))
+    moved = jvp(lambda r: layer(layer(r, 0), 2), (row,), (push,))[1]
     bound = 1 + _two(w[0]) * _two(w[1]) / _deviation(row)
     bound = bound * (1 + _two(w[2]) * _two(w[3]) / _deviation(layer(row, 0)))
     return moved.norm() / (push.norm() * bound)
 
 
 @inequality("mudarisov2025.lemma_2", 5)
-def weights_of_any_function(x: Tensor) -> Tensor:
+def weights_of_any_function(x: Tensor) -> Scalar:
     """‖J‖ ≤ ½·max|F'/F| for F = 1 + l²."""
     J = jacrev(lambda z: (1 + z * z) / (1 + z * z).sum())(x)
     return 2 * _two(J) / (2 * x / (1 + x * x)).abs().amax()
 
 
 @inequality("mudarisov2025.theorem_1", 6 + 18)
-def distance(x: Tensor) -> Tensor:
+def distance(x: Tensor) -> Scalar:
     """d̃ of the two largest of six weights, over the printed bound."""
     scores, tokens = _parts(x, (6,), (6, 3))
     alpha = scores.softmax(-1)
@@ -229,7 +232,7 @@ def distance(x: Tensor) -> Tensor:
 
 
 @inequality("mudarisov2025.random_sets", 5 + 15)
-def expected_distance(x: Tensor) -> Tensor:
+def expected_distance(x: Tensor) -> Scalar:
     """E[d̃] over every pair of five tokens, over our upper bound."""
     scores, tokens = _parts(x, (5,), (5, 3))
     y = scores.softmax(-1)[:, None] * tokens
@@ -247,7 +250,7 @@ def expected_distance(x: Tensor) -> Tensor:
 
 
 @inequality("mudarisov2025.random_directions_understate", 10)
-def finite_step(x: Tensor) -> Tensor:
+def finite_step(x: Tensor) -> Scalar:
     """A step ε of softmax(l/T), T = 0.1, over min{1/(2T), √2/ε}·ε."""
     logits, step = _parts(x, (5,), (5,))
     moved = ((logits + step) / 0.1).softmax(-1) - (logits / 0.1).softmax(-1)
@@ -255,7 +258,7 @@ def finite_step(x: Tensor) -> Tensor:
 
 
 @inequality("mudarisov2025.swapped_leaders", 7)
-def exchanged_leaders(x: Tensor) -> Tensor:
+def exchanged_leaders(x: Tensor) -> Scalar:
     """(a + ε, a, …) and (a, a + 2ε, …) at T = 1, over √5·ε/2."""
     step, rest = x[:1].abs(), -x[1:].abs()
     none = torch.zeros_like(step)
@@ -265,26 +268,26 @@ def exchanged_leaders(x: Tensor) -> Tensor:
 
 
 @inequality("mudarisov2025.lemma_1", 6)
-def largest_weight(x: Tensor) -> Tensor:
+def largest_weight(x: Tensor) -> Scalar:
     """α_max against 1/(1 + (L − 1)e^−ρ)."""
     spread = x.amax() - x.amin()
     return x.softmax(-1).amax() * (1 + 5 * (-spread).exp())
 
 
 @inequality("petrov2025.softmax_second_derivative_is_not_its_largest_block", 4)
-def softmax_bend(x: Tensor) -> Tensor:
+def softmax_bend(x: Tensor) -> Scalar:
     """The unfolded second derivative of a row, against √(2/27)."""
     bend = jacfwd(jacrev(lambda z: z.softmax(-1)))(x)
     return _two(bend.reshape(16, 4)) / math.sqrt(2 / 27)
 
 
 @inequality("baek2026.norm_coefficient_is_loose", 6)
-def norm_coefficient(x: Tensor) -> Tensor:
+def norm_coefficient(x: Tensor) -> Scalar:
     v = x.var(correction=0)
     return _two(jacrev(_norm)(x)) * (v + EPS) ** 1.5 / (EPS + 2 * v)
 
 
 @inequality("baek2025.score_ratio_is_at_least_one", 40)
-def score_ratio(x: Tensor) -> Tensor:
+def score_ratio(x: Tensor) -> Scalar:
     q, k = _parts(x, (5, 4), (5, 4))
     return _two(q @ k.mT) / (_two(q) * _two(k))
