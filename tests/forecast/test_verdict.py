@@ -10,7 +10,14 @@ from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
-from tests.forecast.histories import DETAILS, falling, healthy, judged
+from tests.forecast.histories import (
+    DETAILS,
+    SITES,
+    falling,
+    healthy,
+    judged,
+    per_site,
+)
 
 
 def test_a_healthy_run_is_called_so_with_what_was_looked_at() -> None:
@@ -65,6 +72,32 @@ def test_a_rule_about_the_loss_makes_it_failing() -> None:
     readings = healthy(loss=loss)
     verdict = judged(readings)[0].verdict
     assert verdict.state == "failing" and 110 <= (verdict.since or 0) < 130
+
+
+def test_a_failing_run_is_told_by_its_loss_and_by_what_went_wrong_first() -> None:
+    """Gradients vanish at the start; a plateau; logits of 1e5 and a loss above chance.
+
+    The logits are graver, but they came later.
+    """
+
+    def loss(step: int) -> float:
+        return 9.0 if step >= 260 else max(3.3, 5.5 - step / 20)
+
+    readings: list[Reading] = []
+    for reading in healthy(
+        300, loss=loss, gradient=lambda _, layer: 10.0 ** (layer - 3)
+    ):
+        readings.append(reading)
+        if reading.quantity == "gradient.norm":
+            rows = [[1e5 if reading.step >= 200 else 5.0]] * 4
+            readings.append(per_site(reading.step, "attention.max_logit", rows, SITES))
+    verdict = judged(readings)[0].verdict
+    assert verdict.state == "failing"
+    grave = [f.rule for f in verdict.findings if f.severity == "error"]
+    assert grave == ["loss.not_falling", "attention.logits_large", "loss.above_chance"]
+    loss_now, cause = verdict.sentence.split("; ", 1)
+    assert "what guessing gives" in loss_now and "logits" not in cause
+    assert "blocks.0" in cause
 
 
 @pytest.mark.parametrize(

@@ -291,13 +291,10 @@ def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
     A plateau lower down is failing, not dead: masked-language models stay at the
     entropy of single tokens for thousands of steps, and then go on.
     """
-    for found in firing:
-        if found.rule == NO_PROGRESS:
-            began, loss, guess = (
-                float(found.evidence[key] or 0)
-                for key in ("since_step", "loss", "reference")
-            )
-            return 2 * began <= judge.history.step and loss > AT_CHANCE * guess
+    for seen in (f.evidence for f in firing if f.rule == NO_PROGRESS):
+        keys = ("since_step", "loss", "reference")
+        began, loss, guess = (float(seen[key] or 0) for key in keys)
+        return 2 * began <= judge.history.step and loss > AT_CHANCE * guess
     return False
 
 
@@ -308,9 +305,9 @@ def _judged(judge: Judge) -> Verdict | None:
     firing = [f for f in judge.firing if f.severity != "info"]
     if not firing:
         return None
-    loss = [f for f in firing if about[f.rule] == "loss"]
+    loss = sorted((f for f in firing if about[f.rule] == "loss"), key=_plainest)
     causes = [f for f in firing if about[f.rule] != "loss"]
-    worst = (causes or loss)[0]
+    worst = _began(causes) if loss and causes else (causes or loss)[0]
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
     named = (loss[0], worst) if loss and causes else (worst,)
@@ -323,6 +320,18 @@ def _judged(judge: Judge) -> Verdict | None:
             now[worst.rule].advice or (loss[0].advice if loss else ""), judge
         ),
     )
+
+
+def _plainest(finding: Finding) -> int:
+    """That a loss is above chance says more than that it rose or does not fall."""
+    said = ("loss.above_chance", "loss.risen", finding.rule)
+    return said.index(finding.rule)
+
+
+def _began(causes: Sequence[Finding]) -> Finding:
+    """Return what went wrong first; a forecast of what has happened only if alone."""
+    named = [f for f in causes if not f.rule.startswith("forecast.")]
+    return min(named or causes, key=lambda f: int(f.evidence["since"] or 0))
 
 
 def _with_rate(advice: str, judge: Judge) -> str:
