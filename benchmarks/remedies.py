@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--results", type=Path, default=HERE)
+    parser.add_argument("--only", nargs="+", default=[""], help="words of a remedy")
     given = parser.parse_args()
     known = json.loads(given.results.read_text()) if given.results.exists() else {}
     start = time.process_time()
@@ -214,7 +215,7 @@ def main() -> None:
         key = f"{label.storm.family} | {label.storm.seed} | {name}"
         if time.process_time() - start > 60 * given.minutes:
             break
-        if key in known:
+        if key in known or not any(word in name for word in given.only):
             continue
         try:
             row = treated(label.storm, name)

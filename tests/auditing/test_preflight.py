@@ -1,6 +1,7 @@
 """A training script is judged by its first steps, and nothing of ours stays behind."""
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -70,15 +71,22 @@ def test_a_peak_that_is_still_ahead_is_judged(tmp_path: Path) -> None:
     found = preflight(written(tmp_path), ["0.1"], steps=8)
     assert "start.learning_rate" in [f.rule for f in found.findings]
     assert len({(f.rule, f.site) for f in found.findings}) == len(found.findings)
+    (rate,) = (f for f in found.findings if f.rule == "start.learning_rate")
+    assert f"peak be {found.largest_stable_lr:.2g} or less" in rate.advice
     assert found.largest_stable_lr < found.peak_lr == pytest.approx(0.1)
 
 
-def test_command_exits_with_the_verdict(tmp_path: Path) -> None:
+def test_command_exits_with_the_verdict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     loud = "[b.attention.q_proj.weight.data.mul_(99) for b in model.blocks]"
     words = ["preflight", "--steps", "3", str(written(tmp_path, loud)), "1e-3"]
     result = CliRunner().invoke(application(words), words)
     assert result.exit_code == 1
-    assert result.stdout.startswith("At risk: attention logits reach")
+    # The verdict first: what the watch logs step by step is in it.
+    assert result.output.startswith("At risk: attention logits reach")
+    assert "equipoise: step" not in caplog.text
+    assert logging.getLogger("equipoise").level == logging.NOTSET
 
 
 def test_a_page_and_numbers_are_written(tmp_path: Path) -> None:

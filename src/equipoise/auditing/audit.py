@@ -6,8 +6,10 @@ measured once, on a copy, and the rules that make sense at one point judge it.
 
 import copy
 import json
+import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,18 @@ def _state(grave: Sequence[Finding]) -> State:
     return "failing" if any(f.severity == "error" for f in grave) else "at risk"
 
 
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Log nothing of ours inside the block: the verdict comes first, and says it."""
+    log = logging.getLogger("equipoise")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """What one pass over a batch gave."""
@@ -207,7 +221,7 @@ def measured_once(model: nn.Module, batch: Any) -> Point:
     A copy is run, so that gradients and buffers of the model stay as they are.
     """
     twin, notes = copy.deepcopy(model), []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, unlogged():
         path = Path(folder) / "point.eqp"
         with watch(twin, run=path, every=1, quiet=True, preset="default") as handle:
             try:

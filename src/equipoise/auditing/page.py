@@ -104,8 +104,14 @@ def change_rows(audit: Audit) -> list[list[str]]:
         return []
     return [
         [change.name, short(change.relative), short(change.cosine)]
+        if math.isfinite(change.cosine)
+        else [change.name, _unlike(change.relative), "–"]
         for change in audit.comparison.moved
     ]
+
+
+def _unlike(relative: float) -> str:
+    return "was all zeros" if math.isinf(relative) else short(relative)
 
 
 def print_verdict(

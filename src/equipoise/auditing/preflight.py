@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from equipoise.auditing.audit import Audit
+from equipoise.auditing.audit import Audit, unlogged
 from equipoise.auditing.precision.study import lost_epsilons
 from equipoise.auditing.subject import Source
 from equipoise.errors import InputError
@@ -108,7 +108,7 @@ def preflight(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preflight.eqp"
         paths: list[Path] = []
-        with _stopping_after(steps, setup):
+        with _stopping_after(steps, setup), unlogged():
             try:
                 launched(
                     script,

@@ -80,6 +80,7 @@ SENTENCES = [
     "A model that trains in one precision may not serve in another.",
     "Where does the error come from, and how large will it be?",
 ]
+MAKE = "--batch FILE (torch.save({'input_ids': ids}, 'batch.pt') makes one)"
 LARGEST_JSON = 64 << 20
 """Bytes of a JSON batch; parsed, it takes twenty times as much memory."""
 # Attributes of a configuration that bound the length of a sequence.
@@ -138,7 +139,7 @@ def loaded(
         source = Source(name=f"the batch that {spec} returned")
         if text is not None:
             raise InputError(
-                f"--text needs a tokenizer, and {spec} brings none: --batch FILE"
+                f"--text needs a tokenizer, and {spec} brings none: {MAKE}"
             )
     if random_tokens:
         batch, source = _random_batch(spec, model, tokens)
@@ -239,7 +240,9 @@ def _directory_batch(
     """Return the user's text, or two sentences of ours, in the model's own tokens."""
     if not (path / "tokenizer.json").is_file():
         if text is not None:
-            raise InputError(f"--text needs {path / 'tokenizer.json'}: --batch FILE")
+            raise InputError(
+                f"--text needs {path / 'tokenizer.json'}, which is not there: {MAKE}"
+            )
         return None, None
     from transformers import AutoTokenizer
 

@@ -68,7 +68,7 @@ def command(
     # Here, not above: --help must not load torch.
     from equipoise.auditing.audit import audit
     from equipoise.auditing.page import print_audit
-    from equipoise.cli.subject import subject
+    from equipoise.cli.subject import needed, subject
 
     found: Subject | None = None
     wanted = {"precision": precision, "selection": selection, "curvature": curvature}
@@ -76,6 +76,8 @@ def command(
         found = subject(
             model, batch, text=text, random_tokens=random_tokens, targets=True
         )
+        if any(wanted.values()):
+            needed(model, found)
     with _progress() as progress:
         result = audit(
             model if found is None else found.model,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from equipoise.auditing.subject import (
+    MAKE,
     UNPICKLING,
     Batch,
     Source,
@@ -96,7 +97,7 @@ def is_lab_folder(path: Path) -> bool:
 
 def checked_batch(spec: str, found: Subject) -> Batch:
     """Return the batch when the model can be called on it."""
-    batch = _needed(spec, found)
+    batch = needed(spec, found)
     with user_code(f"{spec} cannot be called on this batch"), torch.no_grad():
         output_of(found.model, batch)
     return batch
@@ -107,19 +108,19 @@ def loss_batch(spec: str, found: Subject) -> Any:
     # Here, not above: no other command needs what curvature is made of.
     from equipoise.auditing.curvature.objective import calls, mean_loss
 
-    batch = _needed(spec, found)
+    batch = needed(spec, found)
     with user_code(f"{spec} has no loss on this batch"), torch.no_grad():
         for part in calls(found.model, batch):
             mean_loss(found.model(*part.args, **part.kwargs), part.target)
     return batch
 
 
-def _needed(spec: str, found: Subject) -> Batch:
+def needed(spec: str, found: Subject) -> Batch:
+    """Return the batch, or say how to give one."""
     if found.batch is None:
         raise InputError(
-            f"{spec} came without a batch: give one with --batch FILE "
-            "(torch.save({'input_ids': ids}, 'batch.pt') makes one), or --text FILE "
-            "where it has a tokenizer.json; --random-tokens runs it on noise"
+            f"{spec} came without a batch: give one with {MAKE}, or --text FILE where "
+            "it has a tokenizer.json; --random-tokens runs it on noise"
         )
     return found.batch
 

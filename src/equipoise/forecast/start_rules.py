@@ -106,11 +106,17 @@ def _rate(start: Start) -> Iterator[Finding]:
             f"at the schedule's peak a step moves {site or 'the model'} by "
             f"{updates[site]:.1%} of its weights; the largest stable learning rate is "
             f"about {most:.2g}" + _given(start),
-            advice=advise(["learning_rate"]),
+            advice=_lower(most),
             update=updates[site],
             largest_stable=most,
             peak=start.peak_lr,
         )
+
+
+def _lower(most: float) -> str:
+    if math.isnan(most):
+        return advise(["learning_rate"])
+    return f"let the schedule's peak be {most:.2g} or less (remedy learning_rate)"
 
 
 def _given(start: Start) -> str:
@@ -130,7 +136,7 @@ def _sharpness(start: Start) -> Iterator[Finding]:
                 site,
                 f"the loss is {ratio * scale:.3g} times sharper than the peak learning "
                 f"rate allows; the largest stable one is about {rate / ratio:.2g}",
-                advice=advise(["learning_rate"]),
+                advice=_lower(rate / ratio),
                 ratio=ratio * scale,
                 largest_stable=rate / ratio,
             )

@@ -1,5 +1,6 @@
 """What the command says: parts that add up, a verdict, a page that opens offline."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from equipoise.auditing.curvature import hessian
 from equipoise.auditing.curvature.page import (
     OWN,
+    bars,
     cells,
     columns,
     headline,
@@ -111,6 +113,19 @@ def test_each_quantity_has_one_value(found: CurvatureStudy) -> None:
         sum(float(line[k].removesuffix(" %")) for line in lines) for k in (1, 2, 3)
     ]
     assert parts == pytest.approx([100] * 3, abs=len(lines) / 2)  # each is rounded
+
+
+def test_bars_are_the_shares_that_are_printed(found: CurvatureStudy) -> None:
+    """A total may be negative: then shares and parts have opposite signs."""
+    a, b, c = found.totals
+    turned = replace(found, totals=(-a, b, c))
+    for row in found.rows:
+        shares = [float(cell.removesuffix(" %")) for cell in cells(turned, row)[1:4]]
+        for share, (left, width) in zip(shares, bars(turned, row), strict=True):
+            assert share == 0 or (left < 50) == (share < 0)
+            assert left == 50 or left + width == pytest.approx(50)
+    near = replace(found, totals=(a, b, 0.001 * c))
+    assert any("the parts along the step cancel" in line for line in remarks(near))
 
 
 MODEL = """

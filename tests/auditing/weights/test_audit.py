@@ -16,6 +16,7 @@ from equipoise.auditing.audit import audit, judged_at_once
 from equipoise.auditing.page import (
     MEANINGS,
     PAGES,
+    change_rows,
     common_name,
     data_rows,
     layer_rows,
@@ -133,12 +134,15 @@ def test_what_moved_is_said_in_the_facts() -> None:
     moved, added = found.facts[1:]
     assert moved.startswith("against state dict: 1 of 3 tensors moved, c the farthest")
     assert "by 0.707 of its norm, cosine 0.949" in moved
-    assert added == "1 tensors are new, such as d"
+    assert added == "tensors that are new: 1, such as d"
     (still,) = audit(new, against=new).facts[1:]
     assert still == "against state dict: 0 of 3 tensors moved"
-    from_zero = audit({"b": torch.ones(3)}, against={"b": torch.zeros(3)}).to_json()
-    assert json.loads(from_zero)["changes"][0]["relative"] == "inf"
-    assert "Infinity" not in from_zero  # no JSON for a browser
+    from_zero = audit({**new, "b": torch.ones(3)}, against=old)
+    assert from_zero.facts[-1] == "tensors that were all zeros before: 1"
+    assert [row[0] for row in change_rows(from_zero)] == ["c", "b"]
+    assert change_rows(from_zero)[1][1:] == ["was all zeros", "–"]
+    given = json.loads(from_zero.to_json(), parse_constant=pytest.fail)
+    assert given["changes"][1]["relative"] == "inf"  # not Infinity: no JSON
 
 
 def test_subnormal_weights_are_found() -> None:

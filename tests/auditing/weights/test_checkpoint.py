@@ -73,6 +73,17 @@ def test_reads_what_was_written(tmp_path: Path, kind: str) -> None:
         assert max(len(part) for part in parts) <= 4
 
 
+def test_a_header_may_begin_like_a_pickle(tmp_path: Path) -> None:
+    """Of safetensors files one in 32 has a header whose length ends in 0x80."""
+    for length in (128, 384):
+        plain = json.dumps({"a": spec(shape=[2], at=[0, 8])}).encode()
+        header = plain.ljust(length)
+        path = tmp_path / f"{length}.safetensors"
+        path.write_bytes(safetensors(header, bytes(8)))
+        assert path.read_bytes()[:1] == b"\x80"
+        assert open_checkpoint(path).entries["a"].shape == (2,)
+
+
 def quantised(path: Path) -> dict[str, torch.Tensor]:
     """Write a layer in 8 and in 4 bits as llama.cpp would; return what it stands for.
 

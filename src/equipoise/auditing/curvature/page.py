@@ -22,6 +22,10 @@ LOSS = "loss"
 COLUMNS = ["sublayer", "of tr H", "of λ₁", "along the step"]
 OWN = "own λ_max"
 """The column that only ``--every-block`` fills."""
+PARTS = ("trace", "top", "update")
+"""Of a row, in the order of the columns and of a study's totals."""
+CANCEL = 3.0
+"""Parts that add up to more than so many times the size of their sum."""
 WIDTH, HEIGHT, POINTS = 720, 260, 240
 LEFT, BELOW = 56, 40
 """Room for the labels of the axes."""
@@ -126,6 +130,14 @@ def remarks(study: CurvatureStudy) -> list[str]:
         f"shares are exact sums: they miss their totals by {short(study.residual)} "
         "(relative)",
     ]
+    lines += [
+        f"the parts {name} cancel: their sizes add up to {sizes / abs(whole):.0f} "
+        "times their sum, so that its shares say little"
+        for name, part, whole in zip(COLUMNS[1:], PARTS, study.totals, strict=True)
+        if (sizes := sum(abs(getattr(r, part)) for r in study.rows))
+        > CANCEL * abs(whole)
+        > 0
+    ]
     unsettled = [e for e in (*study.top, study.bottom) if e.error > 0.05]
     if unsettled:
         lines.append(f"{len(unsettled)} eigenvalues are known to worse than 5 %")
@@ -171,16 +183,20 @@ def write_study(
 
 
 def bars(study: CurvatureStudy, row: CurvatureRow) -> list[tuple[float, float]]:
-    """Return left edge and width, in %, of the bars around a zero in the middle."""
-    largest = [
-        max(abs(getattr(r, name)) for r in study.rows) or 1.0
-        for name in ("trace", "top", "update")
-    ]
-    sizes = [
-        50 * part / most
-        for part, most in zip((row.trace, row.top, row.update), largest, strict=True)
-    ]
-    return [(50 + min(0.0, size), abs(size)) for size in sizes]
+    """Return left edge and width, in %, of the bars around a zero in the middle.
+
+    They are the shares that are printed: of a negative total, a negative part is one
+    to the right.
+    """
+    found = []
+    for index, name in enumerate(PARTS):
+        whole = study.totals[index]
+        shares = [_share(getattr(r, name), whole) for r in study.rows]
+        largest = max((abs(x) for x in shares if math.isfinite(x)), default=0.0) or 1.0
+        share = _share(getattr(row, name), whole)
+        size = 50 * share / largest if math.isfinite(share) else 0.0
+        found.append((50 + min(0.0, size), abs(size)))
+    return found
 
 
 def spectrum(density: Density) -> dict[str, object]:

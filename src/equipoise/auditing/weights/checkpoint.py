@@ -105,10 +105,11 @@ def _in_file(path: Path) -> Checkpoint:
         return _sharded(path)
     if start.startswith(b"GGUF"):
         return open_gguf(path)
+    # Before torch's: a header of 128 bytes, or 384, begins like a pickle.
+    if start[8:9] == b"{":
+        return _from_entries(path, _header(path), config_beside(path))
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return open_torch(path, config=config_beside(path))
-    if len(start) > 8 and start[8:9] == b"{":
-        return _from_entries(path, _header(path), config_beside(path))
     raise InputError(f"{path} is no checkpoint we know; give {FORMS}")
 
 

@@ -21,7 +21,7 @@ class Change(Record):
 
     name: str
     relative: float
-    """‖new − old‖ / ‖old‖."""
+    """‖new − old‖ / ‖old‖; infinite where the old tensor was all zeros."""
     cosine: float
 
 
@@ -40,23 +40,21 @@ class Comparison:
 
     @property
     def moved(self) -> list[Change]:
-        """What moved, the farthest first."""
-        return sorted(
-            (c for c in self.changes if c.relative != 0),
-            key=lambda c: -math.inf if math.isnan(c.relative) else -c.relative,
-        )
+        """What moved: NaN, then the farthest, then what was all zeros before."""
+        return sorted((c for c in self.changes if c.relative != 0), key=_distance)
 
     def facts(self, old: str) -> list[str]:
         """Return in a line or two what moved since the other checkpoint, and where."""
         moved, count = self.moved, len(self.changes)
         lines = [f"against {old}: {len(moved)} of {count} tensors moved"]
-        if moved:
-            far = moved[0]
+        if moved and math.isfinite((far := moved[0]).relative):
             lines[0] += f", {printable(far.name)} the farthest (by {far.relative:.3g} "
             lines[0] += f"of its norm, cosine {far.cosine:.3g})"
+        if zeros := sum(math.isinf(change.relative) for change in moved):
+            lines.append(f"tensors that were all zeros before: {zeros}")
         if self.added:
             new = printable(self.added[0])
-            lines.append(f"{len(self.added)} tensors are new, such as {new}")
+            lines.append(f"tensors that are new: {len(self.added)}, such as {new}")
         return lines
 
     def readings(self) -> list[Reading]:
@@ -86,6 +84,12 @@ class Comparison:
                     )
                 )
         return found
+
+
+def _distance(change: Change) -> tuple[bool, float]:
+    """Return what tensors that moved are sorted by."""
+    size = change.relative
+    return math.isinf(size), -math.inf if math.isnan(size) else -size
 
 
 @torch.no_grad()
