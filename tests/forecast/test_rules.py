@@ -160,7 +160,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "attention.sinks": (heads("attention.sink", lambda v: [v] * 4, 0.1), 0.79, 0.81),
     "attention.dead_heads": (_dead, 2, 3),
     "attention.duplicate_heads": (_duplicates, 0.01, 0.0),
-    "attention.projections_large": (_projections(1.02), 2.4, 2.6),
+    "attention.projections_large": (_projections(1.02), 2.85, 2.95),
     "gradient.vanished": (
         blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 0.021, 0.019,
     ),
