@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.forecast.features import Sample
 from equipoise.forecast.rules.failure import forecast_of
+from equipoise.forecast.score import Forecast, Forecaster
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
@@ -223,6 +225,22 @@ def test_where_an_update_broke_the_weights_a_smaller_step_is_advised() -> None:
     judge.note([broke])
     assert judge.verdict.state == "dead"
     assert judge.verdict.advice == "go back; then lower the learning rate"
+
+
+@pytest.mark.parametrize(("later", "state"), [(0.05, "healthy"), (0.3, "at risk")])
+def test_an_alarm_is_over_when_a_failure_is_unlikely_whatever_the_stake(
+    later: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(_: Forecaster, sample: Sample) -> Forecast:
+        likely = 0.9 if sample.step < 60 else later
+        return Forecast(
+            step=sample.step, probability=likely, horizon=200, expected=26, stake=1.4
+        )
+
+    monkeypatch.setattr(Forecaster, "add", add)
+    early, late = (judged(healthy(n))[0].verdict for n in (100, 200))
+    assert early.state == "at risk" and "90%" in early.findings[0].message
+    assert late.state == state
 
 
 def test_a_run_without_a_finite_gradient_is_not_forecast() -> None:

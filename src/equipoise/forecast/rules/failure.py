@@ -16,6 +16,9 @@ from equipoise.forecast.rules.registry import Measured, measures
 from equipoise.forecast.score import Forecast, Forecaster
 
 FORECAST = "forecast.failure"
+EASED = 0.1
+"""Probability below which a reading speaks for the end of an alarm, whatever the stake:
+on recorded storms no alarm began below 0.2."""
 
 
 def sample_from(history: History) -> Sample:
@@ -57,7 +60,10 @@ def _farthest(found: Forecast) -> dict[str, str]:
 
 @measures(FORECAST)
 def failure(history: History) -> Measured | None:
-    """The e-detector's stake, ln M / ln A; nothing once no gradient is finite."""
+    """The e-detector's stake, ln M / ln A, while a failure is likely at all.
+
+    Nothing once no gradient is finite.
+    """
     sample = sample_from(history)
     if not any(map(math.isfinite, sample.numbers("gradient.norm"))):
         return None  # it has failed: there is nothing left to foresee
@@ -65,7 +71,7 @@ def failure(history: History) -> Measured | None:
     found = forecaster.add(sample)
     reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
     return Measured(
-        value=found.stake,
+        value=found.stake if found.probability >= EASED else 0.0,
         site=found.site,
         advice=advise(REMEDIES.get(found.cause, ())),
         evidence={
