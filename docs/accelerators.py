@@ -56,17 +56,18 @@ def constant(name: str) -> int:
 # Instructions per score: scale, two comparisons with the range and a select (4), then
 FIRST = 4 + 14  # _largest: count, square, two tests for NaN and inf, five selects …
 SECOND = 4 + 10 + 12  # _exp (10); moment, masses, sink, small keys, compensated sum
-THIRD = 4 + 10 + 8  # _exp; small keys, running sum, mass
+THIRD = 4 + 10 + 4  # _exp; small keys, mass
 SOFTMAX = 8  # of a fused attention: scale, maximum, exp2, sum, rescale
 
 
 def per_row() -> float:
     """Return instructions per row beside the passes over its scores."""
-    keys, bits = constant("BLOCK_K"), constant("BITS")
+    keys, bits, few = (constant(x) for x in ("BLOCK_K", "BITS", "FEW"))
     deals = 1 << bits
-    candidates = 2 * (bits + 1) * keys * 6  # _dealt and _taken: maximum, place, selects
-    sums = bits * deals * 2
-    nearest = keys * (2 * keys + 6 * deals)  # _nearest: three distances to each deal
+    # _dealt and _taken: maximum, place, selects
+    candidates = (2 * (bits + 1) + few) * keys * 6
+    sums = bits * deals * 2 + few * keys * 2
+    nearest = keys * (4 * keys + 6 * deals)  # _nearest: three distances to each deal
     return candidates + sums + nearest
 
 
@@ -153,8 +154,8 @@ TEXT = """# On accelerators
 
 You need nothing: on CUDA or ROCm with `triton` installed (`pip install
 "equipoise[triton]"`) attention rows are read by one fused kernel from queries and keys;
-without triton, and for calls it cannot take (learned sinks, packs with unequal lengths,
-an additive mask under a soft-cap), by a torch path that sorts nothing. Kernels of
+without triton, and for calls it cannot take (learned sinks, an
+additive mask under a soft-cap), by a torch path that sorts nothing. Kernels of
 flash-attn, xFormers and others are [read from their
 arguments](families.md#fused-kernels-from-outside-torch). `rows=512` is the default for
 sequences above 512.

@@ -35,7 +35,7 @@ def kernel_rows(call: AttentionCall) -> Rows | None:
     else:
         owner = getattr(call.modify, "__self__", None)
         rows = owner if isinstance(owner, Rows) else None
-    if rows is None or rows.sinks_H is not None or rows.place is not None:
+    if rows is None or rows.sinks_H is not None:
         return None
     # Capped after a mask was added, by the kernels themselves: not in ours.
     added = call.mask is not None and call.mask.dtype != torch.bool
@@ -95,11 +95,15 @@ def seen_keys(
     first_SQ, end_SQ = torch.zeros_like(own_SQ), torch.full_like(own_SQ, K)
     if rows.document is not None:
         first_SQ, end_SQ = (x.expand_as(own_SQ) for x in _documents(rows.document))
+    if rows.place is not None:  # keys are counted from their document's first
+        own_SQ = first_SQ + rows.place[0]
     begin_SQ, right = first_SQ, 0 if rows.causal else rows.right
     if right >= 0:
         end_SQ = torch.minimum(end_SQ, own_SQ + right + 1)
     if rows.left >= 0:
         begin_SQ = torch.maximum(begin_SQ, own_SQ - rows.left)
+    # With other keys than queries a sequence begins where the row does.
+    first_SQ = first_SQ if Q == K else begin_SQ.clamp(min=0)
     return torch.stack((begin_SQ, end_SQ, own_SQ, first_SQ)).to(torch.int32)
 
 

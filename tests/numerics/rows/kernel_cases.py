@@ -47,6 +47,7 @@ CASES = {
     "grouped heads": Case(heads=(2, 1), sizes=(21, 131, 20)),
     "few keys": Case(sizes=(64, 12, 16), scale=0.5),
     "peaked": Case(sizes=(64, 150, 16), scale=1.0),
+    "peaked, many tiles": Case(sizes=(32, 700, 16), scale=1.0),
     "causal, more keys": Case(
         sizes=(70, 90, 16), rows={"causal": True, "offset_S": 20}
     ),
@@ -69,6 +70,9 @@ CASES = {
     "additive mask": Case(sizes=(33, 70, 16), mask="additive"),
     "left padding": Case(batch=2, mask="padding", rows={"causal": True}),
     "documents": Case(sizes=(64, 64, 16), rows={"causal": True, "document": "some"}),
+    "documents with more keys": Case(
+        sizes=(24, 61, 16), rows={"causal": True, "left": 12, "document": "longer"}
+    ),
     "window of two sides, chosen rows": Case(
         sizes=(90, 60, 16), rows={"left": 5, "right": 30}, chosen=40
     ),
@@ -81,11 +85,23 @@ def _rows(case: Case, H: int) -> Rows:
     given = dict(case.rows or {})
     if "slopes_BH" in given:
         given["slopes_BH"] = torch.tensor([0.25, 0.0625])[:H]
-    if "document" in given:
-        lengths = torch.tensor([1, 20, 40, 3])
-        of_T = torch.arange(4).repeat_interleave(lengths)
-        given["document"] = (of_T.where(of_T < 3, -1), of_T.where(of_T < 3, -2))
+    if given.get("document") == "longer":
+        given |= _documents([3, 12, 9], [20, 12, 29], kinds=3)
+    elif "document" in given:
+        given |= {**_documents([1, 20, 40, 3], [1, 20, 40, 3], kinds=3), "place": None}
     return Rows(**given)
+
+
+def _documents(queries: list[int], keys: list[int], *, kinds: int) -> dict[str, Any]:
+    """Return documents of some lengths, ends aligned; those past ``kinds`` are none."""
+    of, place = [], []
+    for n, lengths in enumerate((queries, keys)):
+        number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        of.append(number.where(number < kinds, -1 - n))
+        more = [b - a for a, b in zip(lengths, keys, strict=True)]
+        at = [range(m, m + length) for m, length in zip(more, lengths, strict=True)]
+        place.append(torch.tensor([i for r in at for i in r]))
+    return {"document": tuple(of), "place": tuple(place)}
 
 
 def _mask(case: Case, rng: torch.Generator) -> Tensor | None:
@@ -117,7 +133,8 @@ def made(case: Case, seed: int, device: str) -> tuple[AttentionCall, Tensor | No
         for h, n in ((H, Q), (G, K))
     )
     rows = _rows(case, H)
-    moved = {"slopes_BH": rows.slopes_BH, "document": rows.document}
+    names = ("slopes_BH", "document", "place")
+    moved = {name: getattr(rows, name) for name in names}
     moved = {name: _to(x, device) for name, x in moved.items() if x is not None}
     if moved:
         rows = Rows(**{**_plain(rows), **moved})
@@ -157,6 +174,8 @@ def scores(case: Case, seed: int) -> Tensor:
         z = rows.softcap * torch.tanh(z / rows.softcap)
     i, j = torch.arange(case.sizes[0])[:, None], torch.arange(case.sizes[1])[None]
     ahead = j - i - rows.offset_S
+    if rows.place is not None:
+        ahead = rows.place[1][None] - rows.place[0][:, None]
     if rows.slopes_BH is not None:
         z = z - rows.slopes_BH[:, None, None].double() * ahead.abs()
     hidden = torch.zeros_like(ahead, dtype=torch.bool)
@@ -209,10 +228,8 @@ def compared(name: str, seed: int, device: str = "cpu") -> dict[str, Any]:
 def _first(call: AttentionCall, case: Case, chosen: Tensor | None) -> Tensor:
     """Return the first key of each row's sequence, as the blocks of torch find it."""
     (H, _), (Q, _, _), B = case.heads, case.sizes, case.batch
-    first_BQ = torch.zeros(B, Q, dtype=torch.long)
-    if call.mask is not None or "document" in (case.rows or {}):
-        found = call.first_key_BQ()
-        first_BQ = first_BQ if found is None else found.cpu()
+    found = call.first_key_BQ()
+    first_BQ = torch.zeros(B, Q, dtype=torch.long) if found is None else found.cpu()
     first_BQ = first_BQ if chosen is None else first_BQ[:, chosen]
     return first_BQ[:, None].expand(B, H, -1).flatten()
 

@@ -3,11 +3,13 @@
 Tensors, in this file:  rows of the block × keys of the tile, or × deals.
 
 No score leaves the chip. Three passes over tiles of keys: the two largest scores of
-each lane of the tile, so of each group of keys; exponentials and sums; and, of each
-row, the one tile in which small keys complete half of the mass. θ is found as
-``torch_rows`` finds it: the ten largest keys are dealt in all 2⁹ ways, and a run of the
-others completes each deal. Every mask by position is a range of keys for each row:
-causal, window, padding and the documents of a pack.
+each lane of the tile, so of each group of keys; exponentials and sums; and how many
+tiles of small keys come nearest to half of the mass. θ is found as ``torch_rows`` finds
+it: the ten largest keys are dealt in all 2⁹ ways, and smaller keys complete each deal:
+any of the six next ones, or a run of those that come after them, one of each lane. All
+are on the chip already, and of a peaked row they hold what the dealt keys leave. Every
+mask by position is a range of keys for each row: causal, window, padding and the
+documents of a pack.
 """
 
 import triton
@@ -116,22 +118,32 @@ def _next(left, after, shift):
 @triton.jit
 def _dealt(
     best, second, shift, BQ: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr,
-    DEALS: tl.constexpr,
+    DEALS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums of all subsets of the dealt keys but the first, and how many of
-    each lane are dealt, and the mass of all but the first."""
-    deal = tl.arange(0, DEALS)
+    """Return the sums of all subsets of the dealt keys but the first, those of the
+    next few keys, and of each lane how many keys these are and the mass of the next.
+
+    With them the mass of the dealt keys but the first, and that of the next few.
+    """
+    deal, lane = tl.arange(0, DEALS), tl.arange(0, BK)
     sums = tl.zeros([BQ, DEALS], tl.float32)
+    few = tl.zeros([BQ, BK], tl.float32)
     count = tl.zeros([BQ, BK], tl.int32)
     others = tl.zeros([BQ], tl.float64)
+    few_mass = tl.zeros([BQ], tl.float64)
     left, after = best, second
-    for i in tl.static_range(BITS + 1):
+    for i in tl.static_range(BITS + 1 + FEW):
         mass, found, left, after = _next(left, after, shift)
         count += found.to(tl.int32)
-        if i > 0:
+        if i > BITS:
+            few_mass += mass.to(tl.float64)
+            few += mass[:, None] * ((lane[None, :] >> (i - BITS - 1)) & 1).to(
+                tl.float32
+            )
+        elif i > 0:
             others += mass.to(tl.float64)
             sums += mass[:, None] * ((deal[None, :] >> (i - 1)) & 1).to(tl.float32)
-    return sums, count, others
+    return sums, few, count, _exp(left, shift[:, None]), others, few_mass
 
 
 @triton.jit
@@ -148,9 +160,8 @@ def _taken(deal, best, second, shift, BITS: tl.constexpr):
 
 @triton.jit
 def _small(e, tile, where, where_second, count):
-    """Return the masses of the keys that were not dealt."""
-    first = (where == tile) & (count > 0)
-    return tl.where(first | ((where_second == tile) & (count > 1)), 0.0, e)
+    """Return the masses of the keys that are on the chip neither as dealt nor as next."""
+    return tl.where((where == tile) | ((where_second == tile) & (count > 0)), 0.0, e)
 
 
 @triton.jit
@@ -184,45 +195,44 @@ def _summed(
 
 
 @triton.jit
-def _run(
+def _before(
     tiles, rows, keys, largest, aim, wanted, BQ: tl.constexpr, BK: tl.constexpr,
     MASK: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Third pass: the running sum within the tile where ``aim`` is passed, and the mass
-    before it. Once no row waits, no tile is read."""
+    """Third pass: the mass of the first tiles' small keys that is nearest to ``aim``.
+
+    Once no row waits, no tile is read.
+    """
     shift, where, where_second, count = largest
     passed = tl.zeros([BQ], tl.float64)
     before = tl.zeros([BQ], tl.float64)
-    run = tl.zeros([BQ, BK], tl.float32)
     for tile in range(tiles[0], tiles[1]):
-        waiting = (passed <= aim) & wanted
+        waiting = (passed < aim) & wanted
         if tl.max(waiting.to(tl.int32)) > 0:
             z = _scores(tile, rows, keys, BK, MASK, CAPPED)
             small = _exp(z, shift[:, None])
             small = _small(small, tile, where, where_second, count)
-            before = tl.where(waiting, passed, before)
-            run = tl.where(waiting[:, None], tl.cumsum(small, 1), run)
             passed += tl.sum(small.to(tl.float64), 1)
-    return run, before
+            nearer = tl.abs(passed - aim) < tl.abs(before - aim)
+            before = tl.where(waiting & nearer, passed, before)
+    return before
 
 
 @triton.jit
-def _nearest(goal, run, BK: tl.constexpr):
-    """Return how near a run of the tile's keys brings the best deal to its goal.
+def _nearest(goal, run, few, BK: tl.constexpr):
+    """Return how near smaller keys bring the best deal to its goal.
 
-    Runs start at the first key, and where an eighth and a quarter of the mass is
-    passed.
+    They are a run of keys from the first on, some of a few, or those and all others.
     """
     lane = tl.arange(0, BK)
     whole = tl.max(run, 1)
-    eighth = tl.max(tl.where(run <= 0.125 * whole[:, None], run, 0.0), 1)
-    quarter = tl.max(tl.where(run <= 0.25 * whole[:, None], run, 0.0), 1)
     gap = tl.abs(goal)
     for key in range(BK):
         upto = tl.sum(tl.where(lane[None, :] == key, run, 0.0), 1)
+        some = tl.sum(tl.where(lane[None, :] == key, few, 0.0), 1)
         gap = tl.minimum(gap, tl.abs(goal - upto[:, None]))
-        gap = tl.minimum(gap, tl.abs(goal - tl.maximum(upto - eighth, 0.0)[:, None]))
-        gap = tl.minimum(gap, tl.abs(goal - tl.maximum(upto - quarter, 0.0)[:, None]))
+        gap = tl.minimum(gap, tl.abs(goal - some[:, None]))
+        gap = tl.minimum(gap, tl.abs(goal - (some + whole)[:, None]))
     return tl.min(gap, 1)
 
 
@@ -253,18 +263,22 @@ def _interval(inside, outside, proven, gap, mean, visible):
 def _read(
     at, o_column, real, tiles, rows, keys, first_key, lanes, top, facts,
     BQ: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, DEALS: tl.constexpr,
-    MASK: tl.constexpr, CAPPED: tl.constexpr,
+    FEW: tl.constexpr, MASK: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Write all columns but the largest score and the number of keys."""
     best, second, where, where_second = lanes
     visible, squares, broken = facts
     bad = float("nan")
     shift = tl.where(top > _NONE, top, 0.0)
-    sums, count, others = _dealt(best, second, shift, BQ, BK, BITS, DEALS)
+    sums, few, count, middle, others, few_mass = _dealt(
+        best, second, shift, BQ, BK, BITS, DEALS, FEW
+    )
     largest = (shift, where, where_second, count)
-    small, moment, masses, sink = _summed(
+    rest, moment, masses, sink = _summed(
         tiles, rows, keys, largest, first_key, BQ, BK, MASK, CAPPED
     )
+    near = few_mass + tl.sum(middle.to(tl.float64), 1)
+    small = rest + near
     whole = 1.0 + others + small
     # The deal that leaves half of the small keys to be taken.
     centre = (0.5 * (whole - small) - 1.0).to(tl.float32)
@@ -274,15 +288,15 @@ def _read(
     over = missing <= 0.0
     proven = over | (missing >= small)
     wanted = real & ~proven & ~broken
-    run, before = _run(
-        tiles, rows, keys, largest, missing, wanted, BQ, BK, MASK, CAPPED
-    )
+    aim = missing - 0.5 * near
+    before = _before(tiles, rows, keys, largest, aim, wanted, BQ, BK, MASK, CAPPED)
+    run = tl.cumsum(middle, 1)
     goal = (0.5 * whole - 1.0 - before).to(tl.float32)[:, None] - sums
     mean = -moment / whole
     lower, upper = _interval(
         1.0 + taken + tl.where(over, 0.0, small),
         (others - taken) + tl.where(over, small, 0.0),
-        proven, _nearest(goal, run, BK), mean, visible,
+        proven, _nearest(goal, run, few, BK), mean, visible,
     )  # fmt: skip
     mass = whole.to(tl.float32)
     p_max = (1.0 / whole).to(tl.float32)
@@ -306,7 +320,7 @@ def attention_rows(
     q_batch, q_head, q_row, q_width, k_batch, k_head, k_key, k_width,
     m_batch, m_head, m_row, m_key, a_batch, a_head, s_part, s_batch, s_row, o_column,
     BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BITS: tl.constexpr,
-    DEALS: tl.constexpr, MASK: tl.constexpr, CAPPED: tl.constexpr,
+    DEALS: tl.constexpr, FEW: tl.constexpr, MASK: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, CHOSEN: tl.constexpr, LOGITS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -360,4 +374,4 @@ def attention_rows(
         lanes = (best, second, where, where_second)
         facts = (visible, squares, broken)
         _read(at, o_column, real, tiles, rows, keys, first_key, lanes, top, facts,
-              BQ, BK, BITS, DEALS, MASK, CAPPED)  # fmt: skip
+              BQ, BK, BITS, DEALS, FEW, MASK, CAPPED)  # fmt: skip

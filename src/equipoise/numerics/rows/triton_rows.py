@@ -22,6 +22,8 @@ BLOCK_K = 64
 """Keys of a tile, and groups that give two candidates each for the largest keys."""
 BITS = 9
 """The largest key is always inside, and so many others are dealt."""
+FEW = 6
+"""Of so many more every subset is tried as well: as many subsets as a tile has keys."""
 
 
 def columns(
@@ -85,7 +87,7 @@ def columns(
 def constants(rows: int, width: int, mask: int) -> dict[str, Any]:
     """Return the sizes of one program's tiles, and which kind of mask it reads."""
     sizes = {"BQ": rows, "BK": BLOCK_K, "BD": width, "BITS": BITS, "DEALS": 1 << BITS}
-    return {**sizes, "MASK": mask}
+    return {**sizes, "FEW": FEW, "MASK": mask}
 
 
 def _mask(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
