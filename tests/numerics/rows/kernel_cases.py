@@ -19,6 +19,7 @@ from torch import Tensor
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.fused_kernels import Rows
+from equipoise.numerics.rows import torch_rows
 from equipoise.numerics.rows.balance import balance
 from equipoise.numerics.rows.statistics import row_columns
 from equipoise.probes import fused_rows
@@ -41,6 +42,8 @@ class Case:
     chosen: int = 0
     exact: bool = True
     """Whether float32 computes the scores without rounding."""
+    given: tuple[Tensor, Tensor] | None = None
+    """Queries and keys of one head, instead of some that are drawn."""
 
 
 CASES = {
@@ -132,6 +135,8 @@ def made(case: Case, seed: int, device: str) -> tuple[AttentionCall, Tensor | No
         (torch.randint(-16, 17, (B, h, n, D), generator=rng) / 8).to(case.dtype)
         for h, n in ((H, Q), (G, K))
     )
+    if case.given is not None:
+        q, k = (x[None, None] for x in case.given)
     rows = _rows(case, H)
     names = ("slopes_BH", "document", "place")
     moved = {name: getattr(rows, name) for name in names}
@@ -192,11 +197,11 @@ def scores(case: Case, seed: int) -> Tensor:
     return z.masked_fill(hidden, -INF)
 
 
-def compared(name: str, seed: int, device: str = "cpu") -> dict[str, Any]:
-    """Return what the kernel reads of a case beside the truth and the CPU's kernel."""
-    case = CASES[name]
+def compared(case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
+    """Return what kernel and torch path read of a case beside the truth, and how often
+    ``lower`` is that of the CPU's kernel."""
     call, chosen = made(case, seed, device)
-    assert fused_rows.readable(call), name
+    assert fused_rows.readable(call), case
     read = fused_rows.fused_columns(call, chosen).cpu().transpose(1, 2).double()
     z = scores(case, seed)
     z = z if chosen is None else z[:, :, chosen]
@@ -206,18 +211,24 @@ def compared(name: str, seed: int, device: str = "cpu") -> dict[str, Any]:
     sound = visible > 0
     p = z[sound].softmax(-1)
     truth, theirs = balance(p), row_columns(z[sound].float(), sort_open=True).double()
-    low, high = read[0, sound], read[1, sound]
     slack = 1e-14 if case.exact else 4e-6
-    missed = (low > truth.upper + slack) | (high < truth.lower - slack)
+    by_torch = torch_rows.columns(z[sound].float().to(device)).cpu().double()
+    paths = {"": read[:, sound], "torch ": by_torch}
     first = _first(call, case, chosen)[sound]
     pairs = zip(read[2:, sound], _columns(z[sound], p, first), strict=True)
     error = max(((a - b).abs() / b.abs().clamp(min=1)).max() for a, b in pairs)
     dark = (visible == 0) & ~broken
     return {
         "rows": int(sound.sum()),
-        "missed": int(missed.sum()),
-        "wide": int((high - low > 1e-4).sum()),
-        "off": int(((low - theirs[0]).abs() > 1e-6).sum()),
+        **{
+            f"{name}{key}": int(counted.sum())
+            for name, (low, high, *_) in paths.items()
+            for key, counted in {
+                "missed": (low > truth.upper + slack) | (high < truth.lower - slack),
+                "wide": high - low > 1e-4,
+                "off": (low - theirs[0]).abs() > 1e-6,
+            }.items()
+        },
         "error": float(error),
         "broken": read[[0, 1, 3, 4, 5]][:, broken].isnan().all().item(),
         "dark": (read[[0, 1, 3, 4, 5, 6, 7, 8]][:, dark] == 0).all().item()
@@ -261,4 +272,4 @@ def enter(device: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     enter(sys.argv[1])
-    print(json.dumps({name: compared(name, 0, sys.argv[1]) for name in CASES}))
+    print(json.dumps({x: compared(CASES[x], 0, sys.argv[1]) for x in CASES}))

@@ -160,7 +160,7 @@ def _taken(deal, best, second, shift, BITS: tl.constexpr):
 
 @triton.jit
 def _small(e, tile, where, where_second, count):
-    """Return the masses of the keys that are on the chip neither as dealt nor as next."""
+    """Return the masses of the keys that are not on the chip, dealt or next."""
     return tl.where((where == tile) | ((where_second == tile) & (count > 0)), 0.0, e)
 
 
