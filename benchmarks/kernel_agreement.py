@@ -50,7 +50,7 @@ def variants() -> Iterator[tuple[str, Any]]:
     for K in LONG:
         yield f"{K} keys", Case(sizes=(8, K, 16), scale=one_of(SHARPNESS) / 4)
     for name, case in itertools.cycle(CASES.items()):
-        (Q, K, D), width = case.sizes, one_of(WIDTHS)
+        (Q, K, _), width = case.sizes, one_of(WIDTHS)
         if not case.mask and "document" not in (case.rows or {}):
             Q, K = (QUERIES, one_of(KEYS)) if Q != K else (QUERIES, QUERIES)
         scale = 2.0 ** -round(width.bit_length() / 2) * one_of(SHARPNESS)
