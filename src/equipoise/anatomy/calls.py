@@ -12,7 +12,7 @@ every format. Only scores and the masks added to them are judged so: an activati
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -148,9 +148,12 @@ class AttentionCall:
         sizes = self._piece()
         whole = self.shape[:3]
         buffer = self._buffer(sizes)
+        call = self
+        if self.k_BGKD is not None:  # once: each product would copy its part
+            call = replace(self, k_BGKD=self.k_BGKD.detach().contiguous())
         parts = (_cut(n, size) for n, size in zip(whole, sizes, strict=True))
         for where in map(Where._make, product(*parts)):
-            yield where, self._scores(where, hide_future=False, buffer=buffer)
+            yield where, call._scores(where, hide_future=False, buffer=buffer)
 
     def _piece(self) -> tuple[int, int, int]:
         """Return how many sequences, heads and queries a piece holds."""

@@ -196,15 +196,14 @@ def named(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]
         >>> [name for name, _ in named(wrapped)]
         ['', '0']
     """
-    yield from _named(unwrapped(model), prefix, set())
-
-
-def _named(
-    module: nn.Module, prefix: str, seen: set[int]
-) -> Iterator[tuple[str, nn.Module]]:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield prefix, module
-    for name, child in module.named_children():
-        yield from _named(unwrapped(child), f"{prefix}.{name}".lstrip("."), seen)
+    seen: set[int] = set()
+    waiting = [(prefix, unwrapped(model))]
+    while waiting:  # a generator within a generator would pass each name up again
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        inside = f"{name}." if name else ""
+        children = [(inside + n, unwrapped(m)) for n, m in module.named_children()]
+        waiting += reversed(children)

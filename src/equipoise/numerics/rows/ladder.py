@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.compiled import compiled, inner, over_rows
+from equipoise.numerics.compiled import compiled, inner, over_rows, single
 from equipoise.numerics.rows.search import search_rows
 from equipoise.numerics.rows.steps import Row, Side, sort_steps
-from equipoise.numerics.rows.window import OPEN, Singles, closed, scratch
+from equipoise.numerics.rows.window import (
+    OPEN,
+    Singles,
+    interval,
+    plain_theta,
+    row_gap,
+    scratch,
+)
 
 Rows = NDArray[np.floating]
 Bounds = NDArray[np.float64]
@@ -65,14 +72,17 @@ def close(
     enough, off = options
     for i in range(p_NK.shape[0]):
         total, pattern, some, last = _summed(p_NK[i], bits_NK[i])
-        top, tops = np.uint32(pattern).view(np.float32), np.int64(1)
+        top, tops = single(np.int32(pattern)), np.int32(1)
         if not (0 < pattern < _BITS_OF_TWO and abs(total - 1.0) <= off):
             continue
         below, ratio = total - float(top), total / top
         if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
             below, tops = _apart(p_NK[i], top)
-        counts = (np.int64(tops), np.int64(some), np.int64(last) + 1)
-        low, high = closed(p_NK[i], (below, np.float64(top)), counts, enough, room)
+        low = high = plain_theta(below, np.float64(top), np.int64(tops))
+        if high == OPEN:
+            facts = (np.int64(last) + 1, total, enough * total)
+            gap, proven = row_gap(p_NK[i], facts, np.int64(some), np.float64(top), room)
+            low, high = interval(facts, gap, proven)
         bounds_N2[i, 0] = low
         bounds_N2[i, 1] = high
 

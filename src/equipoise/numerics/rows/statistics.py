@@ -17,9 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.compiled import COMPILED, compiled, host_view, inner, over_rows
+from equipoise.numerics.compiled import (
+    COMPILED,
+    bits,
+    compiled,
+    host_view,
+    inner,
+    over_rows,
+    single,
+)
 from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.window import OPEN, closed, scratch
+from equipoise.numerics.rows.window import (
+    OPEN,
+    interval,
+    plain_theta,
+    row_gap,
+    scratch,
+)
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
@@ -62,8 +76,7 @@ def exponentials(z_K: Scores, stop: int, top: np.float32, e_K: Scores) -> None:
         y = _TERMS[7] * r + _TERMS[6]
         y = ((y * r + _TERMS[5]) * r + _TERMS[4]) * r + _TERMS[3]
         y = ((y * r + _TERMS[2]) * r + _TERMS[1]) * r + _TERMS[0]
-        scale = np.float32(shifted).view(np.int32) << np.int32(23)
-        scaled = np.int32(np.float32(y).view(np.int32) + scale).view(np.float32)
+        scaled = single(bits(y) + (bits(shifted) << np.int32(23)))
         e_K[k] = scaled if d > _FLOOR else np.float32(0)
 
 
@@ -76,7 +89,7 @@ def _extremes(z_K: Scores, stop: int) -> tuple[np.int32, np.int32, np.int32]:
     """
     low, high, seen = np.int32(2**31 - 1), np.int32(-(2**31)), np.int32(0)
     for k in range(stop):
-        pattern = np.float32(z_K[k]).view(np.int32)
+        pattern = bits(z_K[k])
         pattern ^= (pattern >> np.int32(31)) & _MAGNITUDE
         low = pattern if pattern < low else low
         high = pattern if pattern > high else high
@@ -87,26 +100,22 @@ def _extremes(z_K: Scores, stop: int) -> tuple[np.int32, np.int32, np.int32]:
 @inner(reorder=True)
 def _moments(
     z_K: Scores, stop: int, e_K: Scores, top: np.float32
-) -> tuple[float, float, float, float]:
-    """Return Σe below 1, Σ e·(z - top), Σz² over visible keys and Σe²."""
+) -> tuple[float, float, float, float, Any, Any]:
+    """Return Σe below 1, Σ e·(z - top), Σz² over visible keys and Σe².
+
+    Also how many keys have the largest mass, which is 1, and how many have any.
+    """
     below, first, scores, masses = 0.0, 0.0, 0.0, 0.0
+    tops, some = np.int32(0), np.int32(0)
     for k in range(stop):
         e, z = e_K[k], z_K[k]
         below += float(e) if e < _ONE else 0.0
         first += float(e * (z - top if e > _ZERO else _ZERO))
         scores += float(z * z if z > _NOTHING else _ZERO)
         masses += e * e
-    return below, first, scores, masses
-
-
-@inner(reorder=True)
-def _counts(e_K: Scores, stop: int) -> tuple[np.int32, np.int32]:
-    """Return how many keys have the largest mass, which is 1, and how many have any."""
-    tops, some = np.int32(0), np.int32(0)
-    for k in range(stop):
-        tops += np.int32(e_K[k] == _ONE)
-        some += np.int32(e_K[k] > _ZERO)
-    return tops, some
+        tops += np.int32(e == _ONE)
+        some += np.int32(e > _ZERO)
+    return below, first, scores, masses, tops, some
 
 
 @inner()
@@ -145,14 +154,16 @@ def read_rows(
             continue
         while z_K[stop - 1] == _NOTHING:
             stop -= 1
-        top = np.int32(high ^ ((high >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
+        top = single(high ^ ((high >> np.int32(31)) & _MAGNITUDE))
         exponentials(z_K, stop, top, e_K)
-        below, first_moment, scores, masses = _moments(z_K, stop, e_K, top)
-        tops, some = _counts(e_K, stop)
-        counts = (np.int64(tops), np.int64(some), stop)
-        lower, upper = closed(e_K, (below, 1.0), counts, _ENOUGH, room)
+        below, moment, scores, masses, tops, some = _moments(z_K, stop, e_K, top)
         mass = below + tops
-        entropy = math.log(mass) - first_moment / mass
+        lower = upper = plain_theta(below, 1.0, np.int64(tops))
+        if upper == OPEN:
+            facts = (stop, mass, _ENOUGH * mass)
+            gap, proven = row_gap(e_K, facts, np.int64(some), 1.0, room)
+            lower, upper = interval(facts, gap, proven)
+        entropy = math.log(mass) - moment / mass
         out_C[LOWER], out_C[UPPER] = lower, upper
         out_C[MAX_LOGIT] = top
         out_C[ENTROPY] = entropy if entropy > 0.0 else 0.0

@@ -6,9 +6,9 @@ vectorise; what they cannot tell apart is decided in float64. Derivations:
 docs/theta-kernels.md.
 
 Kernels take whole arrays and bounds, not slices, and write loops out: each slice, sum
-and ``max`` costs a tenth of a second to compile, and so does each level of calls for
-everything below it. Counters start as ``np.int64``: with a literal 0 numba compiles the
-functions they are passed to once more.
+and ``max`` costs a tenth of a second to compile, and each level of calls compiles all
+that is below it once more. Counters start as ``np.int64``: with a literal 0 numba
+compiles the functions they are passed to once more.
 """
 
 from typing import Any
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.numerics.compiled import inner
+from equipoise.numerics.compiled import bits, inner, single
 
 Row = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Ends = tuple[Any, Any]
-Masses = tuple[float, float]
-"""The mass below the largest key, and that key."""
-Counts = tuple[Any, Any, Any]
-"""How many keys equal the largest, how many are above 0, and where they end."""
+Facts = tuple[Any, float, float]
+"""Where the keys of a row end, their mass, and the gap that is small enough."""
 # An upper bound that no row has: the row needs the next steps of the ladder.
 OPEN = -1.0
-# The inner list: a constant length, or the loop would not be unrolled.
+# The inner list: a constant length, or the loops would not be unrolled. Row i of the
+# table says which of its sums have key i.
 _INNER = 6
 _SUMS = 1 << _INNER
+_HAS = (np.arange(_SUMS) >> np.arange(_INNER)[:, None] & 1).astype(np.float32)
 # Rows of so few keys are searched completely: the largest is in S, 2⁹ sums are outside.
 FEW = _INNER + 10
 # Keys that close most rows.
@@ -43,9 +43,9 @@ _ALTERNATE = 0b101010101
 _LARGE, _WIDTH = 4.0, 32
 # Each takes keys a quarter as large as large ones.
 _ATTEMPTS = 4
-# Where in the room two lists of sums and what is near begin, and the keys. One array: a
-# tuple of four is counted in and out at every call, which takes longer than to use it.
-_FIRST, _SECOND, _NEAR, _KEYS = 0, _SUMS, _SUMS + (1 << 9), _SUMS + (2 << 9)
+# The room begins with the sums of six keys, and of six others. Then follow how near
+# they come, and the keys. One array: each more is counted in and out at every call.
+_OTHERS, _NEAR, _KEYS = _SUMS, 2 * _SUMS, 2 * _SUMS + (1 << 9)
 _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 
@@ -54,31 +54,38 @@ def theta(inside: float, outside: float) -> float:
     """Return 4ab/(a+b)², written 1 - ((a-b)/(a+b))² where that rounds less."""
     total = inside + outside
     if 4.0 * inside > total and 4.0 * outside > total:
-        return 1.0 - ((inside - outside) / total) ** 2
+        off = (inside - outside) / total
+        return 1.0 - off * off
     return 4.0 * (inside / total) * (outside / total)
 
 
-@inner()
-def _summed(room: Singles, ends: Ends, start: int) -> Any:
-    """Write all subset sums of the keys between ``ends``; return how many there are."""
-    count = np.int64(1)
-    room[start] = np.float32(0)
-    for k in range(ends[0], ends[1]):
-        key = room[_KEYS + k]
-        for s in range(start, start + count):
-            room[count + s] = room[s] + key
-        count *= 2
-    return count
+@inner(reorder=True)
+def _list_sums(room: Singles, at: int, to: int) -> None:
+    """Write the sums of all subsets of six keys."""
+    a, b, c = room[at], room[at + 1], room[at + 2]
+    d, e, f = room[at + 3], room[at + 4], room[at + 5]
+    for t in range(_SUMS):
+        some = a * _HAS[0, t] + b * _HAS[1, t] + c * _HAS[2, t]
+        room[to + t] = some + (d * _HAS[3, t] + e * _HAS[4, t] + f * _HAS[5, t])
 
 
 @inner(reorder=True)
 def _least(left: np.float32, room: Singles) -> Any:
-    """Return the distance to the nearest sum of the first list."""
+    """Return the distance to the nearest sum of the inner list."""
     near = _INFINITY
     for t in range(_SUMS):
-        away = np.float32(left - room[t]).view(np.int32) & _MAGNITUDE
+        away = bits(left - room[t]) & _MAGNITUDE
         near = away if away < near else near
-    return np.int32(near).view(np.float32)
+    return single(near)
+
+
+@inner()
+def _without(room: Singles, ends: Ends, chosen: Any, target: float) -> float:
+    """Return the target less the chosen keys of those between ``ends``."""
+    for k in range(ends[0], ends[1]):
+        if chosen >> (k - ends[0]) & 1:
+            target -= room[_KEYS + k]
+    return target
 
 
 @inner()
@@ -86,18 +93,14 @@ def _decided(
     room: Singles, ends: Ends, aim: tuple[float, np.float32, Any, Any]
 ) -> float:
     """Return target - s for the nearest sum of those that are near in float32."""
-    first, last = ends
     target, least, begin, end = aim
     best = np.inf
     for s in range(begin, end):
         if room[_NEAR + s] <= least:
-            left = np.float32(np.float32(target) - room[_SECOND + s])
+            left = np.float32(_without(room, ends, s << _INNER, target))
             for t in range(_SUMS):
                 if abs(left - room[t]) <= least:
-                    off, chosen = target, s << _INNER | t
-                    for k in range(first, last):
-                        if chosen >> (k - first) & 1:
-                            off -= room[_KEYS + k]
+                    off = _without(room, ends, s << _INNER | t, target)
                     best = off if abs(off) < abs(best) else best
     return best
 
@@ -117,38 +120,43 @@ def nearest(
     """
     first, last = ends
     target, mass, enough = goal
-    middle = first + _INNER if last - first > _INNER else last
-    for t in range(_summed(room, (first, middle), _FIRST), _SUMS):
-        room[t] = np.float32(np.inf)
-    begin, end = np.int64(0), _summed(room, (middle, last), _SECOND)
-    slack, least = np.float32(_SLACK * mass), np.float32(np.inf)
+    for k in range(_KEYS + last, _KEYS + first + WINDOW):
+        room[k] = np.float32(0)
+    _list_sums(room, _KEYS + first, 0)
+    _list_sums(room, _KEYS + first + _INNER, _OTHERS)
+    others = last - first - _INNER
+    begin, end = np.int64(0), np.int64(1) << others if others > 0 else np.int64(1)
+    slack, least, proven = np.float32(_SLACK * mass), np.float32(np.inf), True
     for i in range(end):
         s = i ^ (_ALTERNATE & (end - 1))
-        near = _least(np.float32(np.float32(target) - room[_SECOND + s]), room)
+        left = _without(room, (first + WINDOW, last), s >> _INNER, target)
+        near = _least(np.float32(left) - room[_OTHERS + (s & (_SUMS - 1))], room)
         room[_NEAR + s] = near
         if near < least:
             least = near
             if near + slack <= enough:
                 if not signed:
                     return np.float64(near + slack), False
-                begin, end = s, s + 1
+                begin, end, proven = s, s + 1, False
                 break
     best = _decided(room, ends, (target, np.float32(least + 2 * slack), begin, end))
-    return best, abs(best) > enough
+    return best, proven
 
 
 def scratch(keys: Singles | int) -> Singles:
-    """Return room for lists of sums and for so many keys, or these."""
+    """Return room for sums and for so many keys, or these."""
     if isinstance(keys, int):
-        return np.empty(_KEYS + max(keys, WINDOW), np.float32)
-    return np.concatenate([scratch(0)[:_KEYS], keys])
+        return np.empty(_KEYS + keys + WINDOW, np.float32)
+    room = scratch(keys.size)
+    room[_KEYS : _KEYS + keys.size] = keys
+    return room
 
 
 @inner(reorder=True)
-def _heavy(p_K: Singles, ends: Ends, least: np.float32) -> tuple[Any, float]:
+def _heavy(p_K: Singles, stop: int, least: np.float32) -> tuple[Any, float]:
     """Return how many keys exceed ``least``, and their mass."""
     count, mass = np.int32(0), 0.0
-    for k in range(ends[0], ends[1]):
+    for k in range(stop):
         heavy = p_K[k] > least
         count += np.int32(heavy)
         mass += float(p_K[k]) if heavy else 0.0
@@ -159,16 +167,16 @@ def _heavy(p_K: Singles, ends: Ends, least: np.float32) -> tuple[Any, float]:
 def heaviest(p_K: Singles, stop: int, top: float, most: int) -> float:
     """Return the sum of the ``most`` largest keys, found by bisecting their bits."""
     # More than ``most`` keys exceed the value with bits low, no more that with high.
-    low, high = 0, int(np.float32(top).view(np.int32))
+    low, high = np.int32(0), bits(np.float32(top))
     mass, missing = 0.0, most
     while high - low > 1:
-        middle = (low + high) // 2
-        count, above = _heavy(p_K, (0, stop), np.int32(middle).view(np.float32))
+        middle = np.int32((low + high) // 2)
+        count, above = _heavy(p_K, stop, single(middle))
         if count > most:
             low = middle
         else:
             high, mass, missing = middle, above, most - count
-    return mass + missing * float(np.int32(high).view(np.float32))
+    return mass + missing * float(single(high))
 
 
 @inner()
@@ -190,38 +198,32 @@ def _gathered(
 
 
 @inner()
-def _dealt(
-    p_K: Singles, facts: tuple[int, float, float], least: np.float32, room: Singles
-) -> tuple[float, bool]:
-    """Deal the large keys; return the gap left to the others, and if it is proven."""
-    stop, total, enough = facts
-    m, mass = _gathered(p_K, stop, least, room)
-    gap = total / 2
-    if m <= (WINDOW if least > 0 else FEW):
-        rest = (total - mass) / 2 if least > 0 else 0.0
-        goal = (gap - rest - room[_KEYS], total, rest / 2 if rest > 0 else enough)
-        off, proven = nearest(room, (np.int64(1), m), goal, rest > 0)
-        if abs(off) >= rest:
-            return abs(off) - rest, proven
-        return off + rest, False
+def _placed(room: Singles, m: Any, gap: float) -> float:
+    """Place many large keys, largest first, where they fit; return the gap."""
     for k in range(_KEYS, _KEYS + m):
         gap -= room[k] if room[k] <= gap else 0.0
-    return gap, False
-
-
-@inner(reorder=True)
-def _light(p_K: Singles, start: int, least: np.float32) -> float:
-    """Return the mass of the keys up to ``least`` in one block."""
-    total = 0.0
-    for k in range(start, start + _WIDTH):
-        total += float(p_K[k]) if p_K[k] <= least else 0.0
-    return total
+    return gap
 
 
 @inner()
+def _first_small(
+    p_K: Singles, stop: int, least: np.float32, room: Singles
+) -> tuple[Any, Any, float]:
+    """Copy the first twelve small keys; return where they end, how many, their mass."""
+    w, mass, first = np.int64(0), 0.0, np.int64(0)
+    while first < stop and w < WINDOW:
+        if 0 < p_K[first] <= least:
+            room[_KEYS + w] = p_K[first]
+            mass += p_K[first]
+            w += 1
+        first += 1
+    return first, w, mass
+
+
+@inner(reorder=True)
 def _filled(
     p_K: Singles, ends: Ends, least: np.float32, gaps: tuple[float, float]
-) -> tuple[float, int]:
+) -> tuple[float, Any]:
     """Take small keys in order while more than the second gap is missing.
 
     Returns the gap, and where the keys taken end: the row's end if they lie apart.
@@ -229,12 +231,15 @@ def _filled(
     k, stop = ends
     gap, left = gaps
     together = True
-    while k + _WIDTH <= stop:
-        block = _light(p_K, k, least)
+    while k + 8 <= stop:  # wider blocks, or sums in float64, take twice as long
+        block = np.float32(0)
+        for i in range(8):
+            x = p_K[k + i]
+            block += x if x <= least else np.float32(0)
         if gap - block < left:
             break
-        gap -= block
-        k += _WIDTH
+        gap -= float(block)
+        k += 8
     while k < stop:
         if p_K[k] <= least:
             if gap - p_K[k] >= left:
@@ -248,28 +253,14 @@ def _filled(
 
 
 @inner()
-def _windowed(
-    p_K: Singles,
-    facts: tuple[int, float, float],
-    least: np.float32,
-    gap: float,
-    room: Singles,
+def _exchanged(
+    p_K: Singles, ends: tuple[Any, Any, Any], least: np.float32, gap: float
 ) -> float:
-    """Fill small keys, search subsets of the first twelve, exchange; return the gap."""
-    stop, _, enough = facts
-    w, mass, first = np.int64(0), 0.0, np.int64(0)
-    while first < stop and w < WINDOW:
-        if 0 < p_K[first] <= least:
-            room[_KEYS + w] = p_K[first]
-            mass += p_K[first]
-            w += 1
-        first += 1
-    gap, middle = _filled(p_K, (first, stop), least, (gap, mass / 2))
-    mass = mass if mass > gap else gap
-    gap, _ = nearest(room, (np.int64(0), w), (gap, mass, enough), False)
-    k = first
-    while abs(gap) > enough and k < middle and middle + k - first < stop:
-        out, into = p_K[k], p_K[middle + k - first]
+    """Exchange the next key in S for the next one outside, where that helps."""
+    k, middle, stop = ends
+    away = middle - k
+    while k < middle and k + away < stop:
+        out, into = p_K[k], p_K[k + away]
         if 0 < out <= least and 0 < into <= least:
             left = gap - (np.float64(into) - np.float64(out))
             gap = left if abs(left) < abs(gap) else gap
@@ -278,10 +269,45 @@ def _windowed(
 
 
 @inner()
-def _gap(
-    p_K: Singles, facts: tuple[int, float, float], count: int, top: float, room: Singles
+def _attempt(
+    p_K: Singles, facts: Facts, large: tuple[np.float32, float], room: Singles
+) -> tuple[float, bool, Any]:
+    """Deal the large keys, then the others; return the gap, if it is proven, how many.
+
+    Few large keys are dealt in all ways, towards half of what the others leave; the
+    others are filled in order, and all subsets of twelve of them close the gap.
+    """
+    stop, total, enough = facts
+    least, top = large
+    gap, m, mass = total / 2, np.int64(0), 0.0
+    if least < top:
+        m, mass = _gathered(p_K, stop, least, room)
+    if 0 < m <= (WINDOW if least > 0 else FEW):
+        rest = (total - mass) / 2 if least > 0 else 0.0
+        goal = (gap - rest - room[_KEYS], total, rest / 2 if rest > 0 else enough)
+        off, proven = nearest(room, (np.int64(1), m), goal, rest > 0)
+        if abs(off) >= rest:
+            return abs(off) - rest, proven, m
+        gap = off + rest
+    else:
+        gap = _placed(room, m, gap)
+    first, w, mass = _first_small(p_K, stop, least, room)
+    gap, middle = _filled(p_K, (first, stop), least, (gap, mass / 2))
+    goal = (gap, mass if mass > gap else gap, enough)
+    gap, _ = nearest(room, (np.int64(0), w), goal, False)
+    if abs(gap) > enough:
+        gap = _exchanged(p_K, (first, middle, stop), least, gap)
+    return gap, False, m
+
+
+@inner()
+def row_gap(
+    p_K: Singles, facts: Facts, count: Any, top: float, room: Singles
 ) -> tuple[float, bool]:
     """Return the gap of a set, |gap| ≤ enough when it closed, and if it is proven.
+
+    ``p_K`` holds masses on any scale, hidden keys are 0; ``count`` of them are above 0,
+    and ``top`` is the largest.
 
     All of a few keys are large. Otherwise more and more of them are, as long as a few
     keys matter most. An odd number of nearly equal keys has no half, which is a proof.
@@ -292,15 +318,11 @@ def _gap(
     best = total / 2
     for _ in range(_ATTEMPTS):
         least = np.float32(total * share)
-        gap, proven = total / 2, False
-        if least < top:
-            gap, proven = _dealt(p_K, facts, least, room)
-        if not proven and share > 0.0:
-            gap = _windowed(p_K, facts, least, gap, room)
+        gap, proven, m = _attempt(p_K, facts, (least, top), room)
         if proven or abs(gap) <= enough or share == 0.0:
             return gap, proven
         best = gap if abs(gap) < abs(best) else best
-        if least >= top or _heavy(p_K, (0, stop), least)[0] >= _WIDTH:
+        if least >= top or m >= _WIDTH:
             break
         share /= 4
     if count % 2 == 1:
@@ -311,29 +333,23 @@ def _gap(
 
 
 @inner()
-def closed(
-    p_K: Singles, masses: Masses, counts: Counts, enough: float, room: Singles
-) -> tuple[float, float]:
-    """Return θ's interval of a row; the upper bound is ``OPEN`` where none is known.
+def plain_theta(below: float, top: float, tops: Any) -> float:
+    """Return θ where one key has half of the mass or all have the same; else ``OPEN``.
 
-    Args:
-        p_K: Masses on any scale; hidden keys are 0.
-        masses, counts: What is known of the row, see their types.
-        enough: Share of the mass that may be missing from a half.
-        room: See ``scratch``.
+    ``below`` is the mass of the keys below the largest, ``tops`` of which there are.
     """
-    below, top = masses
-    tops, some, stop = counts
-    rest, total = below + (tops - 1) * top, below + tops * top
+    rest = below + (tops - 1) * top
     if not rest > top:  # also NaN, which stays one
-        inside, outside, high = top, rest, 0.0
-    elif below == 0.0:
-        inside, high = np.floor(tops / 2), 0.0
-        outside = tops - inside
-    else:
-        facts = (stop, total, enough * total)
-        gap, proven = _gap(p_K, facts, some, top, room)
-        inside, outside = total / 2 + gap, total / 2 - gap
-        high = 0.0 if proven else 1.0 if abs(gap) <= enough * total else OPEN
-    value = theta(inside, outside)
-    return value, value if high == 0.0 else high
+        return theta(top, rest)
+    inside = np.floor(tops / 2)
+    return theta(inside, tops - inside) if below == 0.0 else OPEN
+
+
+@inner()
+def interval(facts: Facts, gap: float, proven: bool) -> tuple[float, float]:
+    """Return θ's bounds from a set's gap; the upper is ``OPEN`` where none is known."""
+    _, total, enough = facts
+    value = theta(total / 2 + gap, total / 2 - gap)
+    if proven:
+        return value, value
+    return value, 1.0 if abs(gap) <= enough else OPEN
