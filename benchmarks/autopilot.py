@@ -9,7 +9,8 @@ the step of the alarm. Every run of storms clips its gradient at 1.0 already, so
 at 1.0" is no action.
 
 A control without an alarm is not touched, so its recorded verdicts say whether it would
-be; those that would be are made again.
+be; those that would be are made again. ``--live N`` makes N controls of different kinds
+twice, with the autopilot and unwatched: final weights must agree in every bit.
 
     python -m benchmarks.autopilot STORMS_FOLDER --minutes 40
     python -m benchmarks.autopilot STORMS_FOLDER --summary
@@ -40,7 +41,7 @@ from equipoise.remedies.catalogue import REMEDIES, remedy
 
 HERE = Path(__file__).parent / "results" / "autopilot.json"
 AUTOPILOT, HALVED, RANDOM = "autopilot", "half the rate at the start", "random remedy"
-SCREENED = "screened"
+SCREENED, LIVE = "screened", "live control"
 ADAM = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 """Stands for the optimiser where only a file is read; its settings are the usual."""
 
@@ -101,7 +102,20 @@ def screened(label: Label) -> dict[str, Any]:
     return {"alarm": alarm_step(label)}
 
 
+def live(label: Label) -> dict[str, Any]:
+    """Make a control with the autopilot, and unwatched: the same to the last bit?"""
+    with_pilot = autopilot(label)
+    alone = made(label.storm, lambda trainer: None, watched=False)
+    return {
+        "log": with_pilot["log"],
+        "identical": with_pilot["digest"] == alone["digest"],
+        "digest": alone["digest"],
+        "cpu_seconds": with_pilot["cpu_seconds"] + alone["cpu_seconds"],
+    }
+
+
 MAKERS = {
+    LIVE: live,
     AUTOPILOT: autopilot,
     HALVED: halved,
     RANDOM: random_remedy,
@@ -135,10 +149,23 @@ def cells(
                 yield one, AUTOPILOT
 
 
+def live_cells(found: Sequence[Label], count: int) -> list[tuple[Label, str]]:
+    """Return so many controls, one of each kind before the second of any."""
+    turns: dict[str, int] = {}
+    ordered = []
+    for one in sorted(found, key=lambda one: one.storm.seed):
+        if one.storm.role == "control" and one.storm.tier == "small":
+            turns[one.storm.family] = turns.get(one.storm.family, 0) + 1
+            ordered.append((turns[one.storm.family], one))
+    ordered.sort(key=lambda pair: pair[0])
+    return [(one, LIVE) for _, one in ordered[:count]]
+
+
 def make_cells(given: argparse.Namespace, found: Sequence[Label]) -> None:
     known = json.loads(given.results.read_text()) if given.results.exists() else {}
     start = time.process_time()
-    for label, name in cells(found, given.seeds, known):
+    chosen: Iterable[tuple[Label, str]] = live_cells(found, given.live)
+    for label, name in chosen or cells(found, given.seeds, known):
         key = key_of(label, name)
         if time.process_time() - start > 60 * given.minutes:
             break
@@ -206,11 +233,15 @@ def controls(known: dict[str, Any]) -> dict[str, Any]:
     alarms = [k for k, row in mine.items() if row.get("alarm") is not None]
     touched = [row for k, row in mine.items() if k.endswith(AUTOPILOT) and row["log"]]
     worst = [row["validation"] / row["untreated"] - 1 for row in touched]
+    both = list(mine.items())
     screened = sum(k.endswith(SCREENED) for k in mine)
     return {
         "controls": screened,
         "with an alarm": alarms,
         "touched": len(touched),
+        "live": sum(k.endswith(LIVE) for k in mine),
+        "live and treated": sum(k.endswith(LIVE) and bool(r["log"]) for k, r in both),
+        "live and identical": sum(k.endswith(LIVE) and r["identical"] for k, r in both),
         "largest rise of the final loss": max(worst, default=0.0),
     }
 
@@ -221,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[9, 10, 11, 1, 2, 3])
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--results", type=Path, default=HERE)
+    parser.add_argument("--live", type=int, default=0)
     parser.add_argument("--summary", action="store_true")
     given = parser.parse_args()
     if not given.summary:

@@ -16,6 +16,7 @@ Resumable: a cell that is in the file is not run again; a cell not in it was not
 """
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -163,15 +164,25 @@ def made(
     return {
         "validation": loss if math.isfinite(loss) else None,
         "log": [str(entry)[:160] for entry in pilot.log] if pilot else [],
+        "digest": digest(model),
         "cpu_seconds": round(time.process_time() - start, 2),
     }
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return a fingerprint of every bit of a model's weights and buffers."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def treated(storm: Storm, name: str) -> dict[str, Any]:
     """Make one run with one remedy; return what became of it."""
     treatment = Treatment(name, storm.family)
     found = made(storm, treatment, watched=True)
-    del found["log"]
+    del found["log"], found["digest"]
     return {**found, "applied_at": treatment.applied_at}
 
 
