@@ -1,5 +1,6 @@
 """Trained models the fragility benchmarks look at, made the same way every time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -42,18 +43,47 @@ def trained_gpt(**changes: Any) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     plain = GPTConfig(width=64, depth=4, heads=4, context=64)
     model = GPT(replace(plain, **changes))
-    data = torch.frombuffer(bytearray(_corpus()), dtype=torch.uint8).long()
+    _train(model, lambda ids_BT: model(ids_BT))
+    return model.eval(), _tokens()[None, :48]
+
+
+@cache
+def trained_gpt2() -> tuple[nn.Module, Tensor]:
+    """Return Hugging Face's GPT-2, small, after 150 steps on the same, and a batch."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    shape = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64}
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=256, bos_token_id=0, eos_token_id=0, **shape)
+    )
+    _train(model, lambda ids_BT: model(ids_BT).logits)
+    return model.eval(), _tokens()[None, :48]
+
+
+def text_batch(rows: int = 8, length: int = 64) -> Tensor:
+    """Return sequences of the house's own words that lie apart."""
+    data = _tokens()
+    apart = len(data) // rows
+    return torch.stack([data[k * apart :][:length] for k in range(rows)])
+
+
+def _tokens() -> Tensor:
+    return torch.frombuffer(bytearray(_corpus()), dtype=torch.uint8).long()
+
+
+def _train(model: nn.Module, logits_of: Callable[[Tensor], Tensor]) -> None:
+    data = _tokens()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rng = torch.Generator().manual_seed(0)
     for _ in range(150):
         starts = torch.randint(0, len(data) - 65, (8,), generator=rng).tolist()
         x = torch.stack([data[s : s + 65] for s in starts])
-        logits = model(x[:, :-1])
+        logits = logits_of(x[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    return model.eval(), data[None, :48]
 
 
 @cache

@@ -13,6 +13,7 @@ from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
 from tests.forecast.histories import (
+    BLOCKS,
     DETAILS,
     SITES,
     falling,
@@ -241,6 +242,20 @@ def test_an_alarm_is_over_when_a_failure_is_unlikely_whatever_the_stake(
     early, late = (judged(healthy(n))[0].verdict for n in (100, 200))
     assert early.state == "at risk" and "90%" in early.findings[0].message
     assert late.state == state
+
+
+def test_a_run_read_at_every_step_is_forecast_as_one_read_at_every_fifth() -> None:
+    """The odds of a bet are those of readings that lie five steps apart."""
+    growing = {"gradient": lambda step, layer: 0.3 * math.exp(0.05 * step * layer)}
+    dense, _ = judged(healthy(60, every=1, **growing))
+    sparse, _ = judged(healthy(60, every=5, **growing))
+    found = forecast_of(dense.history)
+    assert found is not None and found.step == 55
+    assert found == forecast_of(sparse.history)
+    # A run that went back to a checkpoint is read again at once.
+    dense.add([per_site(53, "gradient.norm", [[0.3]] * 4, BLOCKS)])
+    again = forecast_of(dense.history)
+    assert again is not None and again.step == 53
 
 
 def test_a_run_without_a_finite_gradient_is_not_forecast() -> None:

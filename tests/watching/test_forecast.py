@@ -61,7 +61,7 @@ def loud() -> Any:
 def test_the_forecast_is_the_same_live_and_from_the_file(tmp_path: Path) -> None:
     handle = trained(tmp_path / "a.eqp")
     live = handle.forecast
-    assert live is not None and live.step == 11 and 0 <= live.probability <= 1
+    assert live is not None and live.step == 10 and 0 <= live.probability <= 1
     run = equipoise.open_run(handle.path)
     judge = Judge(run.info.details)
     run.judged_by(judge)

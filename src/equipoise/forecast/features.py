@@ -4,7 +4,8 @@ Every number is an effect that training has on the model, none is a setting. It 
 in up to five ways: its level where that means the same for every model, its growth
 since the first readings, and its change per five steps over the last two readings
 (speed), over six (trend), and in both halves of the last sixteen (steady: a jump is
-not). Changes are counted per step, so that it does not matter how often one samples.
+not). Changes are counted per step, so that it does not matter how often one samples,
+as long as samples lie at least five steps apart.
 What was not read is NaN.
 """
 

@@ -7,6 +7,7 @@ from equipoise.forecast.features import (
     AFTER_UPDATE,
     NUMBERS,
     QUANTITIES,
+    UNIT,
     Sample,
     described,
 )
@@ -63,11 +64,18 @@ def failure(history: History) -> Measured | None:
     """The e-detector's stake, ln M / ln A, while a failure is likely at all.
 
     Nothing once no gradient is finite.
+
+    The odds are those of stable runs that were read every five steps. Readings that lie
+    closer are left out: a change over six of them would be told as one over thirty
+    steps, and a bet on a reading that hardly differs from the last one is no new bet.
     """
+    forecaster: Forecaster = history.memory(FORECAST, Forecaster)
+    last = forecaster.last
+    if last is not None and 0 < history.step - last.step < UNIT:
+        return None
     sample = sample_from(history)
     if not any(map(math.isfinite, sample.numbers("gradient.norm"))):
         return None  # it has failed: there is nothing left to foresee
-    forecaster: Forecaster = history.memory(FORECAST, Forecaster)
     found = forecaster.add(sample)
     reasons = ", ".join(described(name, value) for name, value, _ in found.reasons)
     return Measured(
