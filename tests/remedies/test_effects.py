@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.lab.models import GPT
 from equipoise.remedies.catalogue import remedy
-from equipoise.remedies.losses import balance_gradient
+from equipoise.remedies.losses import LossScale, RouterHook, balance_gradient
 from equipoise.remedies.qk_clip import head_factors, scale_heads
 from tests.remedies.families import (
     FAMILIES,
@@ -256,6 +256,20 @@ def test_router_losses_are_added() -> None:
         torch.testing.assert_close(
             p.grad, reference.get_parameter(name).grad, rtol=1e-3, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_the_guard_takes_out_what_drives_experts_apart(guard: bool) -> None:
+    """A load-balance loss with the wrong sign, however large, moves no router."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 4, generator=rng).requires_grad_()
+    z, other = x * 1.0, torch.randn(12, 4, generator=rng)
+    RouterHook(0.0, 0.0, 1, LossScale(), guard)(nn.Identity(), (x,), z)
+    toward = balance_gradient(z.detach(), 1)
+    other -= toward * (other * toward).sum() / toward.square().sum()
+    (z * (other - 100.0 * toward)).sum().backward()
+    wanted = other if guard else other - 100.0 * toward
+    torch.testing.assert_close(x.grad, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_qk_clip_takes_the_largest_logit_down_to_the_limit_in_that_head_alone() -> None:
