@@ -9,9 +9,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 MOVED = {
     "anatomy.unread": "watching.coverage",
@@ -52,16 +55,19 @@ MOVED = {
 """Old path → new path, both below ``equipoise``."""
 
 
-class _Alias(Loader):
+class _Alias:  # not a Loader of importlib.abc, whose import takes as long as ours
     def __init__(self, new: str) -> None:
         self._new = new
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let importlib make the empty module that is replaced."""
 
     def exec_module(self, module: ModuleType) -> None:
         # importlib returns what stands in sys.modules when this is over.
         sys.modules[module.__name__] = import_module(self._new)
 
 
-class _MovedFinder(MetaPathFinder):
+class _MovedFinder:
     def find_spec(
         self,
         fullname: str,
@@ -77,7 +83,7 @@ class _MovedFinder(MetaPathFinder):
             DeprecationWarning,
             stacklevel=2,
         )
-        return ModuleSpec(fullname, _Alias(f"equipoise.{new}"))
+        return ModuleSpec(fullname, cast("Loader", _Alias(f"equipoise.{new}")))
 
 
 def install() -> None:

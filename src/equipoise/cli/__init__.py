@@ -23,7 +23,6 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 import equipoise
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
@@ -139,8 +138,9 @@ def epilog(*examples: str) -> str | None:
     """Return the examples of a command as they stand at the end of its help."""
     if not examples:
         return None
-    # Blank lines: typer joins lines that are not a paragraph of their own.
-    return "\n\n".join(["Examples:", *(escape(line) for line in examples)])
+    # Blank lines: typer joins lines that are not a paragraph of their own. Not rich's
+    # own escape: every command would wait for the import of rich.
+    return "\n\n".join(["Examples:", *(line.replace("[", r"\[") for line in examples)])
 
 
 def _not_loaded() -> None:

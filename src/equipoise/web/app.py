@@ -5,6 +5,7 @@ to import as the web server itself, so it is imported in a thread while the brow
 loads the page.
 """
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,10 @@ from equipoise.web.security import Access, Guard
 
 if TYPE_CHECKING:
     from equipoise.web.answers import Handler
+
+
+LATER_S = 0.05
+"""After the start of the server: what reads runs is imported."""
 
 
 @dataclass(slots=True)
@@ -100,7 +105,9 @@ def application(directory: Path, access: Access) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        threading.Thread(target=answering.load, daemon=True).start()
+        loading = threading.Thread(target=answering.load, daemon=True)
+        # A little later: the first page must not wait for its turn beside an import.
+        asyncio.get_running_loop().call_later(LATER_S, loading.start)
         yield
 
     handlers = {
