@@ -97,10 +97,15 @@ def test_the_largest_sensitivity_is_broken_if_any_is(path: Path) -> None:
     assert dict(view({"r": written(path, S)}).table)["largest S over layers"] == ["NaN"]
 
 
-def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
-    runs = [written(tmp_path / f"{i}.eqp") for i in range(3)]
-    assert list(labelled(runs)) == ["made", "made (2)", "made (3)"]
+def test_runs_of_one_name_are_called_by_what_differs(tmp_path: Path) -> None:
+    runs = [written(tmp_path / f"lr{i}.eqp") for i in range(3)]
+    assert list(labelled(runs)) == ["lr0", "lr1", "lr2"]
     assert dict(view(labelled(runs)).table)["steps"] == ["none yet"] * 3
+    assert list(labelled(runs[:1])) == ["made"]
+    names = [f"TransformerEncoder-20261118T04010{i}Z-428b.eqp" for i in range(2)]
+    long = [written(tmp_path / name) for name in names]
+    assert list(labelled(long)) == ["made", "made (2)"]
+    assert list(labelled([runs[0], runs[0]])) == ["made", "made (2)"]
 
 
 def test_a_given_verdict_is_not_called_fine(path: Path) -> None:

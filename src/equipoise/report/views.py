@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from equipoise.forecast.verdict import STATES, State, Verdict
 from equipoise.records import Finding, Reading, RunInfo
@@ -219,14 +220,41 @@ def worst(verdicts: Iterable[Verdict]) -> State:
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return the runs under their names, numbered where names repeat."""
+    """Return the runs under their names; where names repeat, under what differs.
+
+    That is the first part of their paths that they do not share, where it is short and
+    tells them apart; otherwise they are numbered.
+    """
+    names = [run.info.name for run in runs]
+    if len(set(names)) < len(names):
+        names = parts_apart([run.path.absolute() for run in runs]) or names
     found: dict[str, Run] = {}
-    for run in runs:
-        label, n = run.info.name, 2
+    for name, run in zip(names, runs, strict=True):
+        label, n = name, 2
         while label in found:
-            label, n = f"{run.info.name} ({n})", n + 1
+            label, n = f"{name} ({n})", n + 1
         found[label] = run
     return found
+
+
+LONGEST_PART = 24
+"""Characters of a part of a path that may stand for a run."""
+
+
+def parts_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the first part in which all paths differ; nothing if it is long.
+
+    >>> parts_apart([Path("/runs/pre/1/run.eqp"), Path("/runs/post/1/run.eqp")])
+    ['pre', 'post']
+    >>> parts_apart([Path("/runs/lr3.eqp"), Path("/runs/lr4.eqp")])
+    ['lr3', 'lr4']
+    """
+    parts = [path.with_suffix("").parts for path in paths]
+    for column in zip(*parts, strict=False):
+        apart = len(set(column)) == len(paths)
+        if apart and max(map(len, column)) <= LONGEST_PART:
+            return list(column)
+    return []
 
 
 def default_verdict(verdicts: Mapping[str, Verdict]) -> str:
