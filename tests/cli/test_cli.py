@@ -110,6 +110,13 @@ def test_report_on_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) 
     code, out, _ = run(capsys, "report", str(runs / "pre.eqp"), str(runs / "post.eqp"))
     assert code == 0
     assert "pre-LN: not judged: 6 sampled steps" in out and "÷" in out
+    assert "post-LN first parts from pre-LN at step 0" in out
+    assert "first parts" not in run(capsys, "report", str(runs / "pre.eqp"))[1]
+    both = run(
+        capsys, "report", str(runs / "pre.eqp"), str(runs / "post.eqp"), "--json"
+    )
+    found = json.loads(both[1])["comparison"]
+    assert found["baseline"] == "pre-LN" and found["quantities"] and "options" in found
 
 
 def test_report_as_json_and_as_an_exit_code(

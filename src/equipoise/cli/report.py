@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from equipoise.cli.arguments import opened_run
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import STATES, State
+from equipoise.report.comparison import compared
 from equipoise.report.offline_pages import check_page_path
 from equipoise.report.terminal import print_report, report_json
 from equipoise.report.views import labelled, view, worst
@@ -57,11 +58,16 @@ def command(
 
         typer.echo(f"wrote {write_report(opened, html)}")
     elif json:
-        typer.echo(report_json(view(opened)))
+        typer.echo(report_json(view(opened), _comparison(opened)))
     else:
-        print_report(view(opened))
+        print_report(view(opened), _comparison(opened))
     if limit is not None and _is_bad(opened, limit):
         raise typer.Exit(BAD_VERDICT)
+
+
+def _comparison(runs: Mapping[str, Run]) -> dict[str, Any] | None:
+    """Return what differs between several runs: the first one is the baseline."""
+    return compared(runs) if len(runs) > 1 else None
 
 
 BAD_VERDICT = 6

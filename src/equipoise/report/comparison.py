@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.report.changes import is_logarithmic
-from equipoise.report.grids import Grid, layer_of
+from equipoise.report.grids import Grid, blocks_of, grid, layer_of
 from equipoise.report.overview import Json, brief, finite
 from equipoise.report.quantities import shown
+from equipoise.store import Run
 
 Array = NDArray[np.float64]
 APART = 6.0
@@ -21,6 +22,25 @@ OPTIONS_LEFT_OUT = ("attention", "blocks", "guessed")
 
 Grids = Mapping[str, Mapping[str, Grid]]
 """Run → quantity → grid."""
+
+
+COLUMNS = 200
+"""In which runs are compared: enough to date a parting."""
+
+
+def compared(runs: Mapping[str, Run], *, baseline: str = "") -> Json:
+    """Return what differs between a baseline, the first by default, and the others."""
+    grids = {
+        label: {
+            name: grid(run, name, points=COLUMNS, between=None)
+            for name in run.quantities
+        }
+        for label, run in runs.items()
+    }
+    first = baseline if baseline in runs else next(iter(runs))
+    details = {label: run.info.details for label, run in runs.items()}
+    blocks = blocks_of(runs[first])
+    return comparison_json(grids, details, baseline=first, blocks=blocks)
 
 
 def comparison_json(

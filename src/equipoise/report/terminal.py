@@ -15,9 +15,12 @@ from rich.text import Text
 from equipoise.errors import RunFileError
 from equipoise.forecast.verdict import Verdict
 from equipoise.report.live_screen import duration
+from equipoise.report.overview import Json
 from equipoise.report.views import TONES, Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
+
+Options = Sequence[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ def _read(path: Path, run: Run) -> ListedRun:
         last_step=int(steps[-1]) if len(steps) else None,
         state=run.state,
         age=None if run.last_time is None else max(0.0, time.time() - run.last_time),
-        severities=Counter(finding.severity for finding in run.findings),
+        severities=dict(Counter(finding.severity for finding in run.findings)),
         verdict=run.verdict,
     )
 
@@ -99,8 +102,11 @@ def _state(row: ListedRun) -> Text:
     return Text(row.verdict.state + ("" if since is None else f", step {since}"), tone)
 
 
-def report_json(report: Report) -> str:
-    """Return a report as one JSON object: of each run its verdict and its numbers."""
+def report_json(report: Report, comparison: Json | None = None) -> str:
+    """Return a report as one JSON object: of each run its verdict and its numbers.
+
+    Of several runs also where they part, and which options differ.
+    """
     runs = [
         {
             "run": details.label,
@@ -111,10 +117,11 @@ def report_json(report: Report) -> str:
         for n, details in enumerate(report.runs)
     ]
     alone = {"verdict": runs[0]["verdict"]} if len(runs) == 1 else {}
-    return json.dumps({**alone, "runs": runs}, ensure_ascii=False)
+    beside = {} if comparison is None else {"comparison": comparison}
+    return json.dumps({**alone, "runs": runs, **beside}, ensure_ascii=False)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: Report, comparison: Json | None = None) -> None:
     """Print the verdict, the numbers side by side, and the findings."""
     screen = Console()
     tone = COLOURS.get(report.severity, "green")
@@ -123,10 +130,27 @@ def print_report(report: Report) -> None:
     for name, cells in report.table:
         table.add_row(name, *cells)
     screen.print(table)
+    if comparison is not None:
+        screen.print(Text(comparison["sentence"], "bold"))
+        _print_options(comparison["options"], report, screen)
     for found in report.findings:
         screen.print(_finding(found, report.verdicts[found.run]))
     if report.unlisted:
         screen.print(f"{report.unlisted} more findings are in the run files")
+
+
+MOST_OPTIONS = 12
+"""On a terminal; the page has them all."""
+
+
+def _print_options(options: Options, report: Report, screen: Console) -> None:
+    """Print which options differ between the runs."""
+    if not options:
+        return
+    table = Table("options that differ", *(r.label for r in report.runs), box=None)
+    for name, cells in options[:MOST_OPTIONS]:
+        table.add_row(Text(name), *map(Text, cells))
+    screen.print(table)
 
 
 def _finding(found: RunFinding, verdict: Verdict) -> Text:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from equipoise.report.changes import changes
-from equipoise.report.comparison import comparison_json
+from equipoise.report.comparison import compared
 from equipoise.report.grids import (
     blocks_of,
     grid,
@@ -191,18 +191,7 @@ class Board:
 
         def work() -> Json:
             runs = {key: self.directory.run(key) for key in keys}
-            grids = {
-                key: {
-                    name: grid(run, name, points=CHANGE_COLUMNS, between=None)
-                    for name in run.quantities
-                }
-                for key, run in runs.items()
-            }
-            first = baseline if baseline in runs else keys[0]
-            details = {key: run.info.details for key, run in runs.items()}
-            found = comparison_json(
-                grids, details, baseline=first, blocks=blocks_of(runs[first])
-            )
+            found = compared(runs, baseline=baseline)
             return {**found, "numbers": [[n, cells] for n, cells in table(runs)]}
 
         if not keys:
