@@ -89,6 +89,7 @@ def test_every_help_works_without_torch() -> None:
     out, err = without_extras(*words)
     assert err == f"{[0] * len(words)}\n"
     assert "what to keep in fp32" in out and "Hugging Face" in out
+    assert out.count("Examples:") == len(words)
 
 
 def test_reports_work_and_audits_name_the_extra_without_torch(runs: Path) -> None:

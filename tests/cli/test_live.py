@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,28 @@ def test_the_screen_shows_verdict_worst_layers_and_findings(tmp_path: Path) -> N
     assert all(f in view.findings for f in view.verdict.findings)
     assert lines[-1] == "q quit" and "\x1b" not in text
     assert "\x1b[31m" in "\n".join(frame(view, Screen(colour=True)))
+
+
+def test_worst_is_a_layer_and_each_finding_stands_once(tmp_path: Path) -> None:
+    info = RunInfo(
+        name="a", created="", version="0", details={"blocks": ["h.0", "h.1"]}
+    )
+    sites, values = ("embed", "h.0", "h.1"), ((1e-12,), (1e-7,), (1.0,))
+    old = Finding.warn(18, "gradient.vanished", "in other words", since=0)
+    with RunWriter(tmp_path / "a.eqp", info) as writer:
+        for step in range(20):
+            norms = Reading(
+                step=step, quantity="gradient.norm", sites=sites, values=values
+            )
+            writer.append([Reading.scalar(step, "loss", 3.0 - step / 20), norms])
+    first = Follower(open_run(tmp_path / "a.eqp")).look()
+    (fired,) = [f for f in first.findings if f.rule == "gradient.vanished"]
+    with RunWriter(tmp_path / "a.eqp", info) as writer:
+        writer.append([], findings=[replace(old, step=fired.step)])
+    view = Follower(open_run(tmp_path / "a.eqp")).look()
+    (curve,) = [c for c in view.worst if c.quantity == "gradient.norm"]
+    assert (curve.site, curve.value) == ("h.0", 1e-7)
+    assert [f.rule for f in view.findings].count("gradient.vanished") == 1
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (200, 60)])

@@ -53,6 +53,8 @@ COMMANDS = {
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
 
+EXAMPLES = ("equipoise demo", "equipoise run train.py", "equipoise report --help")
+
 EXTRAS = {
     "torch": "torch",
     "numba": "torch",
@@ -109,7 +111,7 @@ def application(given: list[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback(epilog=epilog(*EXAMPLES))(_root)
     for name, line in COMMANDS.items():
         if name == wanted:
             _add(app, name)
@@ -126,11 +128,11 @@ def _completed_words() -> list[str]:
 
 def _add(app: typer.Typer, name: str) -> None:
     module = import_module(f"equipoise.cli.{name.replace('-', '_')}")
+    examples = epilog(*getattr(module, "EXAMPLES", ()))
     if hasattr(module, "app"):
-        app.add_typer(module.app, name=name, help=COMMANDS[name])
+        app.add_typer(module.app, name=name, help=COMMANDS[name], epilog=examples)
     else:
         settings = getattr(module, "CONTEXT", None)
-        examples = epilog(*getattr(module, "EXAMPLES", ()))
         app.command(name, context_settings=settings, epilog=examples)(module.command)
 
 

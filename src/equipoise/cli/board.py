@@ -38,10 +38,7 @@ def command(
         bool, typer.Option(help="Open the page in your browser.")
     ] = True,
 ) -> None:
-    """Show live and finished runs in your browser.
-
-    Example: equipoise board runs --port 9000 --no-browser
-    """
+    """Show live and finished runs in your browser."""
     # Here, not above: --help must not wait for a web server.
     from equipoise.web.server import BoardOptions, open_browser, prepared
 

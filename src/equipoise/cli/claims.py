@@ -23,6 +23,8 @@ COLOURS = {
 }
 
 
+EXAMPLES = ("equipoise claims --list", "equipoise claims --paper emadi --evidence")
+
 CHOICE = {
     "paper": (str, "Only this paper: emadi, mudarisov, petrov, …"),
     "claim": (str, "Only claims whose id contains this text."),
@@ -52,10 +54,7 @@ def command(
     ] = False,
     **choice: str,
 ) -> None:
-    """Check what the four papers state, and say what of it can be relied on.
-
-    Example: equipoise claims --paper emadi --evidence
-    """
+    """Check what the four papers state, and say what of it can be relied on."""
     # Here, not above: --help must not load torch.
     from equipoise.claims import catalogue
 

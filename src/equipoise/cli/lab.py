@@ -13,6 +13,8 @@ from equipoise.cli import epilog
 from equipoise.cli.arguments import Json
 from equipoise.report.offline_pages import check_folder_path
 
+EXAMPLES = ("equipoise lab list", "equipoise lab run prepost --quick")
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(help="An experiment, or `all` reports.")]

@@ -13,6 +13,8 @@ from equipoise.cli.progress import working
 if TYPE_CHECKING:
     from equipoise.lab.storms.scoring import Score
 
+EXAMPLES = ("equipoise storms labels", "equipoise storms score --help")
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Runs = Annotated[

@@ -14,6 +14,7 @@ import numpy as np
 
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading
+from equipoise.report.grids import blocks_of, layer_of
 from equipoise.store import Run, Summary
 from equipoise.store.lock import State
 
@@ -80,7 +81,8 @@ class Follower:
         steps = run.steps
         known = set(run.quantities)
         verdict, found = self._judge.verdict, run.findings
-        found += [f for f in verdict.findings if f not in found]
+        known_ones = {(f.rule, f.step) for f in found}
+        found += [f for f in verdict.findings if (f.rule, f.step) not in known_ones]
         return LiveView(
             name=run.info.name,
             path=str(run.path),
@@ -110,8 +112,13 @@ class Follower:
 
     def _worst(self, quantity: str, end: Extreme) -> Curve:
         reading = _last(self.run, quantity)
-        rows = [worse(row, end) for row in reading.values]
-        site = reading.sites[rows.index(worse(rows, end))] if rows else ""
+        rows = dict(zip(reading.sites, reading.values, strict=True))
+        blocks = blocks_of(self.run)
+        layers = [site for site in rows if layer_of(site, blocks) is not None]
+        values = {site: worse(rows[site], end) for site in layers or rows}
+        most = worse([*values.values()], end)
+        # Not by ==: a NaN is no other NaN.
+        site = next((s for s, v in values.items() if v is most or v == most), "")
         return self._curve(quantity, site, reading, end)
 
     def _curve(self, quantity: str, site: str, reading: Reading, end: Extreme) -> Curve:
