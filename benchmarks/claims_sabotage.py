@@ -106,13 +106,15 @@ Table = dict[str, Any]
 """Arm → what was read of it: the runs of an experiment, or one of its curves."""
 
 
-def _numbers(given: Any, change: Callable[[float], float]) -> Any:
+def numbers_changed(given: Any, change: Callable[[float], float]) -> Any:
     """Return the same lists and tables with every number changed."""
     if isinstance(given, dict):
         kept = {"x", "seed", "actions"}  # where a number was read is not the number
-        return {k: v if k in kept else _numbers(v, change) for k, v in given.items()}
+        return {
+            k: v if k in kept else numbers_changed(v, change) for k, v in given.items()
+        }
     if isinstance(given, list):
-        return [_numbers(v, change) for v in given]
+        return [numbers_changed(v, change) for v in given]
     return change(given) if isinstance(given, float) else given
 
 
@@ -123,7 +125,7 @@ def _rotated(given: Table) -> Table:
 
 def _later_smaller(given: Table) -> Table:
     return {
-        arm: _numbers(held, lambda x, n=n: x / (1 + n))  # type: ignore[misc]
+        arm: numbers_changed(held, lambda x, n=n: x / (1 + n))  # type: ignore[misc]
         for n, (arm, held) in enumerate(given.items())
     }
 
@@ -156,22 +158,22 @@ def _rows_of_one_number(given: Any) -> Any:
 
 SPOILED: dict[str, Callable[[Table], Table]] = {
     "arms rotated": _rotated,
-    "numbers inverted": lambda t: _numbers(t, lambda x: 1 / x if x else x),
-    "signs turned": lambda t: _numbers(t, lambda x: -x),
-    "numbers divided by 100": lambda t: _numbers(t, lambda x: x / 100),
-    "numbers times 1.3": lambda t: _numbers(t, lambda x: 1.3 * x),
-    "sizes to the power 3.5": lambda t: _numbers(t, lambda x: abs(x) ** 3.5),
+    "numbers inverted": lambda t: numbers_changed(t, lambda x: 1 / x if x else x),
+    "signs turned": lambda t: numbers_changed(t, lambda x: -x),
+    "numbers divided by 100": lambda t: numbers_changed(t, lambda x: x / 100),
+    "numbers times 1.3": lambda t: numbers_changed(t, lambda x: 1.3 * x),
+    "sizes to the power 3.5": lambda t: numbers_changed(t, lambda x: abs(x) ** 3.5),
     "later arms divided": _later_smaller,
     "measures reversed": _measures_reversed,
     "rows of one number": _rows_of_one_number,
 }
 
 
-def spoil(root: Path) -> None:
+def spoil(root: Path, ways: dict[str, Callable[[Table], Table]] = SPOILED) -> None:
     """Write the committed results once for each way to spoil them."""
     for raw in published_results.BUILT.glob("*/raw.json"):
         given = json.loads(raw.read_text())
-        for what, change in SPOILED.items():
+        for what, change in ways.items():
             place = root / what / raw.parent.name
             place.mkdir(parents=True)
             curves = {name: change(held) for name, held in given["curves"].items()}

@@ -69,11 +69,11 @@ def _short(trained: Evidence, paper: Evidence, costs: dict[str, Any]) -> list[st
             "training lengths."
         ),
         f"**Heads go flat as the context grows** (softmax: {_keys(trained, BASE)}). "
-        "Effective keys grow less, beyond the interval, with "
+        "Effective keys grow less, beyond their own interval, with "
         f"{_ranked(trained, costs, flat)}. The least loss at 4 × first, three at "
         "most, and none that another beats in growth, loss and θ alike.",
         "**Sensitivity matters most** (16-bit scores, large steps). θ at 4 × is below "
-        f"softmax's ({_theta(trained, BASE):.2f}), beyond the interval, with "
+        f"softmax's ({_theta(trained, BASE):.2f}), beyond their own interval, with "
         f"{_ranked(trained, costs, calm)}.",
         f"**What it costs in loss**: {_worse(trained)}.",
         f"**Geometry alone is no reason to switch.** On {paper.about['model']} the "
@@ -141,7 +141,11 @@ def _worse(trained: Evidence) -> str:
             pair = difference(trained, arm, f"loss_{m}x")
             assert pair is not None
             found.append(f"`{arm}` {pair.mean:+.2f} at {m} ×")
-    return ", ".join(found) + ", beyond the interval" if found else "nothing that shows"
+    return (
+        ", ".join(found) + ", each beyond its own interval"
+        if found
+        else "nothing that shows"
+    )
 
 
 def _recall(paper: Evidence, name: str) -> float:
@@ -240,7 +244,8 @@ def _limits(trained: Evidence) -> list[str]:
         f"{options['model.width']}, {options['model.context']} bytes of context, "
         f"{options['train.steps']} steps, one learning rate, chosen for no rival.",
         f"{len(trained.seeds)} seeds: intervals are wide (t = 4.3 for three), and with "
-        f"{len(trained.runs) - 1} rivals one in twenty lies apart by chance.",
+        f"{len(trained.runs) - 1} rivals one in twenty lies apart by chance: lists "
+        "are exploratory.",
         f"All models extrapolate rotary positions: softmax itself loses {rise:+.2f} "
         "nats from 1× to 4×, and what a rival gains in selection may be lost there.",
         "Next-byte loss on source code needs little long-range selection; a retrieval "

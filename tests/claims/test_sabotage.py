@@ -10,6 +10,7 @@ from benchmarks.claims_sabotage import (
     experiment_kills,
     is_experiment,
     kills,
+    numbers_changed,
     spoil,
 )
 from equipoise.claims import catalogue, published_results
@@ -59,6 +60,15 @@ def test_an_experiment_with_spoiled_results_is_judged_anew(
 ) -> None:
     what, _ = experiment_kills(claim, spoiled)
     assert what, f"no spoiled result changes the verdict on {claim.id}"
+
+
+def test_nothing_at_all_supports_no_pattern(tmp_path: Path) -> None:
+    """Zeros in every arm: a criterion that they pass is none."""
+    spoil(tmp_path, {"zeros": lambda table: numbers_changed(table, lambda x: 0.0)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(published_results.VARIABLE, str(tmp_path / "zeros"))
+        found = {claim.id: claim.run().verdict for claim in EXPERIMENTS}
+    assert "pattern reproduced" not in found.values(), found
 
 
 def test_full_runs_the_experiments_and_judges_what_they_gave(

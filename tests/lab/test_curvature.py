@@ -117,10 +117,11 @@ def test_the_verdict_on_scaling_follows_the_numbers(data_helps: bool) -> None:
         for arm, loss in gains.items()
     }
     given = evidence("convergence", runs)
-    ((data, model),) = convergence.scaled(given).values()
+    ((data, model, apart),) = convergence.scaled(given).values()
     assert (data.mean, model.mean) == pytest.approx(
         (-1.0, -0.5 if data_helps else -1.5)
     )
+    assert apart.mean == pytest.approx(0.5 if data_helps else -0.5)
     said = convergence.finding(given)
     assert ("does not hold here" in said.verdict) == data_helps
     assert said.figures[0].lines[0].y == pytest.approx([3.015, 2.015])

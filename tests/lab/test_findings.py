@@ -1,5 +1,6 @@
 """A finding says what the numbers say, whichever way they fall."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from equipoise.lab.results.statistics import power_law, rank_correlation
 from equipoise.lab.running.experiment import Experiment
 from equipoise.lab.studies.catalogue import QUESTIONS, finding, recipe
 from equipoise.lab.studies.exponents import edge, interval
-from equipoise.lab.studies.prepost import EMADI, Pattern, beside, judged
+from equipoise.lab.studies.prepost import EMADI, Pattern, beside, judged, parts
 from equipoise.lab.studies.rates import edges, left_out, score
 
 Answers = Mapping[str, float]
@@ -127,6 +128,51 @@ def test_exponents_are_fitted_to_the_edge_of_training() -> None:
     assert "standard (m = 4) -0.5" in found.verdict and "outside" in found.verdict
     flat = evidence(experiment, lambda arm, seed: {"validation": 2.0})
     assert "too few depths have an edge" in finding(flat).verdict
+
+
+@pytest.mark.parametrize(
+    ("slope", "start", "says"),
+    [
+        (0.4, -1.0, "size may be the reason: it rises"),
+        (0.0, -1.0, "fails at every width: size is no excuse"),
+        (-0.4, 1.5, "at risk: holds and falls"),
+        (0.0, 1.0, "holds at every width"),
+    ],
+)
+def test_the_trend_with_width_is_judged(slope: float, start: float, says: str) -> None:
+    """θ − 0.99 moves by ``slope`` per doubling of the width."""
+    experiment = recipe("sharpening-sizes")
+
+    def run(arm: Any, seed: int) -> Answers:
+        doublings = math.log2(arm.model.width / 64)
+        over = start + (slope + seed / 1e5) * doublings + seed / 1e4
+        return {"theta_p5": 0.99 + over, "sharp_rows": 0.01 - over}
+
+    found = finding(evidence(experiment, run))
+    assert {cells[-1] for cells in found.grids[0].cells} == {says}
+    assert f"4 {says}" in found.verdict
+
+
+def test_needs_of_every_page_of_sizes() -> None:
+    """An exponent of -½ at every width; no gradient explodes, so none is fitted."""
+
+    def run(arm: Any, seed: int) -> Answers:
+        reach = 7.0 * (6 / arm.model.depth) ** 0.5
+        past = max(0.0, math.log(arm.model.gain / reach))
+        return {"validation": 2.0 + past * 10, "first_gradient": 1.0 + seed / 1e6}
+
+    found = finding(evidence(recipe("exponents-sizes"), run))
+    trains = {c[0]: c[3:] for c in found.grids[1].cells if c[1] == "trains"}
+    assert trains.keys() == {"standard", "linear"}
+    for cell in itertools.chain(*trains.values()):
+        assert float(cell.split()[0]) == pytest.approx(-0.5, abs=0.08)
+    assert {c[3] for c in found.grids[1].cells if c[1] == "starts"} == {"–"}
+
+    def one(arm: Any, seed: int) -> Answers:
+        return dict.fromkeys(recipe("prepost-sizes").measures, 1.0 + seed / 1e4)
+
+    lines = finding(evidence(recipe("prepost-sizes"), one)).grids[0].cells
+    assert len(lines) == sum(len(parts(pattern)) for pattern in EMADI)
 
 
 def rate_run(early: Callable[[float], float]) -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 from docs import choosing
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.studies.catalogue import finding
-from equipoise.lab.studies.selection.normalisers import apart, growth
+from equipoise.lab.studies.selection.normalisers import apart, growth, told_apart
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,6 +39,8 @@ def test_a_rival_that_wins_or_loses_is_named() -> None:
     assert "ssmax" in apart(better, "loss_4x", sign=-1)
     assert "ssmax (-0.30) lose less" in finding(better).verdict
     assert "ssmax" in apart(worse, "loss_4x", sign=1)
+    assert told_apart(worse, "loss_4x", sign=1) == ["ssmax"]
+    assert len(apart(worse, "loss_4x", sign=1)) > 1  # each taken by itself
     alone = replace(found, runs={"softmax": found.runs["softmax"]})
     assert "no rival's loss can be told from it" in finding(alone).verdict
     empty = replace(found, runs={"ssmax": found.runs["ssmax"]})

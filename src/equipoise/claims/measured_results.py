@@ -4,11 +4,14 @@ Where an experiment has seeds, a pattern is an interval over them; Mudarisov's f
 come from one trained model, as theirs do, and say so.
 """
 
-import math
-
 import numpy as np
 
-from equipoise.claims.published_results import contrast, judged_by, pattern
+from equipoise.claims.published_results import (
+    contrast,
+    judged_by,
+    logarithm,
+    pattern,
+)
 from equipoise.claims.result import BAEK_V1, BAEK_V2, MUDARISOV, PETROV, Found
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.statistics import Paired, paired, power_law
@@ -118,7 +121,7 @@ def _small(evidence: Evidence, measure: str) -> Found:
     for arm in ("vit-1000", "gpt-1000"):
         for seed in evidence.seeds:
             top = evidence.value(arm, seed, measure)
-            logs.append(math.log(top / evidence.value(arm, seed, "hessian_V")))
+            logs.append(logarithm(top / evidence.value(arm, seed, "hessian_V")))
     found = paired(logs, [0.0] * len(logs))
     return pattern(found.high < 0, ln_over_values=found)
 
@@ -192,8 +195,9 @@ def _tracks(evidence: Evidence, column: int) -> Found:
 
 
 def _log_correlation(pairs: list[tuple[float, float]]) -> float:
-    logs = [(math.log(a), math.log(b)) for a, b in pairs]
-    return float(np.corrcoef(np.array(logs).T)[0, 1])
+    logs = [(logarithm(a), logarithm(b)) for a, b in pairs]
+    with np.errstate(invalid="ignore"):  # of nothing there is none
+        return float(np.corrcoef(np.array(logs).T)[0, 1])
 
 
 @judged_by("fragility", BAEK_V1, "Exp. 3, tail loss")

@@ -8,12 +8,16 @@ makes a result again. Results are part of the repository, not of the wheel.
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
 from equipoise.claims.result import EMADI, Check, Found, Kind, Paper
+from equipoise.errors import InputError
+from equipoise.lab.models import PATH_LENGTH
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.statistics import Paired, paired
+from equipoise.lab.studies import sizes
 from equipoise.lab.studies.exponents import fitted_exponents, over_seeds, starts, trains
 
 VARIABLE = "EQUIPOISE_RESULTS"
@@ -31,9 +35,18 @@ def _folder() -> Path:
 
 
 def judged_by(
-    name: str, paper: Paper, where: str, kind: Kind = "experiment"
+    name: str,
+    paper: Paper,
+    where: str,
+    kind: Kind = "experiment",
+    *,
+    trend: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Evidence], Found]], Check]:
-    """Return a decorator: a check gets the committed evidence of an experiment."""
+    """Return a decorator: a check gets the committed evidence of an experiment.
+
+    ``trend`` names what the claim needs above 0, as in the experiment's page of sizes:
+    its slope per doubling of the width is put beside the evidence.
+    """
 
     def decorated(check: Callable[[Evidence], Found]) -> Check:
         @wraps(check)
@@ -41,12 +54,31 @@ def judged_by(
             path = _folder() / name / "raw.json"
             if not path.is_file():
                 return MISSING
-            return check(Evidence.from_json(path.read_text()))
+            try:
+                verdict, numbers = check(Evidence.from_json(path.read_text()))
+            except (ArithmeticError, InputError):  # a ratio of nothing and nothing
+                return "not checkable here", {"numbers that can be compared": 0.0}
+            return verdict, {**numbers, **_over_sizes(f"{name}-sizes", trend)}
 
         EXPERIMENTS[f"{paper.key}.{check.__name__}"] = name
         return paper.claim(where, kind=kind)(found)
 
     return decorated
+
+
+def _over_sizes(name: str, wanted: tuple[str, ...]) -> dict[str, float]:
+    """Return the slope per doubling of the width of what is wanted, with intervals."""
+    path = _folder() / name / "raw.json"
+    if not wanted or not path.is_file():
+        return {}
+    needs = sizes.needs_of(Evidence.from_json(path.read_text()))
+    named: dict[str, float] = {}
+    for need in needs:
+        if f"{need.where}: {need.what}" in wanted:
+            slope, text = need.trend, f"{need.what}, per doubling of the width"
+            named |= {text: slope.mean, f"{text}, from": slope.low}
+            named[f"{text}, to"] = slope.high
+    return named
 
 
 def values(evidence: Evidence, arm: str, measure: str) -> list[float]:
@@ -59,15 +91,23 @@ def contrast(
 ) -> Paired:
     """Return the first arm minus the second, seed by seed, in logarithms if asked."""
     a, b = (values(evidence, arm, measure) for arm in arms)
-    if log:
-        a, b = ([math.log(v) for v in found] for found in (a, b))
-    return paired(a, b)
+    if not log:
+        return paired(a, b, digits=evidence.digits)
+    found = paired([logarithm(v) for v in a], [logarithm(v) for v in b])
+    # A number of n digits is off by up to half a unit in 10^(n-1): twice, in a ratio.
+    lost = 10.0 ** (1 - evidence.digits) if evidence.digits else 0.0
+    return replace(found, low=found.low - lost, high=found.high + lost)
+
+
+def logarithm(value: float) -> float:
+    """Return ln; minus infinity of nothing, so that it supports no pattern."""
+    return math.log(value) if value > 0 else -math.inf
 
 
 def over_zero(evidence: Evidence, arm: str, measure: str) -> Paired:
     """Return the interval of a measure itself."""
     found = values(evidence, arm, measure)
-    return paired(found, [0.0] * len(found))
+    return paired(found, [0.0] * len(found), digits=evidence.digits)
 
 
 def pattern(holds: bool, **intervals: Paired) -> Found:
@@ -83,7 +123,7 @@ def pattern(holds: bool, **intervals: Paired) -> Found:
 PRE_POST = ("pre", "post")
 
 
-@judged_by("prepost", EMADI, "Table 1")
+@judged_by("prepost", EMADI, "Table 1", trend=("Table 1: post − pre",))
 def pre_norm_ends_lower(evidence: Evidence) -> Found:
     """Held-out loss of pre-LN minus post-LN, nats per token.
 
@@ -95,7 +135,12 @@ def pre_norm_ends_lower(evidence: Evidence) -> Found:
     return pattern(found.high < 0, pre_minus_post=found)
 
 
-@judged_by("prepost", EMADI, "Fig. 1")
+@judged_by(
+    "prepost",
+    EMADI,
+    "Fig. 1",
+    trend=("Fig. 1: ln(pre ÷ post) − ln 100", "Fig. 1: ln(10·pre)"),
+)
 def post_norm_gradients_vanish(evidence: Evidence) -> Found:
     """Weakest ÷ last gradient over depth: ln of pre-LN's over post-LN's.
 
@@ -113,7 +158,12 @@ def post_norm_gradients_vanish(evidence: Evidence) -> Found:
     return pattern(holds, ln_pre_over_post=found, pre_weakest_over_last=pre)
 
 
-@judged_by("prepost", EMADI, "Fig. 2, warm-up and G")
+@judged_by(
+    "prepost",
+    EMADI,
+    "Fig. 2, warm-up and G",
+    trend=("Fig. 2: growth of pre", "Fig. 2: growth of post"),
+)
 def projection_gain_grows(evidence: Evidence) -> Found:
     """Growth of ln G from the first sample to the last, of both models.
 
@@ -126,7 +176,12 @@ def projection_gain_grows(evidence: Evidence) -> Found:
     return pattern(min(pre.low, post.low) > 0, pre=pre, post=post)
 
 
-@judged_by("prepost", EMADI, "Fig. 4")
+@judged_by(
+    "prepost",
+    EMADI,
+    "Fig. 4",
+    trend=("Fig. 4: θ − 0.9995 of pre", "Fig. 4: θ − 0.9995 of post"),
+)
 def theta_stays_one(evidence: Evidence) -> Found:
     """The 5th percentile of θ over rows at the end of short training.
 
@@ -139,7 +194,7 @@ def theta_stays_one(evidence: Evidence) -> Found:
     return pattern(min(pre.high, post.high) >= 0.9995, pre=pre, post=post)
 
 
-@judged_by("prepost", EMADI, "Fig. 5")
+@judged_by("prepost", EMADI, "Fig. 5", trend=("Fig. 5: ln(pre ÷ post) − ln 10",))
 def sensitivity_is_larger_in_pre_norm(evidence: Evidence) -> Found:
     """ln of pre-LN's S (residual stream) over post-LN's.
 
@@ -151,7 +206,9 @@ def sensitivity_is_larger_in_pre_norm(evidence: Evidence) -> Found:
     return pattern(found.low > math.log(10), ln_pre_over_post=found)
 
 
-@judged_by("prepost", EMADI, "Fig. 5, spread over layers")
+@judged_by(
+    "prepost", EMADI, "Fig. 5, spread over layers", trend=("Fig. 5: pre − post",)
+)
 def sensitivity_spreads_more_in_pre_norm(evidence: Evidence) -> Found:
     """Coefficient of variation of S over layers, pre-LN minus post-LN.
 
@@ -163,7 +220,9 @@ def sensitivity_spreads_more_in_pre_norm(evidence: Evidence) -> Found:
     return pattern(found.low > 0, pre_minus_post=found)
 
 
-@judged_by("prepost", EMADI, "Fig. 6")
+@judged_by(
+    "prepost", EMADI, "Fig. 6", trend=("Fig. 6: pre − 1", "Fig. 6: pre ÷ 2 − |post|")
+)
 def sensitivity_grows_with_depth(evidence: Evidence) -> Found:
     """Slope of ln S over depth, of pre-LN and of post-LN.
 
@@ -177,7 +236,7 @@ def sensitivity_grows_with_depth(evidence: Evidence) -> Found:
     return pattern(pre.low > 1 and flat, pre=pre, post=post)
 
 
-@judged_by("prepost", EMADI, "App. E.6")
+@judged_by("prepost", EMADI, "App. E.6", trend=("E.6: pre − 10·|post|",))
 def growth_is_of_magnitude(evidence: Evidence) -> Found:
     """Growth of ln B̄² of the residual stream, pre-LN and post-LN.
 
@@ -193,7 +252,17 @@ def growth_is_of_magnitude(evidence: Evidence) -> Found:
     return pattern(holds, pre=pre, post=post, pre_of_G=gain)
 
 
-@judged_by("exponents", EMADI, "§6, exponents m = 4, 3, 2", "recommendation")
+@judged_by(
+    "exponents",
+    EMADI,
+    "§6, exponents m = 4, 3, 2",
+    "recommendation",
+    trend=tuple(
+        f"{kind}, {edge}: 0.1 − |exponent + 1/{m}|"
+        for kind, m in PATH_LENGTH.items()
+        for edge in ("trains", "starts")
+    ),
+)
 def exponents_of_training(evidence: Evidence) -> Found:
     """Fitted exponent over depth of the largest gain that trains, or starts.
 
@@ -222,19 +291,42 @@ def exponents_of_training(evidence: Evidence) -> Found:
     return "pattern reproduced" if all(inside) else "pattern not reproduced", numbers
 
 
+@judged_by(
+    "sharpening",
+    EMADI,
+    "§4, θ ≈ 1 persists",
+    trend=(
+        "lr 0.001: 5th percentile of θ − 0.99",
+        "lr 0.004: 5th percentile of θ − 0.99",
+    ),
+)
+def theta_persists(evidence: Evidence) -> Found:
+    """The 5th percentile of θ after longer training, at two learning rates.
+
+    Claim: θ stays near 1 as training goes on.
+
+    Instead: Refuted by an interval of either rate below 0.99. It stays at the lower
+    rate and falls at the higher one.
+
+    Practice: Watch the 5th percentile of θ; it falls when the learning rate is high.
+    """
+    low, high = (over_zero(evidence, arm, "theta_p5") for arm in evidence.runs)
+    return pattern(min(low.low, high.low) > 0.99, lower_rate=low, higher_rate=high)
+
+
 @judged_by("vanishing", EMADI, "§5, projection-like Jacobians")
 def post_norm_decay_comes_with_collapse(evidence: Evidence) -> Found:
-    """ln of weakest ÷ last gradient at the start and at the end of training.
+    """ln of pre-LN's weakest ÷ last gradient over post-LN's, at the start and the end.
 
     Claim: J_LN acts like a projection, so post-LN gradients decay exponentially with
     depth from initialisation on.
 
     Instead: At initialisation norm and branch factors cancel; the decay comes when the
-    tokens collapse. The claim needs a ratio below 0.1 at the start.
+    tokens collapse. The claim needs a contrast above ln 10 at the start.
     """
     names = ("gradient_least_to_last_start", "gradient_least_to_last")
-    start, end = (over_zero(evidence, "post", name) for name in names)
-    return pattern(start.high < 0.1, start=start, end=end)
+    start, end = (contrast(evidence, name, PRE_POST, log=True) for name in names)
+    return pattern(start.low > math.log(10), start=start, end=end)
 
 
 @judged_by("temperature", EMADI, "§6, temperature warm-up", "recommendation")
@@ -269,6 +361,6 @@ def _logs(
 ) -> tuple[list[float], list[float]]:
     """Return the logarithms of a measure over all seeds of the arms, pair by pair."""
     return tuple(
-        [math.log(v) for pair in pairs for v in values(evidence, pair[side], measure)]
+        [logarithm(v) for pair in pairs for v in values(evidence, pair[side], measure)]
         for side in (0, 1)
     )  # type: ignore[return-value]

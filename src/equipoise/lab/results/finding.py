@@ -15,7 +15,7 @@ from equipoise.lab.results.statistics import (
     Paired,
     Runs,
     Summary,
-    holm,
+    corrected,
     paired,
     summary,
 )
@@ -56,11 +56,10 @@ def rows(evidence: Evidence) -> list[Row]:
 
 
 def _corrected(found: list[Row]) -> list[Row]:
-    pairs = [(i, row.against_first) for i, row in enumerate(found)]
-    known = [(i, pair) for i, pair in pairs if pair is not None]
-    for (i, pair), p in zip(known, holm([p.p for _, p in known]), strict=True):
-        found[i] = replace(found[i], against_first=replace(pair, p=p))
-    return found
+    pairs = corrected([row.against_first for row in found])
+    return [
+        replace(row, against_first=pair) for row, pair in zip(found, pairs, strict=True)
+    ]
 
 
 def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,10 +117,45 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
+def corrected(found: Sequence[Paired | None]) -> list[Paired | None]:
+    """Return the comparisons with p-values that hold for all of them at once.
+
+    >>> one = paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0])
+    >>> [round(pair.p / one.p, 6) for pair in corrected([one, one]) if pair]
+    [2.0, 2.0]
+    """
+    known = [(i, pair) for i, pair in enumerate(found) if pair is not None]
+    made = list(found)
+    for (i, pair), p in zip(known, holm([pair.p for _, pair in known]), strict=True):
+        made[i] = replace(pair, p=p)
+    return made
+
+
+def to_decide(found: Paired) -> str:
+    """Say how many seeds would decide, where the interval holds 0; else nothing.
+
+    >>> to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
+    ' (about 13 seeds would decide)'
+    >>> to_decide(paired([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]))
+    ' (more than 1000 seeds would be needed)'
+    >>> to_decide(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]))
+    ''
+    """
+    if not found.low <= 0 <= found.high:
+        return ""
+    count = seeds_to_decide(found)
+    if count is None:
+        return f" (more than {MOST_SEEDS} seeds would be needed)"
+    return f" (about {count} seeds would decide)"
+
+
+MOST_SEEDS = 1000
+
+
 def seeds_to_decide(found: Paired) -> int | None:
     """Return how many pairs of this spread would give an interval without 0.
 
-    None where no number up to 1000 would, or where it is decided already.
+    None where no number up to ``MOST_SEEDS`` would, or where it is decided already.
 
     >>> seeds_to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
     13
@@ -131,7 +166,7 @@ def seeds_to_decide(found: Paired) -> int | None:
 
     sd = (found.high - found.mean) / float(stats.t.ppf(0.975, found.n - 1))
     sd *= math.sqrt(found.n)
-    for n in range(found.n + 1, 1001):
+    for n in range(found.n + 1, MOST_SEEDS + 1):
         if float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) < abs(found.mean):
             return n
     return None

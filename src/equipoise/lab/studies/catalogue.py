@@ -120,6 +120,7 @@ REPORTS = (
     "temperature",
     "vanishing",
     "sharpening",
+    "sharpening-sizes",
     "rates",
     "exponents",
     "rmsnorm",

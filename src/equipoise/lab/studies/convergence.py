@@ -30,7 +30,7 @@ from equipoise.lab.models import GPTConfig, ViTConfig
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid, against, measured, rows
-from equipoise.lab.results.statistics import Paired
+from equipoise.lab.results.statistics import Paired, corrected, to_decide
 from equipoise.lab.running.execution import Trained
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
@@ -275,17 +275,24 @@ def finding(evidence: Evidence) -> Finding:
     )
 
 
-def scaled(evidence: Evidence) -> dict[str, tuple[Paired, Paired]]:
-    """Return GPT arm → what four times the data and four times the model change."""
-    found = {}
+def scaled(evidence: Evidence) -> dict[str, tuple[Paired, Paired, Paired]]:
+    """Return GPT arm → the change by ×4 data, by ×4 model, and the second minus first.
+
+    p-values hold for all comparisons at once.
+    """
+    found = list[tuple[Paired | None, ...]]()
+    names = []
     widths = sorted({int(arm.split("-")[1]) for arm in evidence.runs if "gpt" in arm})
     for small, large in zip(widths, widths[1:], strict=False):
         start = f"gpt-{small}-1x"
         data = against(evidence, (f"gpt-{small}-4x", start), "validation")
         model = against(evidence, (f"gpt-{large}-1x", start), "validation")
+        apart = against(evidence, (f"gpt-{large}-1x", f"gpt-{small}-4x"), "validation")
         if data is not None and model is not None:
-            found[f"gpt-{small}"] = (data, model)
-    return found
+            found.append((data, model, apart))
+            names.append(f"gpt-{small}")
+    flat = iter(corrected([pair for three in found for pair in three]))
+    return {name: (next(flat), next(flat), next(flat)) for name in names}  # type: ignore[misc]
 
 
 def _slopes(evidence: Evidence) -> str:
@@ -324,22 +331,24 @@ def _terms_sentence(evidence: Evidence) -> str:
     )
 
 
-def _scaling(evidence: Evidence, compared: dict[str, tuple[Paired, Paired]]) -> str:
+def _scaling(
+    evidence: Evidence, compared: dict[str, tuple[Paired, Paired, Paired]]
+) -> str:
     if not compared:
         return "Model and data scaling are not both finished yet."
     parts = [
         f"{arm}: ×4 data {data.mean:+.3f} nats, ×4 model {model.mean:+.3f}"
-        for arm, (data, model) in compared.items()
+        for arm, (data, model, _) in compared.items()
     ]
     k = [evidence.mean(arm, "k_star_at") for arm in evidence.runs if "gpt" in arm]
-    better = sum(model.mean < data.mean for data, model in compared.values())
-    verdict = (
-        "does not hold here"
-        if better == 0
-        else "holds here"
-        if better == len(compared)
-        else "holds in some"
-    )
+    apart = [pair for _, _, pair in compared.values()]
+    if all(pair.low > 0 for pair in apart):
+        verdict = "does not hold here"
+    elif all(pair.high < 0 for pair in apart):
+        verdict = "holds here"
+    else:
+        open_ones = [to_decide(pair) for pair in apart if pair.low <= 0 <= pair.high]
+        verdict = f"is undecided{max(open_ones, default='')}"
     return (
         f"That small differences mean 'prefer model over data scaling' {verdict}: "
         f"{'; '.join(parts)}, though after {min(k):.0f} … {max(k):.0f} samples another "
@@ -347,12 +356,17 @@ def _scaling(evidence: Evidence, compared: dict[str, tuple[Paired, Paired]]) -> 
     )
 
 
-def _grid(compared: dict[str, tuple[Paired, Paired]]) -> Grid:
+def _grid(compared: dict[str, tuple[Paired, Paired, Paired]]) -> Grid:
     return Grid(
         title="Held-out loss: four times the data against four times the model, "
-        "paired over seeds",
-        head=["from", "×4 data (steps, each window seen once)", "×4 model (width ×2)"],
-        cells=[[arm, str(data), str(model)] for arm, (data, model) in compared.items()],
+        f"paired over seeds; p by Holm over {3 * len(compared)} comparisons",
+        head=[
+            "from",
+            "×4 data (steps, each window seen once)",
+            "×4 model (width ×2)",
+            "model minus data",
+        ],
+        cells=[[arm, *map(str, three)] for arm, three in compared.items()],
     )
 
 

@@ -21,7 +21,7 @@ from equipoise.lab.results.finding import (
     over_training,
     rows,
 )
-from equipoise.lab.results.statistics import paired
+from equipoise.lab.results.statistics import Paired, paired, to_decide
 from equipoise.lab.running.execution import Trained
 from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
@@ -216,18 +216,19 @@ def _from_what(evidence: Evidence) -> str:
     )
 
 
-def _interval(evidence: Evidence, measure: str) -> tuple[float, float, float]:
-    """Return post-LN's geometric mean over seeds with its 95 % interval."""
+def _interval(evidence: Evidence, measure: str) -> Paired:
+    """Return ln of post-LN's measure minus ln of ``VANISHED``, over seeds."""
     logs = [_ln(evidence.value("post", seed, measure)) for seed in evidence.seeds]
-    found = paired(logs, [0.0] * len(logs))
-    return _exp(found.low), _exp(found.mean), _exp(found.high)
+    return paired(logs, [_ln(VANISHED)] * len(logs))
 
 
-def _moment(
-    when: str, least: tuple[float, float, float], norm: float, branch: float
-) -> str:
-    low, middle, high = least
-    word = "vanishes" if high < VANISHED else "may vanish"
+def _moment(when: str, least: Paired, norm: float, branch: float) -> str:
+    """``least``: ln of the weakest layer's share, over what counts as vanished."""
+    low, middle, high = (
+        VANISHED * _exp(ln) for ln in (least.low, least.mean, least.high)
+    )
+    needed = to_decide(least)
+    word = "vanishes" if high < VANISHED else f"may vanish{needed}"
     word = "does not vanish" if low >= VANISHED else word
     return (
         f"{when} the gradient {word}: the weakest layer has {middle:.1e} of the last "

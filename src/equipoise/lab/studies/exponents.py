@@ -13,7 +13,7 @@ from equipoise.lab.models.config import Attention
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
-from equipoise.lab.results.statistics import Paired, paired, power_law
+from equipoise.lab.results.statistics import Paired, paired, power_law, to_decide
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -171,9 +171,10 @@ def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
         return f"{kind} (m = {m}): too few depths have an edge to fit"
     held = over_seeds(found)
     inside = held.low <= -1 / m <= held.high
+    apart = paired(found, [-1 / m] * len(found))
     return (
         f"{kind} (m = {m}) {interval(found)}, predicted {-1 / m:+.2f}, "
-        f"{'inside' if inside else 'outside'} the interval"
+        f"{f'inside the interval{to_decide(apart)}' if inside else 'outside it'}"
     )
 
 
@@ -189,7 +190,8 @@ def _fits(evidence: Evidence, kinds: list[str]) -> Grid:
         for kind in kinds
     ]
     return Grid(
-        title="Exponents with 95 % intervals over seeds. Trains: held-out loss within "
+        title="Exponents with 95 % intervals over seeds (exploratory: each by itself). "
+        "Trains: held-out loss within "
         f"{WITHIN} nats of the depth's best gain. Starts: first gradient within "
         f"{TIMES:g} × that of the smallest gain",
         head=["attention", "m", "predicted", "trains", "starts"],

@@ -10,7 +10,12 @@ from equipoise.lab.models import GPTConfig
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
-from equipoise.lab.results.statistics import rank_correlation, summary
+from equipoise.lab.results.statistics import (
+    paired,
+    rank_correlation,
+    summary,
+    to_decide,
+)
 from equipoise.lab.running.execution import Trained
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.studies.exponents import edge
@@ -215,12 +220,18 @@ def _sentence(evidence: Evidence, scores: Scores, sweep: str) -> str:
         return f"Largest {SWEEPS[sweep]}: too few shapes have an edge."
     best = min(known, key=lambda k: statistics.fmean(known[k].factor))
     error = statistics.fmean(known[best].factor)
-    answer = "can" if error < 0.9 * plain else "cannot"
+    pair = paired(
+        [math.log(f) for f in known[best].factor],
+        [math.log(f) for f in _constant(evidence, sweep)],
+    )
+    answer = "can" if pair.high < 0 else "cannot"
+    ratio, low, high = (math.exp(x) for x in (pair.mean, pair.low, pair.high))
     return (
         f"The largest {SWEEPS[sweep]} {answer} be told from these numbers: the best, "
         f"{PREDICTORS[best[1]]} at {WHEN[best[2]]}, misses by a factor of {error:.2f} "
         f"(rank correlation {statistics.fmean(known[best].rank):+.2f}), one rate for "
-        f"all shapes by {plain:.2f}."
+        f"all shapes by {plain:.2f}: ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
+        f"{to_decide(pair)}; the best of {len(known)} readings, so exploratory."
     )
 
 

@@ -12,6 +12,7 @@ from equipoise.lab.results.finding import Finding, Grid, against, over_training
 from equipoise.lab.results.measures import GROUPS
 from equipoise.lab.results.statistics import (
     Paired,
+    corrected,
     paired,
     seeds_to_decide,
     summary,
@@ -112,7 +113,7 @@ def _difference(evidence: Evidence, setting: Setting, a: str, b: str) -> Paired 
 def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
     """Judge by intervals clear of zero, where there is something to replace."""
     pairs = {
-        (a, b): [_difference(evidence, s, a, b) for s in settings]
+        (a, b): corrected([_difference(evidence, s, a, b) for s in settings])
         for a, b in (("lr", "none"), ("tau", "none"), ("tau", "lr"))
     }
     lower, higher = _clear(pairs["tau", "lr"])
@@ -127,7 +128,7 @@ def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
         answer = "Undecided by loss: learning-rate warm-up does not clearly help here"
         answer += _deciding(pairs["lr", "none"])
     return (
-        f"{answer}. Intervals clear of zero, {count}: τ ends above LR in {higher} and "
+        f"{answer}. By p < 0.05 (Holm), {count}: τ ends above LR in {higher} and "
         f"below in {lower}; LR ends below no warm-up in {lr_helped}, τ in "
         f"{tau_helped}. τ moves the held-out loss by at most {moved:.3f} nats against "
         "no warm-up. " + _sensitive(evidence, settings)
@@ -135,15 +136,18 @@ def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
 
 
 def _deciding(pairs: Sequence[Paired | None]) -> str:
-    """Say how many seeds would decide the clearest of the differences."""
-    counts = [n for d in pairs if d is not None and (n := seeds_to_decide(d))]
-    return f" (about {min(counts)} seeds would decide the clearest)" if counts else ""
+    """Say how many seeds would decide the clearest difference, and half of them."""
+    counts = sorted(n for d in pairs if d is not None and (n := seeds_to_decide(d)))
+    if not counts:
+        return ""
+    half = counts[(len(counts) - 1) // 2]
+    return f" (about {counts[0]} seeds would decide the clearest, {half} half of them)"
 
 
 def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:
-    """Return how many intervals lie below zero, and how many above."""
-    known = [pair for pair in pairs if pair is not None]
-    return sum(d.high < 0 for d in known), sum(d.low > 0 for d in known)
+    """Return how many differences are below zero at 5 %, and how many above."""
+    known = [pair.mean for pair in pairs if pair is not None and pair.p < 0.05]
+    return sum(mean < 0 for mean in known), sum(mean > 0 for mean in known)
 
 
 def _sensitive(evidence: Evidence, settings: Sequence[Setting]) -> str:
@@ -195,16 +199,18 @@ def _ratio(evidence: Evidence, warmup: str, measure: str) -> float:
 
 
 def _losses(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+    pairs = corrected([_difference(evidence, s, "tau", "lr") for s in settings])
     cells = [
         [
             f"{form}, {rate:g}",
             *(_cell(evidence, name((form, rate), w), "validation") for w in WARMUPS),
-            str(_difference(evidence, (form, rate), "tau", "lr") or "–"),
+            str(pair or "–"),
         ]
-        for form, rate in settings
+        for (form, rate), pair in zip(settings, pairs, strict=True)
     ]
     return Grid(
-        title="Held-out loss, nats, mean ± sd over seeds; τ minus LR is paired",
+        title="Held-out loss, nats, mean ± sd over seeds; τ minus LR is paired, p by "
+        f"Holm over {len(settings)} comparisons",
         head=["peak rate", "none", "LR", "τ", "both", "τ minus LR"],
         cells=cells,
     )

@@ -17,7 +17,7 @@ from equipoise.lab.results.finding import (
     over_training,
     rows,
 )
-from equipoise.lab.results.statistics import Paired, seeds_to_decide
+from equipoise.lab.results.statistics import to_decide
 from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -69,6 +69,7 @@ def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> dict[str,
 
 SMALL = 0.01
 """Nats: a difference below this does not matter, however steady it is."""
+EXPLORATORY = "Intervals of gradient ratios are exploratory: not corrected."
 SAME = 1.2
 """Upper over lower end of a ratio's interval within which it says: the same."""
 
@@ -87,7 +88,7 @@ def finding(evidence: Evidence) -> Finding:
         over_depth(evidence, "gradient.norm", title="Gradient by layer", log=True),
     ]
     return Finding(
-        verdict=" ".join(parts) or "nothing to compare yet.",
+        verdict=" ".join([*parts, EXPLORATORY]) if parts else "nothing to compare yet.",
         grids=[measured(evidence, found)],
         figures=[figure for figure in figures if figure.lines],
     )
@@ -103,16 +104,11 @@ def _sentence(evidence: Evidence, row: Row, other: Row) -> str:
     elif pair.high < 0:
         loss = "ends lower"
     else:
-        loss = f"losses cannot be told apart{_more_seeds(pair)}"
+        loss = f"losses cannot be told apart{to_decide(pair)}"
     return (
         f"{row.arm} against {other.arm}: {loss}: {pair.mean:+.3f} nats "
         f"[{pair.low:+.3f}, {pair.high:+.3f}]; {_gradients(evidence, row, other)}."
     )
-
-
-def _more_seeds(pair: Paired) -> str:
-    count = seeds_to_decide(pair)
-    return "" if count is None else f" (about {count} seeds would decide)"
 
 
 def _gradients(evidence: Evidence, row: Row, other: Row) -> str:
@@ -133,4 +129,4 @@ def _gradients(evidence: Evidence, row: Row, other: Row) -> str:
         return f"{shown}: different"
     if high < SAME * low:
         return f"{shown}: the same"
-    return f"{shown}: cannot be told apart{_more_seeds(pair)}"
+    return f"{shown}: cannot be told apart{to_decide(pair)}"

@@ -22,7 +22,12 @@ from equipoise.lab.models import GPT, GPTConfig, SelfAttention
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid, against
-from equipoise.lab.results.statistics import Paired, summary
+from equipoise.lab.results.statistics import (
+    Paired,
+    corrected,
+    seeds_to_decide,
+    summary,
+)
 from equipoise.lab.running.execution import NORMALISER_ARMS, Trained, normaliser_of
 from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
@@ -215,13 +220,30 @@ def difference(evidence: Evidence, arm: str, measure: str) -> Paired | None:
 
 
 def apart(evidence: Evidence, measure: str, *, sign: int) -> list[str]:
-    """Return the arms whose interval against softmax lies on one side of 0."""
-    found = []
-    for arm in evidence.runs:
-        pair = difference(evidence, arm, measure)
-        if pair is not None and (pair.low > 0 if sign > 0 else pair.high < 0):
-            found.append(arm)
-    return found
+    """Return the arms whose own interval lies on one side of softmax: exploratory."""
+    pairs = compared(evidence, measure)
+    return [
+        arm
+        for arm, pair in pairs.items()
+        if pair is not None and (pair.low > 0 if sign > 0 else pair.high < 0)
+    ]
+
+
+def told_apart(evidence: Evidence, measure: str, *, sign: int) -> list[str]:
+    """Return those that still differ at 5 % when all rivals are counted (Holm)."""
+    pairs = compared(evidence, measure)
+    return [
+        arm
+        for arm in apart(evidence, measure, sign=sign)
+        if (pair := pairs[arm]) is not None and pair.p < 0.05
+    ]
+
+
+def compared(evidence: Evidence, measure: str) -> dict[str, Paired | None]:
+    """Return arm → its difference from softmax, p corrected for all of them."""
+    arms = list(evidence.runs)
+    pairs = corrected([difference(evidence, arm, measure) for arm in arms])
+    return dict(zip(arms, pairs, strict=True))
 
 
 def growth(evidence: Evidence, arm: str) -> float:
@@ -243,13 +265,26 @@ def _sentences(evidence: Evidence) -> list[str]:
         f"θ at 4×: {theta[BASE]:.2f} for softmax, "
         + ", ".join(f"{arm} {theta[arm]:.2f}" for arm in steady if arm != BASE)
         + ".",
-        f"Of {len(others)} intervals of 95 % one in twenty misses by chance.",
+        f"Losses are told apart at 5 % by Holm over {len(others)} rivals at each "
+        f"length{_open(evidence)}.",
     ]
 
 
+def _open(evidence: Evidence) -> str:
+    """Say what sample the clearest of the undecided differences asks for."""
+    found = [n for p in compared(evidence, "loss_4x").values() if (n := _seeds(p))]
+    if not found:
+        return ""
+    return f"; of those that are not, {min(found)} seeds would decide the clearest (4×)"
+
+
+def _seeds(pair: Paired | None) -> int | None:
+    return None if pair is None else seeds_to_decide(pair)
+
+
 def _list(evidence: Evidence, at: str) -> str:
-    worse = apart(evidence, f"loss_{at}", sign=1)
-    better = apart(evidence, f"loss_{at}", sign=-1)
+    worse = told_apart(evidence, f"loss_{at}", sign=1)
+    better = told_apart(evidence, f"loss_{at}", sign=-1)
     parts = [
         f"{_named(evidence, arms, at)} {word}"
         for arms, word in ((better, "lose less"), (worse, "lose more"))
@@ -276,17 +311,20 @@ def _cell(evidence: Evidence, arm: str, measure: str) -> str:
 
 
 def _losses(evidence: Evidence) -> Grid:
+    short, long = (compared(evidence, f"loss_{m}x") for m in (1, 4))
     cells = [
         [
             f"{arm} ({len(evidence.runs[arm])})",
             *(_cell(evidence, arm, f"loss_{m}x") for m in TIMES),
-            *(str(difference(evidence, arm, f"loss_{m}x") or "–") for m in (1, 4)),
+            str(short[arm] or "–"),
+            str(long[arm] or "–"),
         ]
         for arm in evidence.runs
     ]
     return Grid(
         title="Loss on the same held-out targets with 1, 2 and 4 training lengths of "
-        "context: mean ± sd over (seeds), and paired differences with 95 % intervals",
+        "context: mean ± sd over (seeds), and paired differences with 95 % intervals, "
+        "p by Holm over the rivals",
         head=["", *(f"{m}×" for m in TIMES), "minus softmax, 1×", "minus softmax, 4×"],
         cells=cells,
     )
