@@ -286,10 +286,13 @@ def _error(y_HBn: Tensor, weight_n: Tensor) -> Tensor:
     known_HBn = ~y_HBn.isnan()
     mean_H = weighted_mean(y_HBn.flatten(1), weight_n.repeat(y_HBn.shape[1]))
     off_HBn = (y_HBn - mean_H[:, None, None]).where(known_HBn, 0.0)
-    spread_n = (weight_n * (weight_n - 1)).sqrt()
-    step_Hn = (off_HBn.sum(1) * spread_n)[:, n // _FIRST :].diff(dim=-1)
+    # Differences first, then weights: weights that change by one row would turn what
+    # lies above or below the mean into a difference.
+    square_n = (weight_n * (weight_n - 1))[n // _FIRST :]
+    step_Hn = off_HBn.sum(1)[:, n // _FIRST :].diff(dim=-1)
     parts = step_Hn.shape[-1] + 1
-    square_H = step_Hn.square().sum(-1) * (parts / (2 * max(parts - 1, 1)))
+    between_n = (square_n[1:] + square_n[:-1]) / 2
+    square_H = (step_Hn.square() @ between_n) * (parts / (2 * max(parts - 1, 1)))
     total_H = (known_HBn * weight_n).sum((1, 2))
     error_H: Tensor = _WIDTH * square_H.sqrt() / total_H
     return error_H
