@@ -19,7 +19,7 @@ from equipoise.probes.row_sample import (
     weighted_quantiles,
 )
 
-QUERIES, ROWS, STEPS, SITES = 2048, 512, 1000, 4
+QUERIES, ROWS, STEPS, SITES = 2048, 512, 500, 4
 LEVELS = {name: QUANTILES[name] for name in ("p5", "p50")}
 WEIGHTS = query_weights(QUERIES, ROWS)
 LENGTH, HEADS, WIDTH, REPEATS = 8192, 2, 64, 3

@@ -181,7 +181,7 @@ def over_rows(work: Callable[[int, int], None], rows: int, row_length: int) -> N
         pass
 
 
-VIEWED: dict[torch.dtype, str] = {torch.float32: "=f4", torch.float64: "=f8"}
+VIEWED = {torch.float32: np.dtype("=f4").str, torch.float64: np.dtype("=f8").str}
 
 
 class _Memory:
@@ -192,8 +192,8 @@ class _Memory:
     def __init__(self, x: Tensor) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "shape": tuple(x.shape),
-            "typestr": np.dtype(VIEWED[x.dtype]).str,
+            "shape": x.shape,
+            "typestr": VIEWED[x.dtype],
             "data": (x.data_ptr(), False),
         }
 

@@ -119,14 +119,14 @@ def _moments(
 
 
 @inner()
-def _unread(low: Any, high: Any, out_C: Statistics) -> None:
+def _unread(low: Any, high: Any, out_CN: Statistics, at: int) -> None:
     """Write the row of a NaN, of +inf, or of no visible key."""
     broken = low < _LEAST or high > _INFINITY
-    nothing = out_C[VISIBLE] == _ZERO and not broken
+    nothing = out_CN[VISIBLE, at] == _ZERO and not broken
     for c in range(VISIBLE):
-        out_C[c] = 0.0 if nothing else np.nan
+        out_CN[c, at] = 0.0 if nothing else np.nan
     if not broken:
-        out_C[MAX_LOGIT] = -np.inf if nothing else np.inf
+        out_CN[MAX_LOGIT, at] = -np.inf if nothing else np.inf
 
 
 @compiled()
@@ -135,22 +135,23 @@ def read_rows(
     sees: tuple[int, int, int],
     e_K: Scores,
     room: Scores,
-    out_NC: Statistics,
+    out_CN: Statistics,
 ) -> None:
     """Write the statistics of every row of scores; masked keys are -inf.
 
     Row i of all sees ``sees[0]`` keys and one more for each row since the last multiple
-    of ``sees[1]``; ``sees[2]`` is the first row here.
+    of ``sees[1]``; ``sees[2]`` is the first row here, and its place in the result.
     """
     first, period, begin = sees
     K = z_NK.shape[1]
     for i in range(z_NK.shape[0]):
-        limit = first + (begin + i) % period
-        z_K, out_C, stop = z_NK[i], out_NC[i], limit if limit < K else K
+        at = begin + i
+        limit = first + at % period
+        z_K, stop = z_NK[i], limit if limit < K else K
         low, high, seen = _extremes(z_K, stop)
-        out_C[VISIBLE] = seen
+        out_CN[VISIBLE, at] = seen
         if low < _LEAST or high >= _INFINITY or seen == 0:
-            _unread(low, high, out_C)
+            _unread(low, high, out_CN, at)
             continue
         while z_K[stop - 1] == _NOTHING:
             stop -= 1
@@ -164,13 +165,13 @@ def read_rows(
             gap, proven = row_gap(e_K, facts, np.int64(some), 1.0, room)
             lower, upper = interval(facts, gap, proven)
         entropy = math.log(mass) - moment / mass
-        out_C[LOWER], out_C[UPPER] = lower, upper
-        out_C[MAX_LOGIT] = top
-        out_C[ENTROPY] = entropy if entropy > 0.0 else 0.0
-        out_C[SINK] = e_K[0] / mass
-        out_C[TOP_MASS] = 1.0 / mass
-        out_C[SCORES] = scores
-        out_C[MASSES] = masses / (mass * mass)
+        out_CN[LOWER, at], out_CN[UPPER, at] = lower, upper
+        out_CN[MAX_LOGIT, at] = top
+        out_CN[ENTROPY, at] = entropy if entropy > 0.0 else 0.0
+        out_CN[SINK, at] = e_K[0] / mass
+        out_CN[TOP_MASS, at] = 1.0 / mass
+        out_CN[SCORES, at] = scores
+        out_CN[MASSES, at] = masses / (mass * mass)
 
 
 _OPTIONS = (_ENOUGH, float("inf"), 1.0)
@@ -299,19 +300,19 @@ def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
 
 def _on_cpu(z_NK: Tensor, sees: tuple[int, int], sort_open: bool) -> Tensor:
     z = host_view(z_NK.contiguous())
-    out_NC = np.empty((len(z), COLUMNS), np.float32)
+    out_CN = np.empty((COLUMNS, len(z)), np.float32)
 
     def work(start: int, stop: int) -> None:
         e_K, room = np.empty(z.shape[1], np.float32), scratch(z.shape[1])
-        read_rows(z[start:stop], (*sees, start), e_K, room, out_NC[start:stop])
-        left = start + np.flatnonzero(out_NC[start:stop, UPPER] == OPEN)
-        out_NC[left, UPPER] = 1.0
+        read_rows(z[start:stop], (*sees, start), e_K, room, out_CN)
+        left = start + np.flatnonzero(out_CN[UPPER, start:stop] == OPEN)
+        out_CN[UPPER, left] = 1.0
         for i in range(0, left.size if sort_open else 0, _TOGETHER):
             few = left[i : i + _TOGETHER]
-            out_NC[few, :2] = _sorted(z[few], sees[0] + few % sees[1])
+            out_CN[:2, few] = _sorted(z[few], sees[0] + few % sees[1]).T
 
     over_rows(work, *z.shape)
-    return torch.from_numpy(np.ascontiguousarray(out_NC.T))
+    return torch.from_numpy(out_CN)
 
 
 def _sorted(z_nK: Scores, limit_n: NDArray[np.int64]) -> ladder.Bounds:
