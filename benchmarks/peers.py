@@ -1,8 +1,9 @@
 """Run every side-by-side benchmark again and rewrite what README and docs quote of it.
 
-``./dev bench peers`` or ``python -m benchmarks.peers [STORMS]`` (STORMS: recorded runs
-of ``lab run storms``; without them the forecast's row stays as it is). Takes about an
-hour of CPU. Each benchmark is a process of its own and can also be run by name.
+``./dev bench peers`` or ``python -m benchmarks.peers [STORMS] [NAME …]`` (STORMS: a
+folder with recorded runs of ``lab run storms``; without it the forecast's row stays as
+it is). Takes about an hour of CPU. Each benchmark is a process of its own: with names
+only those are run, so that the table can be made in parts.
 """
 
 import subprocess
@@ -20,8 +21,20 @@ RUNS = (
 )
 
 
-def main(storms: str | None = None) -> None:
-    for name, *options in (*RUNS, *([("forecast", storms)] if storms else [])):
+def chosen(*given: str) -> list[tuple[str, ...]]:
+    """Return what to run: all, or the benchmarks named; a folder brings the forecast.
+
+    >>> chosen("lipschitz")
+    [('lipschitz',)]
+    """
+    known = {run[0]: run for run in RUNS}
+    storms = [one for one in given if one not in known]
+    runs = [known[one] for one in given if one in known] or list(RUNS)
+    return [*runs, *(("forecast", folder) for folder in storms)]
+
+
+def main(*given: str) -> None:
+    for name, *options in chosen(*given):
         subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", *options], check=True
         )
@@ -36,4 +49,4 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(*sys.argv[1:])

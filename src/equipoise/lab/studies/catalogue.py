@@ -123,6 +123,7 @@ REPORTS = (
     "sharpening-sizes",
     "rates",
     "exponents",
+    "exponents-sizes",
     "rmsnorm",
     "experts",
     "selection",

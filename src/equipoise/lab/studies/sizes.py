@@ -44,13 +44,13 @@ def _shape(width: Width, depth: int, context: int) -> GPTConfig:
 
 
 def prepost_recipe(quick: bool) -> Experiment:
-    """The pre-LN and post-LN patterns at three widths, a sixth of the steps."""
+    """The pre-LN and post-LN patterns at three widths, in short runs."""
     steps = 12 if quick else 40
-    train = TrainOptions(steps=steps, warmup=4, every=8, checkpoint_every=20)
+    train = TrainOptions(steps=steps, warmup=4, every=10, batch=4)
     arms = tuple(
         Arm(
             name=f"{form} {width}",
-            model=replace(_shape(width, 4 if quick else 24, 64), residual=form),
+            model=replace(_shape(width, 4 if quick else 24, 32), residual=form),
             train=train,
         )
         for width in (QUICK_WIDTHS if quick else WIDTHS)
@@ -142,6 +142,8 @@ def reading(need: Need, p: float) -> str:
     ('at risk: holds and falls', 'undecided; no trend shown')
     """
     found = [need.at(width) for width in need.by_width]
+    if math.isnan(need.trend.mean):
+        return "cannot be fitted at every width"
     moves = 0 if not p < 0.05 else 1 if need.trend.mean > 0 else -1
     if all(one.low > 0 for one in found) or (moves < 0 and found[0].mean > 0):
         return "at risk: holds and falls" if moves < 0 else "holds at every width"
@@ -177,7 +179,11 @@ def finding(evidence: Evidence) -> Finding:
                 cells=[
                     [need.where, need.what]
                     + [_interval(need.at(width)) for width in widths]
-                    + [_interval(need.trend), f"{p:.2g}", says + _sample(need, says)]
+                    + [
+                        _interval(need.trend),
+                        "–" if math.isnan(p) else f"{p:.2g}",
+                        says + _sample(need, says),
+                    ]
                     for need, p, says in zip(needs, p_values, read, strict=True)
                 ],
             )
@@ -191,6 +197,8 @@ def _sample(need: Need, says: str) -> str:
 
 
 def _interval(found: Paired) -> str:
+    if math.isnan(found.mean):
+        return "–"
     return f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
 
 
