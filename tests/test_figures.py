@@ -62,7 +62,7 @@ PEERS = re.compile(
     r"eigenthings|PyHessian|sort-and-cumsum",
     re.IGNORECASE,
 )
-MEASURED = re.compile(r"\d[\d.,]* ?(?:%|×|times|CPU seconds|GiB|MiB)")
+MEASURED = re.compile(r"\d[\d.,]* ?(?:%|×(?! ?\d)|times|CPU seconds|GiB|MiB)")
 """A number with a unit of measurement, beside the name of a peer."""
 
 
