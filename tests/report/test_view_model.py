@@ -209,6 +209,16 @@ def test_runs_part_where_they_part() -> None:
     assert site == "h.1"
 
 
+@pytest.mark.filterwarnings("error")
+def test_zeros_on_a_logarithmic_scale_are_compared_in_silence() -> None:
+    base = np.ones((1, 80))
+    base[0, 10:12] = 0
+    other = base.copy()
+    other[0, 40:] = 9.0
+    names = {"quantity": "gradient.norm"}
+    assert parting(made(base, **names), made(other, **names)) == (40, "h.0")
+
+
 def test_a_run_that_breaks_parts_there() -> None:
     base, other = np.full((1, 60), 2.0), np.full((1, 60), 2.0)
     other[0, 33:] = np.nan

@@ -160,10 +160,12 @@ def _at(grid: Grid, site: str, steps: NDArray[np.int64]) -> Array:
 
 def _apart(base: Array, other: Array, logarithmic: bool) -> NDArray[np.bool_]:
     broken = np.isfinite(base) & ~np.isfinite(other)
-    if logarithmic:
-        with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # what has no logarithm is −Inf
+        if logarithmic:
             base, other = np.log(base), np.log(other)
-    moves = np.abs(np.diff(base))
+        moves = np.abs(np.diff(base))
     moves = moves[np.isfinite(moves)]
     noise = 1.4826 * float(np.median(moves)) if moves.size else 0.0
     known = base[np.isfinite(base)]
