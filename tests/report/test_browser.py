@@ -95,10 +95,13 @@ def test_figures_are_drawn_without_network_requests(
     browser, report: Path, width: int
 ) -> None:
     page, seen = visit(browser, report, width=width)
+    page.locator(".surface").first.scroll_into_view_if_needed()  # on a phone
     until(page, f"({INK})().some(n => n > 500)")
     assert seen.requests == [report.as_uri()] and seen.complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".verdict .pill").count() == 2
+    parted = page.locator("main > .parted")
+    assert "post-LN first parts from pre-LN at step 0" in parted.inner_text()
     assert page.locator(".verdict.warn, .verdict.error").count() == 1
 
 

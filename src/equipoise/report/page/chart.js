@@ -178,8 +178,8 @@ EQ.chart = (host, options) => {
   }
 
   function marks(pen, from, to) {
-    const taken = new Set();
-    for (const mark of now.marks ?? []) {
+    const taken = new Set(), order = ["info", "remedy", "warn", "error"];  // the gravest in front
+    for (const mark of [...(now.marks ?? [])].sort((a, b) => order.indexOf(a.tone) - order.indexOf(b.tone))) {
       if (mark.step < from || mark.step > to) continue;
       const at = Math.round(x(mark.step)) + 0.5, key = `${at}${mark.tone}`;
       if (taken.has(key)) continue;

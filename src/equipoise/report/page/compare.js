@@ -41,6 +41,7 @@ EQ.comparePage = (page) => {
       card.querySelector("h2")?.append(EQ.h("span", { class: "name" }, run.label));
       return card;
     })),
+    page.comparisons[page.baseline] ? EQ.h("p", { class: "sentence parted" }, page.comparisons[page.baseline].sentence) : null,
     EQ.section("numbers", "In numbers", EQ.numbersTable(page)),
     EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name).node),
       page.runs.filter((r) => r.verdict?.chart?.view === "depth").map((run) => EQ.depthFigure(page, run, { ...run.verdict.chart, step: run.verdict.began }, { height: 220 }).node))),

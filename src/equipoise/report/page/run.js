@@ -83,7 +83,7 @@ EQ.changesTable = (page, run, limit) => {
   const rows = (run.changes ?? []).slice(0, limit);
   if (run.changes === undefined) return EQ.h("p", { class: "absent", "aria-busy": "true" }, "Looking for changes…");
   if (!rows.length) return EQ.h("p", { class: "absent" }, "Nothing that a rule stands on, or that left the band of stable runs, took a lasting turn.");
-  return EQ.scroll("What changed first", EQ.h("table", {},
+  return EQ.scroll(limit > 10 ? "All that changed" : "What changed first", EQ.h("table", {},
     EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
     EQ.h("tbody", {}, rows.map((c) => EQ.h("tr", {},
       EQ.h("td", {}, String(c.step)),
