@@ -3,17 +3,18 @@
 ``python -m benchmarks.kernel_agreement [--parts N] [--minutes M] [--results FILE]``:
 intervals of θ that miss the truth, and how often ``lower`` is off that of the CPU's
 kernel by more than 1e-6, in triton's interpreter or on a GPU. It goes on where the last
-call ended, for about M CPU minutes, until N parts are done. Queries and keys lie on a
-grid on which float32 computes scores exactly, so that the truth is that of the scores
-which the kernel sees; the rows of MiniLM are those of a trained model.
+call ended, for about M CPU minutes; after N parts it prints a table. Queries and keys
+lie on a grid on which float32 computes scores exactly, so that the truth is that of the
+scores which the kernel sees; the rows of MiniLM are those of a trained model.
 """
 
 import argparse
 import itertools
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,18 @@ def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any
     return rows
 
 
-def main(arguments: list[str] | None = None) -> None:
+def _given(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kernel_agreement")
-    parser.add_argument("--parts", type=int, default=330)
+    parser.add_argument("--parts", type=int, default=520)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument(
         "--results", type=Path, default=RESULTS / "kernel_agreement.json"
     )
-    given = parser.parse_args(arguments or [])
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    given = _given(list(arguments))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
@@ -118,18 +123,19 @@ def main(arguments: list[str] | None = None) -> None:
     from tests.numerics.rows.kernel_cases import enter
 
     enter(device)
-    found = json.loads(given.results.read_text()) if given.results.exists() else {}
-    rows = [row for row in found.get("rows", ()) if row["case"] != "all"]
-    done, until = found.get("parts", 0), time.process_time() + 60 * given.minutes
+    record = {"rows": [], "parts": 0}
+    if given.results.exists():
+        record = json.loads(given.results.read_text())
+    rows = [row for row in record["rows"] if row["case"] != "all"]
+    done, until = record["parts"], time.process_time() + 60 * given.minutes
     while done < given.parts and time.process_time() < until:
         rows, done = added(rows, part(done, device)), done + 1
         total = {key: sum(row[key] for row in rows) for key in COUNTS}
         record = {"rows": [*rows, {"case": "all", **total}], "parts": done}
         given.results.write_text(json.dumps(record, default=float) + "\n")
-    publish("kernel_agreement", record["rows"], parts=done, device=device)
+    if done == given.parts:
+        publish("kernel_agreement", record["rows"], parts=done, device=device)
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1:])

@@ -164,7 +164,13 @@ sequences above 512.
 interpreter and the torch path against the CPU kernel (`tests/numerics/rows`), that it
 compiles for an A100 (`./dev bench kernel_compiled`), and that a step which is not
 sampled reads no data of the device, a sampled one in a single transfer
-(`tests/watching/test_no_wait.py`). That transfer still waits for the device.
+(`tests/watching/test_no_wait.py`).
+
+That transfer goes to pinned memory behind an event, and the training does not wait for
+it: the step is written when it has arrived, at the latest at the next sample, and
+before `verdict`, `findings`, a checkpoint or the end of the run is asked for. Where
+several ranks write together, or an autopilot acts on the step, it is waited for. The
+order of all this is tested with an event that says "not yet".
 
 Everything below is **computed, not measured**: operations of the kernel and of a fused
 attention, counted per score and per row, at peak rates. Real kernels reach a part of

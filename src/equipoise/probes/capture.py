@@ -3,8 +3,8 @@
 A probe reads in one or more ways: modules, through hooks it registers; attention calls,
 which the interceptor hands to it while the model runs; gradients, once a backward pass
 is over; weights, once the optimiser has moved them. It hands over small tensors, which
-the collector moves off the device once. ``Boundary`` is the one place where an
-exception of ours meets the user's loop.
+travel to the host together, and nothing waits for them. ``Boundary`` is the one place
+where an exception of ours meets the user's loop.
 """
 
 import logging
@@ -27,7 +27,6 @@ from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.probes.protocols import (
     AttentionProbe,
     Emit,
-    Guarded,
     Hook,
     How,
     ModuleProbe,
@@ -39,19 +38,6 @@ from equipoise.probes.window import Window
 
 log = logging.getLogger("equipoise")
 _DEVICES = ("cpu", "cuda")
-
-
-@dataclass(kw_only=True)
-class WithAnatomy:
-    """For probes that need the anatomy once a call or an update arrives."""
-
-    _anatomy: Anatomy | None = None
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
-        yield from ()
 
 
 @dataclass(slots=True)
@@ -151,27 +137,52 @@ class Collector:
     def not_read(self, site: str, why: str) -> None:
         self.gaps.add_partial(site, why)
 
-    def pop(
+    def pop(self) -> Table:
+        """Return everything collected, once it is on the host, and start afresh."""
+        return self.send().table()
+
+    def send(
         self,
         first_heads: Mapping[str, int] | None = None,
         also: Pending | None = None,
-    ) -> Table:
-        """Return everything collected, with one transfer, and start afresh.
+    ) -> "Arriving":
+        """Send everything collected to the host, with one transfer, and start afresh.
 
         ``first_heads`` names the sites of which this rank holds later heads only;
         what else is ``also`` waiting on the device comes with the same transfer.
         """
-        firsts = first_heads or {}
         emitted, self._emitted = self._emitted, {}
+        return Arriving(emitted, first_heads or {}, also)
+
+
+class Arriving:
+    """What was collected, on its way to the host."""
+
+    def __init__(
+        self,
+        emitted: dict[tuple[str, str], _Emitted],
+        firsts: Mapping[str, int],
+        also: Pending | None,
+    ) -> None:
+        self._emitted, self._firsts, self._also = emitted, firsts, also
         waiting = [] if also is None else also.waiting()
-        moved = to_host([*(cell.values for cell in emitted.values()), *waiting])
-        numbers, rest = moved[: len(emitted)], moved[len(emitted) :]
-        if also is not None:
-            also.arrived(rest)
+        values = [cell.values for cell in emitted.values()]
+        self._transfer = Transfer([*values, *waiting])
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all of it is on the host; asking waits for nothing."""
+        return self._transfer.arrived
+
+    def table(self) -> Table:
+        """Return it by quantity and site; wait for what has not arrived."""
+        moved, count = self._transfer.numbers(), len(self._emitted)
+        if self._also is not None:
+            self._also.arrived(moved[count:])
         table: Table = {}
-        pairs = zip(emitted.items(), numbers, strict=True)
+        pairs = zip(self._emitted.items(), moved[:count], strict=True)
         for ((quantity, site), cell), values in pairs:
-            first = firsts.get(site, 0) if cell.by_head else 0
+            first = self._firsts.get(site, 0) if cell.by_head else 0
             table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
         return table
 
@@ -189,18 +200,46 @@ def _combine(old: _Emitted, new: Tensor) -> Tensor:
     return new
 
 
-def to_host(tensors: Iterable[Tensor]) -> list[tuple[float, ...]]:
-    """Return the numbers of many small tensors with one transfer per device."""
-    tensors = list(tensors)
-    out: list[tuple[float, ...]] = [()] * len(tensors)
-    for device in {t.device for t in tensors}:
-        here = [i for i, t in enumerate(tensors) if t.device == device]
-        packed = torch.cat([_float(tensors[i]).reshape(-1) for i in here])
-        numbers, begin = packed.to(torch.float64).tolist(), 0
-        for i in here:
-            end = begin + tensors[i].numel()
-            out[i], begin = tuple(numbers[begin:end]), end
-    return out
+class Transfer:
+    """The numbers of many small tensors on their way, with one copy per device."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._sizes = [t.numel() for t in tensors]
+        self._copies: list[tuple[list[int], Tensor, Any]] = []
+        for device in {t.device for t in tensors}:
+            here = [i for i, t in enumerate(tensors) if t.device == device]
+            packed = torch.cat([_float(tensors[i]).reshape(-1) for i in here])
+            self._copies.append((here, *start_copy(packed)))
+
+    @property
+    def arrived(self) -> bool:
+        return all(event is None or event.query() for _, _, event in self._copies)
+
+    def numbers(self) -> list[tuple[float, ...]]:
+        """Return the numbers of each tensor; wait for those that are on their way."""
+        out: list[tuple[float, ...]] = [()] * len(self._sizes)
+        for here, packed, event in self._copies:
+            if event is not None:
+                event.synchronize()
+            numbers, begin = packed.tolist(), 0
+            for i in here:
+                end = begin + self._sizes[i]
+                out[i], begin = tuple(numbers[begin:end]), end
+        return out
+
+
+def start_copy(packed: Tensor) -> tuple[Tensor, Any]:
+    """Return where numbers will be, and the event after which they are there.
+
+    To pinned memory a GPU copies on its own; elsewhere reading the numbers waits.
+    """
+    if packed.device.type != "cuda":
+        return packed, None
+    pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    pinned.copy_(packed, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(packed.device))
+    return pinned, event
 
 
 def _float(x: Tensor) -> Tensor:

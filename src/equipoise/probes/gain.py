@@ -31,8 +31,7 @@ from equipoise.numerics.spectra.sharded_norm import (
     shared_norm,
 )
 from equipoise.numerics.spectra.tracking import head_product_norms, tracked_norm
-from equipoise.probes.capture import WithAnatomy
-from equipoise.probes.protocols import Emit
+from equipoise.probes.protocols import Emit, WithAnatomy
 from equipoise.probes.sharding import Part, Parts, PendingParts, names, parts_by_rank
 
 Start = dict[tuple[str, str], Tensor]

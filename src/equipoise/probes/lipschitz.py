@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Projections
-from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.gain import projections_here
-from equipoise.probes.protocols import Emit
+from equipoise.probes.protocols import Emit, WithAnatomy
 from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 from equipoise.theory.lipschitz.forward import attend_captured
 from equipoise.theory.lipschitz.heads import Heads

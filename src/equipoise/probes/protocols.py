@@ -1,6 +1,7 @@
 """What a probe is: the protocols by which it is attached, called, and emits."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
@@ -146,3 +147,16 @@ class SharingProbe(Probe, Protocol):
     def parts(self) -> Parts: ...
 
     def on_parts(self, ranks: Sequence[Parts], emit: Emit) -> None: ...
+
+
+@dataclass(kw_only=True)
+class WithAnatomy:
+    """For probes that need the anatomy once a call or an update arrives."""
+
+    _anatomy: Anatomy | None = None
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
+        yield from ()

@@ -12,9 +12,8 @@ from torch.optim import Adam, AdamW, Optimizer
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.token_statistics import adam_norm
-from equipoise.probes.capture import WithAnatomy
 from equipoise.probes.gradients import owned_parameters
-from equipoise.probes.protocols import Emit
+from equipoise.probes.protocols import Emit, WithAnatomy
 from equipoise.probes.sharding import copy_count, shares
 
 COPIED_BYTES = 1 << 26

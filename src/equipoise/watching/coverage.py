@@ -7,20 +7,24 @@ import inspect
 import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.errors import SilentSiteError
+from equipoise.forecast.verdict import Verdict
 from equipoise.probes.capture import PassCoverage
-from equipoise.records import Finding, Severity
+from equipoise.records import Finding, Severity, html_table
 
 # Attention implementations of Hugging Face whose kernels return no scores.
 FLASH = ("flash", "sage", "paged", "kernels-community")
 FOREIGN = ("flash_attn", "xformers", "sageattention", "transformer_engine", "fla")
 SWITCH = "choose sdpa or eager attention to read it"
+UNSEEN_MOVES = 2
+"""Moves of the weights outside any step seen, before that is reported."""
 NONE_SEEN = (
     "no softmax over scores and no fused attention was seen while it ran: linear "
     "attention, weights made by another function (sigmoid, ReLU, sparsemax, Gumbel), a "
@@ -125,6 +129,7 @@ class CoverageCheck:
     """Whether compiled code was seen to call the model."""
     loss_known: bool = False
     """Whether a loss was ever seen, or given."""
+    _unseen_moves: int = 0
     _steps_without_pass: int = 0
     _steps_without_loss: int = 0
     _reported: set[str] = field(default_factory=set)
@@ -185,6 +190,11 @@ class CoverageCheck:
         if self.loss_known or self._steps_without_loss != 2:
             return []
         return [self._silent(step, "", NO_LOSS_SEEN)]
+
+    def moved_unseen(self, step: int) -> list[Finding]:
+        """Note that weights moved outside any step; return the finding once it is."""
+        self._unseen_moves += 1
+        return self.no_step(step) if self._unseen_moves == UNSEEN_MOVES else []
 
     def no_step(self, step: int) -> list[Finding]:
         """Return the finding, once, that the end of steps cannot be seen."""
@@ -299,3 +309,41 @@ def from_compiled_code(root: Tensor) -> bool:
             return True
         waiting.extend(following for following, _ in node.next_functions)
     return False
+
+
+class Shown(Protocol):
+    """What a watch handle shows of itself."""
+
+    anatomy: Anatomy
+    path: Path
+    closed: bool
+
+    @property
+    def current_step(self) -> int: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+
+def describe_watch(handle: Shown) -> str:
+    """Return a handle in one line: model, step, state and file."""
+    state = "closed" if handle.closed else "watching"
+    found = f"step {handle.current_step}, {handle.verdict.state}"
+    return f"Watch({handle.anatomy.family}, {state}, {found}, {str(handle.path)!r})"
+
+
+def watch_html(handle: Shown) -> str:
+    """Return a handle as a table for notebooks."""
+    verdict = handle.verdict
+    rows = [
+        ("state", "closed" if handle.closed else "watching"),
+        ("steps", handle.current_step),
+        ("verdict", f"{verdict.state}: {verdict.sentence}"),
+        ("try", verdict.advice),
+        ("findings", len(handle.findings)),
+        ("file", handle.path),
+    ]
+    return html_table(handle.anatomy.family, [row for row in rows if row[1] != ""])

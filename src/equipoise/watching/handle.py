@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Judge, Verdict
-from equipoise.probes.capture import Boundary
+from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
-from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Finding
 from equipoise.watching import recorder
 from equipoise.watching.acting import Actions
 from equipoise.watching.batch import StoredBatch
-from equipoise.watching.coverage import CoverageCheck, from_compiled_code
+from equipoise.watching.coverage import (
+    CoverageCheck,
+    describe_watch,
+    from_compiled_code,
+    watch_html,
+)
 from equipoise.watching.loop_hooks import (
     Relation,
     Relations,
@@ -38,13 +41,9 @@ from equipoise.watching.nonfinite import NonfiniteMonitor
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Meter, Sampler, Schedule
-from equipoise.watching.step_readings import NORM, NORM_PART
 
 if TYPE_CHECKING:
     from equipoise.autopilot.pilot import Pilot
-
-UNSEEN_MOVES = 2
-"""Moves of the weights outside any step seen, before that is reported."""
 
 
 class Watch:
@@ -69,13 +68,13 @@ class Watch:
         step: int = 0,
     ) -> None:
         self.anatomy, self.options, self.path = anatomy, options, path
-        self.closed, self.first_rank = False, ranks.rank == 0
-        self.optimizer = optimizer
+        self.closed, self.first_rank, self.optimizer = False, ranks.rank == 0, optimizer
         self._schedule = Schedule(
             every=options.every, at=options.at, budget=options.budget, step=step
         )
         self._meter = Meter()
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)
+        self._guarded = partial(self._boundary.guarded, "watch")
         training = {"only_training": optimizer is not None}
         self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
         self._losses = StepLosses(anatomy.model)
@@ -94,10 +93,9 @@ class Watch:
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = self._stop = False
-        self._unseen_moves, self._other = 0, 0
+        self._other, self._number = 0, id(self)
         self._relations = Relations(anatomy.model)
         self._optimizer_hooks = ExitStack()
-        self._number = id(self)
         on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
@@ -117,16 +115,19 @@ class Watch:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything found so far."""
+        self._settle()
         return tuple(self.reporter.findings)
 
     @property
     def verdict(self) -> Verdict:
         """What is the matter with the run so far; the same on every rank."""
+        self._settle()
         return self._recorder.judge.verdict
 
     @property
     def forecast(self) -> Forecast | None:
         """What is expected of the run; None before the first sample."""
+        self._settle()
         return forecast_of(self._recorder.judge.history)
 
     @property
@@ -137,6 +138,8 @@ class Watch:
     @property
     def should_stop(self) -> bool:
         """Whether a rule or state of ``stop_on`` has come true; it stays true."""
+        if self.options.stop_on:
+            self._settle()
         self._stop = self._stop or self._recorder.judge.shows(self.options.stop_on)
         return self._stop
 
@@ -160,11 +163,13 @@ class Watch:
 
         Scalars not yet in the run file are part of it: each rank keeps its own state.
         """
+        self._settle()
         state = {**self._schedule.state_dict(), **self._actions.state_dict()}
         return {**state, "pending": self._recorder.pending()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
+        self._settle()
         self._sampler.close()
         self._schedule.load_state_dict(state)
         self._recorder.restore(state.get("pending", ()))
@@ -189,13 +194,16 @@ class Watch:
             return
         self.closed = True
         self._stack.close()
-        self._recorder.add_findings([*self._nonfinite.pop(), *self._no_step_seen()])
+        self._recorder.add_findings(self._nonfinite.pop())
+        moved = self.optimizer is not None and self.optimizer.state
+        if moved and not self._step_seen:
+            self._recorder.add_findings(self._coverage.no_step(self.current_step))
         self._guarded(self._finish)(orderly)
         line = self.reporter.summary(self.current_step, self.verdict)
         self.reporter.print_line(f"{line}; equipoise report {self.path}")
 
-    __repr__ = recorder.describe_watch
-    _repr_html_ = recorder.watch_html
+    __repr__ = describe_watch
+    _repr_html_ = watch_html
 
     def __enter__(self) -> Self:
         return self
@@ -214,9 +222,7 @@ class Watch:
         if self.sampling and not self._sampler.opened and from_compiled_code(root):
             self._coverage.compiled = True
         if self._losses.weights_moved and not (self._updating or self._step_seen):
-            self._unseen_moves += 1
-            if self._unseen_moves == UNSEEN_MOVES:
-                self._report_now(self._no_step_seen())
+            self._report_now(self._coverage.moved_unseen(self._schedule.step))
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
         self._scaled = scale is not None
@@ -225,12 +231,8 @@ class Watch:
 
     def before_clipping(self, norm: Tensor) -> None:
         with self._meter.running():
-            step = self._schedule.step
-            name = NORM_PART if is_partial(norm) else NORM
-            count = self._recorder.ranks.count if name == NORM_PART else 1
-            copies = copy_count(norm, count) if count > 1 else 1
-            norm = local_part(norm)
-            self._recorder.scalars.add(step, name, norm * copies**-0.5)
+            step, ranks = self._schedule.step, self._recorder.ranks.count
+            norm = self._recorder.scalars.add_norm(step, norm, ranks=ranks)
             self._guarded(self._nonfinite.check_norm)(step, norm, scaled=self._scaled)
 
     def after_scaler_update(self) -> None:
@@ -312,7 +314,7 @@ class Watch:
         self._stack.callback(self._optimizer_hooks.close)
         if self.optimizer is not None:
             self._follow(self.optimizer)
-        close = partial(_close, weakref.ref(self))
+        close = partial(recorder.close_handle, weakref.ref(self))
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
         # A dropped handle is collected with its model and optimiser.
@@ -346,42 +348,47 @@ class Watch:
         if "watch" in self._boundary.failed:
             self._detach_after_failure()
         self._arm()
-        self._call_user(step, sampled, findings)
+        self.reporter.report(findings)  # what a user's callback raises reaches the user
+        for callback in self._step_ended:
+            callback(step, sampled)
         if sampled and not no_pass:
             add(self._coverage.check(step, seen, no_pass=no_pass))
 
     def _record(self, step: int, sampled: bool, findings: list[Finding]) -> None:
-        """Write the step; what all ranks found in it goes into ``findings``."""
-        table = self._sampler.disarm(self._recorder.scalars) if sampled else {}
-        if sampled or self._recorder.flush_due:
-            self._recorder.look_at_pending(self._nonfinite.check_late)
+        """Send a sampled step to the host; write what is there, the last one surely."""
+        recorder = self._recorder
         if sampled:
-            self._recorder.add_failures(step, self._boundary)
-            self._recorder.cleared = self._losses.cleared
-            write = self._recorder.write_sample
-            findings += write(step, table, self._meter, self._sampler)
+            self._write_arrived(findings, wait=True)
+            recorder.send(step, self._sampler.disarm(recorder.scalars))
+        elif recorder.flush_due and recorder.moving is None:
+            recorder.send(None, Collector().send(also=recorder.scalars))
+        # Ranks write a step together, and an autopilot acts on it: both wait for it.
+        at_once = recorder.ranks.count > 1 or self.autopilot is not None
+        self._write_arrived(findings, wait=at_once)
+
+    def _write_arrived(self, findings: list[Finding], *, wait: bool) -> None:
+        """Write what was sent; what all ranks found in it goes into ``findings``."""
+        moving, check = self._recorder.moving, self._nonfinite.check_late
+        if moving is None or not (wait or moving.readings.arrived):
+            return
+        self._recorder.cleared = self._losses.cleared
+        findings += self._recorder.write_arrived(check, self._meter, self._sampler)
+        if moving.step is not None:
             self._nonfinite.note_other_ranks(findings)
             if self.autopilot is not None:
                 self._actions.consider(self.optimizer)
-        else:
-            findings += self._recorder.flush_if_due()
+
+    def _settle(self) -> None:
+        """Write what is still on its way: its numbers are asked for."""
+        if self._recorder.moving is not None:
+            findings: list[Finding] = []
+            self._guarded(self._write_arrived)(findings, wait=True)
+            self.reporter.report(findings)
 
     def _finish(self, orderly: bool) -> None:
+        self._settle()
         self._recorder.look_at_pending(self._nonfinite.check_late)
         self.reporter.report(self._recorder.close(orderly=orderly))
-
-    def _no_step_seen(self) -> list[Finding]:
-        """Return a finding if the optimiser moved weights and no step was seen."""
-        moved = self.optimizer is not None and self.optimizer.state
-        if self._step_seen or not (moved or self._unseen_moves >= UNSEEN_MOVES):
-            return []
-        return self._coverage.no_step(self._schedule.step)
-
-    def _call_user(self, step: int, sampled: bool, findings: list[Finding]) -> None:
-        """Call what the user gave us; what that raises reaches the user."""
-        self.reporter.report(findings)
-        for callback in self._step_ended:
-            callback(step, sampled)
 
     def _detach_after_failure(self) -> None:
         """Something of ours failed: detach, and let the training go on."""
@@ -389,12 +396,3 @@ class Watch:
         self._off.close()
         self._recorder.add_failures(self._schedule.step - 1, self._boundary)
         self._boundary.guarded("shutdown", self._finish)(False)
-
-    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
-        return self._boundary.guarded("watch", call)
-
-
-def _close(reference: "weakref.ref[Watch]") -> None:
-    handle = reference()
-    if handle is not None:
-        handle.close()

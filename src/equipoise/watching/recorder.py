@@ -8,15 +8,15 @@ watching begins and one when it ends.
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from equipoise.anatomy.sites import Anatomy
 from equipoise.forecast.verdict import STATES, Judge, Verdict
-from equipoise.probes.capture import Boundary, Table
-from equipoise.records import Applied, Finding, Reading, html_table
+from equipoise.probes.capture import Arriving, Boundary, Table
+from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.watching.merge import (
@@ -34,9 +34,16 @@ from equipoise.watching.ranks import (
     not_exchanged,
     rank_lost,
 )
-from equipoise.watching.sampler import Meter, Sampler, Schedule
+from equipoise.watching.sampler import (
+    Meter,
+    Sampler,
+    Schedule,
+    interval_changed,
+    probe_failed,
+)
 from equipoise.watching.step_readings import (
     Entry,
+    Moving,
     StepScalars,
     derived_readings,
     scalar_readings,
@@ -46,6 +53,7 @@ from equipoise.watching.step_readings import (
 log = logging.getLogger("equipoise")
 VERDICT = "verdict.state"
 """Sent to sinks at sampled steps: the state's place in ``verdict.STATES``."""
+Check = Callable[[list[Entry]], list[Finding]]
 LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
@@ -104,6 +112,8 @@ class Recorder:
     judge: Judge = field(default_factory=Judge)
     """Judges what is written, in the order of writing: the same on every rank."""
     scalars: StepScalars = field(default_factory=StepScalars)
+    moving: Moving | None = None
+    """What was sent to the host and is not written yet, from one process alone."""
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
@@ -118,6 +128,33 @@ class Recorder:
     def add_findings(self, findings: Sequence[Finding]) -> None:
         """Keep findings of this rank until the next write."""
         self._findings += findings
+
+    def send(self, step: int | None, readings: Arriving) -> None:
+        """Write these once they have arrived; scalars gathered from now on wait."""
+        self.moving = Moving(step, readings, self.scalars)
+        self.scalars = StepScalars()
+
+    @contextmanager
+    def received(self) -> Iterator[tuple[int | None, Table]]:
+        """Give what was sent, with the scalars of that time; wait for it if need be."""
+        assert self.moving is not None
+        moving, self.moving = self.moving, None
+        newer, self.scalars = self.scalars, moving.scalars
+        try:
+            yield moving.step, moving.readings.table()
+        finally:
+            self.scalars.extend(newer)
+
+    def write_arrived(
+        self, check: Check, meter: Meter, sampler: Sampler
+    ) -> list[Finding]:
+        """Write what was sent; ``check`` looks at its scalars first."""
+        with self.received() as (step, table):
+            self.look_at_pending(check)
+            if step is None:
+                return self.flush()
+            self.add_failures(step, sampler.boundary)
+            return self.write_sample(step, table, meter, sampler)
 
     def write_sample(
         self, step: int, table: Table, meter: Meter, sampler: Sampler
@@ -161,10 +198,17 @@ class Recorder:
 
     def flush_if_due(self) -> list[Finding]:
         """Write what gathered off-sample, if it is time."""
-        return self._flush([self._scalars_and_findings()]) if self.flush_due else []
+        return self.flush() if self.flush_due else []
+
+    def flush(self) -> list[Finding]:
+        """Write scalars and findings without a sample."""
+        return self._flush([self._scalars_and_findings()])
 
     def close(self, *, orderly: bool) -> list[Finding]:
         """Write whatever is left and close the file."""
+        if self.moving is not None:  # the handle was dropped: no model is here
+            with self.received() as (step, table):
+                self._write_alone(step, table)
         message = self._scalars_and_findings()
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
@@ -176,7 +220,7 @@ class Recorder:
         new = boundary.failed.keys() - self._failures_reported
         self._failures_reported |= new
         failed = boundary.failed
-        self.add_findings([_probe_failed(step, n, failed[n]) for n in sorted(new)])
+        self.add_findings([probe_failed(step, n, failed[n]) for n in sorted(new)])
 
     def pending(self) -> list[Entry]:
         """Return the scalars that are not in the file yet; they stay to be written."""
@@ -184,7 +228,7 @@ class Recorder:
         self._restore(scalars)
         return scalars
 
-    def look_at_pending(self, check: Callable[[list[Entry]], list[Finding]]) -> None:
+    def look_at_pending(self, check: Check) -> None:
         """Add what ``check`` finds in the scalars that are about to be written."""
         self.add_findings(check(self.pending()))
 
@@ -226,6 +270,12 @@ class Recorder:
         found = [*findings, *self._judged(readings, findings)]
         return found + self.writer.write(readings, found, self.judge)
 
+    def _write_alone(self, step: int | None, table: Table) -> None:
+        if step is not None:
+            message = self._scalars_and_findings()
+            message.table, self._findings = table, []
+            self._write(step, message, message.findings)
+
     def separate(self, why: Finding, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
         self.add_findings([why])
@@ -246,28 +296,8 @@ class Recorder:
         if interval is None or 1 / 2 < interval / old < 2:
             return []
         self._interval_reported = interval
-        return [_interval_changed(step, interval, self.schedule, merged)]
-
-
-def _interval_changed(
-    step: int, interval: int, schedule: Schedule, merged: Message
-) -> Finding:
-    return Finding(
-        step=step,
-        severity="info",
-        rule="watch.budget",
-        message=f"sampling every {interval} steps from here on (asked: every "
-        f"{schedule.every}): a sample takes {merged.cost / merged.plain:.2f} steps, "
-        f"and the budget is {schedule.budget:.1%}",
-        advice="raise the budget, choose preset='minimal', or accept fewer samples",
-        evidence={"interval": interval, "cost": merged.cost, "plain": merged.plain},
-    )
-
-
-def _probe_failed(step: int, name: str, error: BaseException) -> Finding:
-    what = f"the {name} probe failed and was detached: {error!r}"
-    advice = "training is unaffected; please report the logged traceback"
-    return Finding.warn(step, "probe.failed", what, advice=advice)
+        found = interval_changed(self.schedule, cost=merged.cost, plain=merged.plain)
+        return [replace(found, step=step)]
 
 
 class Reporter:
@@ -324,57 +354,6 @@ class Reporter:
             print(name, text, file=sys.stderr)
 
 
-class Shown(Protocol):
-    """What a watch handle shows of itself."""
-
-    anatomy: Anatomy
-    path: Path
-    closed: bool
-
-    @property
-    def current_step(self) -> int: ...
-
-    @property
-    def findings(self) -> tuple[Finding, ...]: ...
-
-    @property
-    def verdict(self) -> Verdict: ...
-
-
-def describe_watch(handle: Shown) -> str:
-    """Return a handle in one line: model, step, state and file."""
-    state = "closed" if handle.closed else "watching"
-    found = f"step {handle.current_step}, {handle.verdict.state}"
-    return f"Watch({handle.anatomy.family}, {state}, {found}, {str(handle.path)!r})"
-
-
-def watch_html(handle: Shown) -> str:
-    """Return a handle as a table for notebooks."""
-    verdict = handle.verdict
-    rows = [
-        ("state", "closed" if handle.closed else "watching"),
-        ("steps", handle.current_step),
-        ("verdict", f"{verdict.state}: {verdict.sentence}"),
-        ("try", verdict.advice),
-        ("findings", len(handle.findings)),
-        ("file", handle.path),
-    ]
-    return html_table(handle.anatomy.family, [row for row in rows if row[1] != ""])
-
-
-def describe_sites(anatomy: Anatomy) -> str:
-    """Return what was found in a model, in words."""
-    count = len(anatomy.attention)
-    if not count:
-        return f"{anatomy.family}, whose attention, if any, only its calls will show"
-    text = f"{count} attention site{'' if count == 1 else 's'} of {anatomy.family}"
-    unread = [site.name for site in anatomy.attention if site.projections is None]
-    if unread:
-        more = f" and {len(unread) - 2} more" if len(unread) > 2 else ""
-        text += f" (projections unread: {', '.join(unread[:2])}{more})"
-    return text
-
-
 def write_rest(recorder: Recorder, process: int) -> None:
     """Write what a handle that was dropped had gathered, and close its file."""
     if os.getpid() != process:
@@ -383,3 +362,10 @@ def write_rest(recorder: Recorder, process: int) -> None:
         recorder.close(orderly=False)
     except Exception:
         log.exception("equipoise: the rest of a dropped run could not be written")
+
+
+def close_handle(reference: "weakref.ref[Any]") -> None:
+    """Close a handle at the end of the process, if it is still there."""
+    handle = reference()
+    if handle is not None:
+        handle.close()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.capture import (
+    Arriving,
     Boundary,
     Capture,
     Collector,
@@ -36,6 +37,7 @@ from equipoise.probes.protocols import (
 )
 from equipoise.probes.sharding import Parts
 from equipoise.probes.window import Window
+from equipoise.records import Finding
 from equipoise.watching.batch import BatchCapture, compiled_parts
 from equipoise.watching.ranks import Ranks
 
@@ -112,6 +114,27 @@ class Schedule:
         self.step = int(state["step"])
         self.interval = int(state["interval"])
         self.next_due = int(state["next_due"])
+
+
+def interval_changed(schedule: Schedule, *, cost: float, plain: float) -> Finding:
+    """Return that samples are further apart from here on, or nearer."""
+    return Finding(
+        step=schedule.step,
+        severity="info",
+        rule="watch.budget",
+        message=f"sampling every {schedule.interval} steps from here on (asked: every "
+        f"{schedule.every}): a sample takes {cost / plain:.2f} steps, "
+        f"and the budget is {schedule.budget:.1%}",
+        advice="raise the budget, choose preset='minimal', or accept fewer samples",
+        evidence={"interval": schedule.interval, "cost": cost, "plain": plain},
+    )
+
+
+def probe_failed(step: int, name: str, error: BaseException) -> Finding:
+    """Return that a probe of ours failed and is off."""
+    what = f"the {name} probe failed and was detached: {error!r}"
+    advice = "training is unaffected; please report the logged traceback"
+    return Finding.warn(step, "probe.failed", what, advice=advice)
 
 
 SMOOTHING = 0.3
@@ -260,17 +283,17 @@ class Sampler:
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
-    def disarm(self, also: Pending | None = None) -> Table:
-        """Take everything off the model, and return what was measured.
+    def disarm(self, also: Pending | None = None) -> Arriving:
+        """Take everything off the model, and send what was measured to the host.
 
         What is ``also`` waiting on the device comes with the same transfer.
         """
         if not self.armed:
-            return {}
+            return Collector().send(also=also)
         self._probe_pass()
         self._note_parts()
         self.close()
-        return self._collector.pop(self.coverage.first_heads, also)
+        return self._collector.send(self.coverage.first_heads, also)
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""

@@ -26,7 +26,7 @@ from equipoise.watching.options import (
     read_options,
 )
 from equipoise.watching.ranks import connect_ranks
-from equipoise.watching.recorder import StepWriter, describe_sites, log
+from equipoise.watching.recorder import StepWriter, log
 from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
@@ -108,7 +108,7 @@ def watch(
     if any(parameter.is_cpu for parameter in model.parameters()):
         compile_kernels(handle.reporter.print_line)
     handle.reporter.print_line(
-        f"watching {describe_sites(anatomy)}; run {handle.path}; "
+        f"watching {_describe_sites(anatomy)}; run {handle.path}; "
         f"equipoise report {handle.path}"
     )
     return handle
@@ -241,3 +241,16 @@ def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:
     return RunInfo(
         name=name, created=created, version=equipoise.__version__, details=details
     )
+
+
+def _describe_sites(anatomy: Anatomy) -> str:
+    """Return what was found in a model, in words."""
+    count = len(anatomy.attention)
+    if not count:
+        return f"{anatomy.family}, whose attention, if any, only its calls will show"
+    text = f"{count} attention site{'' if count == 1 else 's'} of {anatomy.family}"
+    unread = [site.name for site in anatomy.attention if site.projections is None]
+    if unread:
+        more = f" and {len(unread) - 2} more" if len(unread) > 2 else ""
+        text += f" (projections unread: {', '.join(unread[:2])}{more})"
+    return text

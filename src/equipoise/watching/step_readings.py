@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equipoise.probes.capture import Table, to_host
+from equipoise.anatomy.sharding import local_part
+from equipoise.probes.capture import Arriving, Table, Transfer
+from equipoise.probes.sharding import copy_count, is_partial
 from equipoise.records import Reading
 
 
@@ -60,6 +62,20 @@ class StepScalars:
         rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
         self.add(step, "learning_rate", rate)
 
+    def add_norm(self, step: int, norm: Tensor, *, ranks: int) -> Tensor:
+        """Add the norm that clips, or this rank's share of it; return what is here."""
+        name = NORM_PART if is_partial(norm) else NORM
+        count = ranks if name == NORM_PART else 1
+        copies = copy_count(norm, count) if count > 1 else 1
+        norm = local_part(norm)
+        self.add(step, name, norm * copies**-0.5)
+        return norm
+
+    def extend(self, newer: "StepScalars") -> None:
+        """Add what was gathered since."""
+        for entry in newer._pending:
+            self.add(*entry)
+
     @property
     def due(self) -> bool:
         """Whether enough has gathered to be worth a transfer and a commit."""
@@ -82,9 +98,18 @@ class StepScalars:
 
     def pop(self) -> list[Entry]:
         """Return everything gathered as host numbers, and start afresh."""
-        self.arrived(to_host(self.waiting()))
+        self.arrived(Transfer(self.waiting()).numbers())
         pending, self._pending = self._pending, []
         return [(step, name, float(value)) for step, name, value in pending]
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What is on its way to the host: a sampled step and scalars, or only those."""
+
+    step: int | None
+    readings: Arriving
+    scalars: StepScalars
 
 
 def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
