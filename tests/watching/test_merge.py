@@ -33,7 +33,7 @@ def measured(theta_HN: Tensor, *, first: int = 0) -> Table:
     emit(SITE, "attention.theta.mean", theta_HN.nanmean(-1), how="mean")
     emit(SITE, HISTOGRAM, theta_histogram(theta_HN), how="sum")
     emit(SITE, "attention.B", theta_HN.nansum(), how="max")
-    return emit.pop({SITE: first})
+    return emit.send({SITE: first}).table()
 
 
 def rows(*shape: int, seed: int, power: float) -> Tensor:
