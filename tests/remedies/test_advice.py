@@ -6,15 +6,26 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 import equipoise
-from docs.remedies import HERE, pages, texts
+from docs.remedies import HERE, packaged, pages, texts
 from equipoise.cli import main
 from equipoise.cli.remedy import remedies_for
-from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.forecast import remedy_catalogue
+from equipoise.forecast.causes import REMEDIES as FAMILY_REMEDIES
+from equipoise.forecast.remedy_catalogue import (
+    BACK,
+    CATALOGUE,
+    HALVED,
+    Cell,
+    rescues,
+)
+from equipoise.forecast.rules import load_rules
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.remedies.catalogue import REMEDIES, remedy
+from equipoise.remedies.roll_back import snapshot
 from tests.remedies.families import a_model, an_optimizer, train
 from tests.report.runs import failing_run
 
@@ -58,7 +69,7 @@ def test_the_cause_comes_before_what_it_does_to_the_loss() -> None:
     )
     verdict = Verdict(state="failing", sentence="…", findings=findings)
     names = remedies_for(verdict)
-    assert names[:3] == ["beta2", "learning_rate", "optimizer_reset"]
+    assert names[:3] == ["beta2", "optimizer_reset", "learning_rate"]
     assert "update_clip" in names and "normaliser" not in names
     assert names.index("update_clip") < names.index("roll_back")
     dead = Verdict(
@@ -69,9 +80,67 @@ def test_the_cause_comes_before_what_it_does_to_the_loss() -> None:
     assert remedies_for(healthy) == []
 
 
-def test_the_lines_for_a_run_that_fails_can_be_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_packaged_table_is_the_benchmarks() -> None:
+    path = Path(remedy_catalogue.__file__).with_name("rescues.json")
+    assert path.read_text() == packaged(), "python -m docs.remedies"
+
+
+@pytest.mark.parametrize("family", FAMILY_REMEDIES)
+def test_what_is_offered_first_did_no_worse_than_half_the_rate(family: str) -> None:
+    """On storms of that family; halving the rate may itself be offered first."""
+    first, *_ = FAMILY_REMEDIES[family]
+    half, cell = rescues()[HALVED].get(family), CATALOGUE[first].best(family)
+    if half is not None and first != "learning_rate":
+        assert cell is not None and cell.better > half.better
+
+
+RULES_OF = {
+    "residual": ("residual.growing",),
+    "router": ("router.collapsed", "router.certain"),
+    "corrupted data": ("gradient.spike",),
+    "precision": ("update.lost",),
+    "logit growth": ("attention.logits_growing", "attention.logits_large"),
+    "init": ("residual.embedding_large",),
+    "post-LN": ("gradient.vanished",),
+    "learning rate": ("update.too_large",),
+}
+"""Family of storms → the rules that tell its trouble by one quantity."""
+
+
+@pytest.mark.parametrize("family", RULES_OF)
+def test_the_first_remedy_of_a_rule_did_no_worse_than_half_the_rate(
+    family: str,
 ) -> None:
+    half = rescues()[HALVED].get(family)
+    for name in RULES_OF[family]:
+        first, *_ = load_rules()[name].remedies
+        cell = CATALOGUE[first].best(family)
+        if half is not None and first != "learning_rate":
+            assert cell is not None and cell.better > half.better, name
+
+
+def test_a_remedy_that_needs_earlier_weights_says_so() -> None:
+    """Where it rescued after a roll-back only, its three lines go back first."""
+    entry = CATALOGUE["learning_rate"]
+    tried = {"learning_rate": {"ramp": Cell(rescued=0, tried=5, closed=0.3)}}
+    after = {BACK + "learning_rate": {"ramp": Cell(rescued=4, tried=5, closed=0.9)}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remedy_catalogue, "rescues", lambda: {**tried, **after})
+        lines = entry.against("ramp").code.splitlines()
+        assert lines[1].startswith('remedy("roll_back"') and "scale=0.1" in lines[2]
+        assert entry.against("adam") == entry  # not tried there
+        best = entry.best("ramp")
+        assert best is not None and str(best) == "4 of 5 (38–96 %)"
+        patch.setattr(remedy_catalogue, "rescues", lambda: tried)
+        assert entry.against("ramp") == entry
+
+
+def test_the_lines_for_a_run_that_fails_can_be_run(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "failing.eqp"
     failing_run(path, steps=200)
     with pytest.raises(SystemExit):
@@ -83,6 +152,7 @@ def test_the_lines_for_a_run_that_fails_can_be_run(
     first = shown["remedies"][0]
     if not first["name"].endswith("_init"):  # which are for before training
         train(model, names["optimizer"])
+    torch.save(snapshot(model, names["optimizer"]), "last.pt")
     exec(first["code"], names)  # noqa: S102
     assert names["undo"].active
     with pytest.raises(SystemExit):

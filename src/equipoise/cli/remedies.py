@@ -8,9 +8,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.forecast.remedy_catalogue import BACK, CATALOGUE, rescues
 
 EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
+NOT = "not tried"
+
+
+def _measured(name: str) -> dict[str, str]:
+    """Return family → runs rescued, alone and after going back to a checkpoint."""
+    alone, after = rescues().get(name, {}), rescues().get(BACK + name, {})
+    found = {family: str(cell) for family, cell in alone.items()}
+    return found | {f"{family}, after roll_back": str(c) for family, c in after.items()}
 
 
 def command(
@@ -20,15 +28,20 @@ def command(
     """List the remedies: what each does, and the troubles it fits."""
     entries = CATALOGUE.values()
     if json:
-        rows = [{**asdict(entry), "page": entry.page} for entry in entries]
+        rows = [
+            {**asdict(entry), "page": entry.page, "measured": _measured(entry.name)}
+            for entry in entries
+        ]
         typer.echo(jsonlib.dumps(rows, ensure_ascii=False))
         return
     table = Table(box=None)
     table.add_column("remedy", no_wrap=True)
     table.add_column("does")
     table.add_column("fits")
+    table.add_column("failing runs rescued, by family (95 % interval)")
     for entry in entries:
-        table.add_row(entry.name, entry.does, entry.fits)
+        lines = [f"{k}: {v}" for k, v in _measured(entry.name).items()]
+        table.add_row(entry.name, entry.does, entry.fits, "\n".join(lines or [NOT]))
     screen = Console()
     screen.print(table)
     screen.print(

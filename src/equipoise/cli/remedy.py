@@ -9,7 +9,12 @@ import typer
 
 from equipoise.cli.arguments import opened_run
 from equipoise.forecast.causes import REMEDIES
-from equipoise.forecast.remedy_catalogue import CATALOGUE, RemedyEntry
+from equipoise.forecast.remedy_catalogue import (
+    CATALOGUE,
+    HALVED,
+    RemedyEntry,
+    rescues,
+)
 from equipoise.forecast.rules import load_rules
 from equipoise.forecast.verdict import Verdict
 from equipoise.records import Finding
@@ -34,14 +39,21 @@ def command(
 ) -> None:
     """Name the remedy to try first for a run's verdict, with the code for it."""
     verdict = opened_run(run).verdict
-    entries = [CATALOGUE[name] for name in remedies_for(verdict)]
+    cause = _cause(verdict)
+    entries = [CATALOGUE[name].against(cause) for name in remedies_for(verdict)]
     if json:
         rows = [{**asdict(entry), "page": entry.page} for entry in entries]
         shown = {"state": verdict.state, "sentence": verdict.sentence}
         typer.echo(jsonlib.dumps({**shown, "remedies": rows}, ensure_ascii=False))
         return
     typer.echo(f"{verdict.state}: {verdict.sentence}")
-    typer.echo(_advice(entries))
+    typer.echo(_advice(entries, cause))
+
+
+def _cause(verdict: Verdict) -> str:
+    """Return the family of trouble that the forecast names; "" if it names none."""
+    found = (f for f in verdict.findings if f.rule == "forecast.failure")
+    return next((str(f.evidence.get("cause", "")) for f in found), "")
 
 
 def remedies_for(verdict: Verdict) -> list[str]:
@@ -65,7 +77,7 @@ def _of(finding: Finding) -> tuple[str, ...]:
     return rule.remedies if rule is not None else ()
 
 
-def _advice(entries: list[RemedyEntry]) -> str:
+def _advice(entries: list[RemedyEntry], cause: str) -> str:
     if not entries:
         return "nothing to apply; equipoise remedies lists what there is"
     first, *others = entries
@@ -74,6 +86,10 @@ def _advice(entries: list[RemedyEntry]) -> str:
         "",
         *(f"    {line}" for line in first.code.splitlines()),
     ]
+    if (cell := first.best(cause)) is not None:
+        half = rescues().get(HALVED, {}).get(cause)
+        beside = "" if half is None else f"; half the rate from the start: {half}"
+        lines += ["", f"failing runs of this kind that it rescued: {cell}{beside}"]
     if others:
         rest = "; ".join(f"{entry.name}: {entry.does}" for entry in others)
         lines += ["", f"if that does not help: {rest}"]

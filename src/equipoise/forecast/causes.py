@@ -13,18 +13,19 @@ from equipoise.forecast.features import ALARMING, FIRST, NAMES, Sample, Vector
 
 REMEDIES: dict[str, tuple[str, ...]] = {
     "learning rate": ("learning_rate", "update_clip", "qk_norm"),
-    "ramp": ("learning_rate", "roll_back", "update_clip"),
-    "no warm-up": ("learning_rate", "update_clip"),
-    "post-LN": ("deepnorm_init", "learning_rate"),
-    "logit growth": ("qk_norm", "qk_clip", "temperature"),
-    "precision": ("keep_fp32",),
+    "ramp": ("learning_rate", "update_clip", "roll_back"),
+    "no warm-up": ("learning_rate", "optimizer_reset", "update_clip"),
+    "post-LN": ("learning_rate", "deepnorm_init"),
+    "logit growth": ("weight_cap", "qk_clip", "temperature", "qk_norm"),
+    "precision": ("master_weights", "keep_fp32"),
     "corrupted data": ("skip_step", "roll_back", "gradient_clip"),
-    "adam": ("beta2", "learning_rate", "optimizer_reset"),
+    "adam": ("beta2", "optimizer_reset", "learning_rate"),
     "router": ("router_balance", "learning_rate"),
-    "residual": ("residual_scale", "roll_back"),
-    "init": ("residual_scale", "learning_rate"),
+    "residual": ("weight_cap", "residual_scale", "roll_back"),
+    "init": ("weight_cap", "residual_scale", "learning_rate"),
 }
-"""Family of trouble → remedies in the order to try them."""
+"""Family of trouble → remedies in the order to try them: by what they rescued, alone or
+after a roll-back (``rescues.json``)."""
 CUT = 4.0
 """Features count up to this many standard deviations of stable runs."""
 
