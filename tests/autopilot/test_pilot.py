@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from equipoise.autopilot.options import Autopilot, Proposal, read_autopilot
 from equipoise.errors import InputError
@@ -139,6 +140,8 @@ def test_bad_batches_are_left_out_until_the_loss_is_usual(
     _always(monkeypatch, "leave out bad batches")
     found = alarmed()
     assert "back to step 30" in str(found.pilot)  # a spike is seen at once
+    # The batches are at fault: a trial on others says nothing, and none is made.
+    assert "shadow trial" not in str(found.pilot)
     held = found.weights()
     found.run([5.0] * 20)
     assert found.weights() == held and found.events == ["applied"]
@@ -238,6 +241,21 @@ def test_a_checkpoint_carries_log_budget_and_what_is_active() -> None:
     resumed.run([2.0])
     assert resumed.weights() == found.weights()  # the warm-up goes on where it stood
     assert resumed.pilot.state.active == [RATE]
+
+
+def test_weights_that_were_loaded_are_not_treated_again() -> None:
+    """A treatment that scales weights once did so before the checkpoint."""
+    found = Training(Autopilot(**QUICK))
+    found.run([2.0])
+    given = found.pilot.state_dict()
+    given["state"]["active"], given["progress"] = ["smaller weights"], [[{}]]
+    with torch.no_grad():
+        for parameter in found.model.parameters():
+            parameter.mul_(100.0)  # far above the cap
+    loaded = found.weights()
+    found.pilot.load_state_dict(given, found.optimizer)
+    assert found.pilot.state.active == ["smaller weights"]
+    assert found.weights() == loaded
 
 
 def test_what_watch_takes() -> None:
