@@ -91,5 +91,5 @@ def test_full_runs_the_experiments_and_judges_what_they_gave(
     command.command(claim="pre_norm_ends_lower")
     assert "pattern reproduced" in " ".join(capsys.readouterr().out.split())
     command.command(claim="pre_norm_ends_lower", full=True)
-    assert ran == ["prepost"]
+    assert ran == ["prepost", "prepost-sizes"]
     assert "not reproduced" in " ".join(capsys.readouterr().out.split())

@@ -21,6 +21,7 @@ from equipoise.lab.studies.catalogue import (
     REPORTS,
     finding,
     measurements_of,
+    recipe,
 )
 from equipoise.lab.studies.selection.paper import NAME as PAPER
 from equipoise.lab.training.options import TrainOptions
@@ -52,6 +53,15 @@ def test_the_committed_index_lists_them() -> None:
     assert set(REPORTS) <= set(RECIPES)
     # The index says that one command makes them all again.
     assert set(found) == {*REPORTS, "theorem", FRAGILITY, PAPER}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_page_is_of_the_runs_that_its_command_makes(name: str) -> None:
+    """Else the command on the page would not give the page's numbers."""
+    page, experiment = publishing.published(RESULTS)[name], recipe(name)
+    assert page.seeds == experiment.seeds
+    assert set(page.arms) == {arm.name for arm in experiment.arms}
+    assert page.measures == experiment.measures
 
 
 def test_what_to_do_was_written_for_the_committed_findings() -> None:

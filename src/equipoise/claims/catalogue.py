@@ -64,7 +64,7 @@ def run(
     progress: Callable[[Claim], None] = lambda claim: None,
     thorough: bool = False,
 ) -> list[ClaimResult]:
-    """Run the checks one after another; ``thorough`` searches ten times as long."""
+    """Run the checks one after another; ``thorough`` searches longer."""
     found = []
     for claim in claims:
         progress(claim)

@@ -5,6 +5,7 @@ Axes, in this file:  N layer · K token · D model width.
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -201,6 +202,27 @@ def deepnorm_is_not_the_quartic_path() -> Found:
         "exponent over N of N·product": exponent,
         "2N(v² + w²)/a² at N = 8": update[0],
         "2N(v² + w²)/a² at N = 512": update[1],
+    }
+
+
+NOTES = Path(__file__).parents[3] / "docs" / "theory"
+"""What we wrote down of the four papers; part of the repository, not of the wheel."""
+
+
+@EMADI.claim("Remarks B.1 and B.2", kind="definition")
+def remarks_of_the_appendix() -> Found:
+    """Whether our notes on the papers hold a word of the two remarks.
+
+    Claim: What Remarks B.1 and B.2 of the appendix state.
+
+    Instead: No source we could read quotes them, so there is nothing to check. A
+    reader with arXiv 2602.18849 at hand can see it: search docs/theory for "B.1".
+    """
+    notes = [path.read_text(encoding="utf-8") for path in NOTES.glob("*.md")]
+    quoting = sum("Remark B.1" in text or "Remark B.2" in text for text in notes)
+    return "not checkable here" if quoting == 0 else "holds with a caveat", {
+        "notes searched": float(len(notes)),
+        "notes that quote a remark": float(quoting),
     }
 
 

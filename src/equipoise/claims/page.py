@@ -45,7 +45,7 @@ form.addEventListener("change", () => {
 INCOMPLETE = (
     "Of the second to the fourth paper the statements checked are mostly the ones in "
     "doubt, so the shares do not grade a paper. What could not be read in full is "
-    "marked as reconstructed; Emadi's Remarks B.1 and B.2 could not be read at all."
+    "marked as reconstructed."
 )
 PAGE = StudyPage(
     title="Claims of four papers",

@@ -66,16 +66,17 @@ def judged_by(
     return decorated
 
 
-def _over_sizes(name: str, wanted: tuple[str, ...]) -> dict[str, float]:
+def _over_sizes(page: str, wanted: tuple[str, ...]) -> dict[str, float]:
     """Return the slope per doubling of the width of what is wanted, with intervals."""
-    path = _folder() / name / "raw.json"
+    path = _folder() / page / "raw.json"
     if not wanted or not path.is_file():
         return {}
     needs = sizes.needs_of(Evidence.from_json(path.read_text()))
     named: dict[str, float] = {}
     for need in needs:
         if f"{need.where}: {need.what}" in wanted:
-            slope, text = need.trend, f"{need.what}, per doubling of the width"
+            slope, name = need.trend, f"{need.where}, {need.what}"
+            text = f"{name}, per doubling of the width"
             named |= {text: slope.mean, f"{text}, from": slope.low}
             named[f"{text}, to"] = slope.high
     return named

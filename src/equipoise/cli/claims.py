@@ -45,8 +45,8 @@ def command(
         bool,
         typer.Option(
             "--full/--quick",
-            help="Run the experiments again first (hours, resumable) and search ten "
-            "times as long; else committed results are judged.",
+            help="Run the experiments again first (hours, resumable) and search "
+            "longer; else committed results are judged.",
         ),
     ] = False,
     only_list: Annotated[
@@ -89,9 +89,12 @@ def _run_experiments(ids: list[str]) -> None:
     from equipoise.claims.published_results import EXPERIMENTS, VARIABLE
     from equipoise.cli import lab_actions
     from equipoise.lab.running.runner import lab_directory
+    from equipoise.lab.studies.catalogue import RECIPES
 
     folder = lab_directory() / "claims"
-    for name in dict.fromkeys(EXPERIMENTS[one] for one in ids if one in EXPERIMENTS):
+    named = dict.fromkeys(EXPERIMENTS[one] for one in ids if one in EXPERIMENTS)
+    sizes = [f"{name}-sizes" for name in named if f"{name}-sizes" in RECIPES]
+    for name in (*named, *sizes):
         lab_actions.run(
             name,
             quick=False,

@@ -22,7 +22,7 @@ from equipoise.lab.results.finding import (
     rows,
 )
 from equipoise.lab.results.statistics import paired, seeds_to_decide
-from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
+from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 
@@ -41,7 +41,6 @@ def recipe(quick: bool) -> Experiment:
         name="prepost",
         question="Does the place of the norm decide whether a deep model trains?",
         arms=arms,
-        seeds=SEEDS if quick else FIVE_SEEDS,
         curves=(
             "loss",
             "gradient.norm",

@@ -18,7 +18,7 @@ from equipoise.lab.results.finding import (
     rows,
 )
 from equipoise.lab.results.statistics import to_decide
-from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
+from equipoise.lab.running.experiment import Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
@@ -63,8 +63,7 @@ def _within_residuals(models: Mapping[str, GPTConfig], quick: bool) -> dict[str,
     )
     baselines = {a.name: f"{a.model.residual}-{first}" for a in arms}
     curves = ("loss", "gradient.norm")
-    seeds = SEEDS if quick else FIVE_SEEDS
-    return {"arms": arms, "baselines": baselines, "curves": curves, "seeds": seeds}
+    return {"arms": arms, "baselines": baselines, "curves": curves}
 
 
 SMALL = 0.01
