@@ -117,6 +117,7 @@ MEASUREMENTS = {
 }
 REPORTS = (
     "prepost",
+    "prepost-sizes",
     "temperature",
     "vanishing",
     "sharpening",

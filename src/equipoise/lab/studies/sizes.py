@@ -193,7 +193,9 @@ def finding(evidence: Evidence) -> Finding:
 
 
 def _sample(need: Need, says: str) -> str:
-    return to_decide(need.trend) if says.startswith("undecided") else ""
+    if not says.startswith("undecided"):
+        return ""
+    return to_decide(need.trend) or " (by itself its interval is clear of 0)"
 
 
 def _interval(found: Paired) -> str:
