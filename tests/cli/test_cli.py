@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -118,6 +121,26 @@ def test_report_on_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) 
     )
     found = json.loads(both[1])["comparison"]
     assert found["baseline"] == "pre-LN" and found["quantities"] and "options" in found
+
+
+@pytest.mark.parametrize("words", [("report",), ("runs",), ("report", "--html")])
+def test_what_may_take_long_shows_that_it_works(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    shown: list[str] = []
+
+    @contextmanager
+    def working(doing: str) -> Iterator[None]:
+        shown.append(doing)
+        yield
+        shown.append("over")
+
+    module = import_module(f"equipoise.cli.{words[0]}")
+    monkeypatch.setattr(module, "working", working)
+    page = [str(runs / "page.html")] if "--html" in words else []
+    with pytest.raises(SystemExit) as left:
+        cli.main([words[0], str(runs), *words[1:], *page])
+    assert not left.value.code and shown == ["reading the runs", "over"]
 
 
 def test_report_as_json_and_as_an_exit_code(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli.arguments import opened_run
+from equipoise.cli.progress import working
 from equipoise.errors import InputError
 from equipoise.forecast.verdict import STATES, State
 from equipoise.report.comparison import compared
@@ -53,16 +54,23 @@ def command(
         check_page_path(html)
     given: list[Path | None] = [*runs] if runs else [None]
     opened = labelled([opened_run(path) for path in given])
-    if html is not None:
-        from equipoise.report.html import write_report  # jinja2: only for a page
-
-        typer.echo(f"wrote {write_report(opened, html)}")
+    with working("reading the runs"):
+        page = None if html is None else _page(opened, html)
+        found = None if page else (view(opened), _comparison(opened))
+    if found is None:
+        typer.echo(f"wrote {page}")
     elif json:
-        typer.echo(report_json(view(opened), _comparison(opened)))
+        typer.echo(report_json(*found))
     else:
-        print_report(view(opened), _comparison(opened))
+        print_report(*found)
     if limit is not None and _is_bad(opened, limit):
         raise typer.Exit(BAD_VERDICT)
+
+
+def _page(runs: Mapping[str, Run], path: Path) -> Path:
+    from equipoise.report.html import write_report  # jinja2: only for a page
+
+    return write_report(runs, path)
 
 
 def _comparison(runs: Mapping[str, Run]) -> dict[str, Any] | None:

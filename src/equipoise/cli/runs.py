@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.cli.progress import working
 from equipoise.errors import RunFileError
 from equipoise.report.terminal import listing, listing_json, print_listing
 from equipoise.store import runs_directory
@@ -27,7 +28,8 @@ def command(
     place = directory or runs_directory()
     if not place.is_dir():
         raise RunFileError(f"{place}: no such directory of runs")
-    found = listing(place)
+    with working("reading the runs"):
+        found = listing(place)
     if json:
         typer.echo(listing_json(found))
     else:
