@@ -136,7 +136,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ROWS + "window.py",
         "                begin, end, proven = s, s + 1, False\n",
         "                begin, end, proven = s, s + 1, True\n",
-        "tests/numerics/rows/test_window.py",
+        "tests/numerics/rows/test_window.py::test_the_nearest_subset_sum",
     ),
     Mutation(
         ROWS + "window.py",
@@ -333,7 +333,8 @@ def main(words: list[str]) -> None:
             print(row["outcome"], row["file"], row["line"], flush=True)
             rows.append(row)
     survived = sum(r["outcome"] == "survived" and not r["why"] for r in rows)
-    publish("mutations", rows, survived=survived)
+    counts = {"listed": len(MUTATIONS), "recorded": len(rows), "survived": survived}
+    publish("mutations", rows, **counts)
 
 
 if __name__ == "__main__":
