@@ -128,6 +128,7 @@ def test_a_remedy_that_needs_earlier_weights_says_so() -> None:
         patch.setattr(remedy_catalogue, "rescues", lambda: {**tried, **after})
         lines = entry.against("ramp").code.splitlines()
         assert lines[1].startswith('remedy("roll_back"') and "scale=0.1" in lines[2]
+        assert entry.against("ramp").does.endswith("then learning_rate(scale=0.1)")
         assert entry.against("adam") == entry  # not tried there
         best = entry.best("ramp")
         assert best is not None and str(best) == "4 of 5 (38–96 %)"

@@ -47,7 +47,9 @@ class RemedyEntry:
             'remedy("roll_back", checkpoint="last.pt").apply(model, optimizer)\n'
             f'undo = remedy("{self.name}"{options}).apply(model, optimizer)'
         )
-        return replace(self, code=code)
+        does = "go back to a checkpoint from before the trouble, then "
+        does += f"{self.name}({options.removeprefix(', ')})"
+        return replace(self, does=does, code=code)
 
     def best(self, family: str) -> "Cell | None":
         """Return the better of its two results against a family, if it was tried."""
