@@ -270,9 +270,56 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         "src/equipoise/remedies/losses.py tests/remedies/test_effects.py",
     ): ((".clamp(max=0.0)", ""),),
 }
+# Of the device's path, in the same form.
+DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("numerics/rows/triton_kernel.py", "tests/numerics/rows/test_triton_rows.py"): (
+        ("(key[None, :] < hi[:, None])", "(key[None, :] <= hi[:, None])"),
+        ("(head // group)", "(head * 0)"),
+        (".to(tl.float32) * scale", ".to(tl.float32)"),
+        ("z -= slope", "z += slope"),
+        ("z = cap * _tanh(z / cap)", "z = _tanh(z / cap)"),
+        ("seen = seen & (given != 0)", "seen = seen"),
+        ("seen = seen & ~(z <= MASKED)", "seen = seen"),
+        (
+            "((where_second == tile) & (count > 0))",
+            "((where_second == tile) & (count > 1))",
+        ),
+        ("value + margin + 128.0 * _UNIT * away", "value - margin"),
+        ("[None, :] == first_key[:, None]", "[None, :] == 0"),
+        ("unread = unread | (z != z).to(tl.int32)", "unread = unread"),
+        (
+            "row = tl.load(chosen_at + place, mask=real, other=0).to(tl.int64)",
+            "row = row",
+        ),
+    ),
+    ("probes/fused_rows.py", "tests/numerics/rows/test_triton_rows.py"): (
+        (
+            "torch.minimum(end_SQ, own_SQ + right + 1)",
+            "torch.minimum(end_SQ, own_SQ + right)",
+        ),
+        ("own_SQ - rows.left)", "own_SQ - rows.left - 1)"),
+        ("own_SQ = first_SQ + rows.place[0]", "own_SQ = 0 + rows.place[0]"),
+    ),
+    ("numerics/rows/torch_rows.py", "tests/numerics/rows/test_torch_rows.py"): (
+        ("(missing_Nc[:, 0] >= rest_N)", "(missing_Nc[:, 0] >= rest_N / 2)"),
+        ("w_NK.scatter_(1, place_Nm, 0.0)", "w_NK.clone()"),
+        ("row_Nc * _GROUPS + at_K", "row_Nc + at_K"),
+    ),
+    ("anatomy/fused_kernels.py", "tests/anatomy/test_fused_kernels.py"): (
+        ("at_L < starts.diff()[:, None]", "at_L <= starts.diff()[:, None]"),
+        ("offset_S=k.shape[1] - q.shape[1]", "offset_S=0"),
+    ),
+    ("probes/capture.py", "tests/watching/test_no_wait.py -k late"): (
+        ("event is None or event.query()", "event is None or True"),
+        ("event.synchronize()", "pass"),
+    ),
+    ("watching/recorder.py", "tests/watching/test_no_wait.py -k late"): (
+        ("self.scalars.extend(newer)", "pass"),
+    ),
+}
 MUTATIONS += tuple(
     Mutation("src/equipoise/" + file, old, new, tests)
-    for (file, tests), lines in PILOT.items()
+    for (file, tests), lines in (*PILOT.items(), *DEVICE.items())
     for old, new in lines
 )
 EQUIVALENT = {

@@ -2,8 +2,11 @@
 
 import importlib.metadata
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import entmax
 import pytest
 import torch
 import transformers
@@ -11,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import equipoise
 from equipoise.anatomy import families
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.families import FAMILIES, Block, Separate, advice, family
@@ -250,3 +254,94 @@ def test_packed_weights_are_a_site_without_projections(kind: type[nn.Module]) ->
         model.add_module(name, kind())
     (site,) = anatomy_of(model).attention
     assert site.projections is None
+
+
+def _relu2(z: Tensor) -> Tensor:
+    return F.relu(z).square() / z.shape[-1]
+
+
+OTHERS = {"sigmoid": torch.sigmoid, "relu2": _relu2, "sparsemax": entmax.sparsemax}
+
+
+class OtherAttention(nn.Module):
+    """Causal attention whose weights are no softmax."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(8, 8) for _ in range(4))
+        self.by, self.num_heads = by, 2
+
+    def weights(self, x: Tensor) -> Tensor:
+        q, k = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.wq, self.wk))
+        z = q @ k.mT
+        hidden = torch.ones(z.shape[-2:], dtype=torch.bool).triu(1)
+        made: Tensor = OTHERS[self.by](z.masked_fill(hidden, -1e9))
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.wv(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        mixed = self.weights(x) @ v
+        out: Tensor = self.wo(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.fixture(params=sorted(OTHERS))
+def other(request: pytest.FixtureRequest) -> Iterator[OtherAttention]:
+    """A module that a family declares, with its kind of weights."""
+
+    @family("OtherAttention")
+    def mine() -> Separate:
+        return Separate(q="wq", k="wk", v="wv", o="wo", weights=request.param)
+
+    torch.manual_seed(0)
+    yield OtherAttention(request.param)
+    del FAMILIES["OtherAttention"]
+
+
+def test_declared_weights_are_read_as_shares_of_their_row(
+    other: OtherAttention,
+) -> None:
+    """Of two passes each is read once, and a product of q and k is not taken for it."""
+    x, found = torch.randn(3, 5, 8), []
+    with torch.no_grad(), Interceptor(anatomy_of(other), found.append) as seen:
+        other(x)
+        other(x)
+    assert not seen.gaps.unread and len(found) == 2
+    w = other.weights(x).detach()
+    shares = w / w.sum(-1, keepdim=True).clamp(min=1e-30)
+    for call in found:
+        assert call.module is other and call.shape == (3, 2, 5, 5)
+        read = call.scores(slice(0, 5)).softmax(-1).nan_to_num()
+        torch.testing.assert_close(read, shares, rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_a_softmax_has_is_named(
+    other: OtherAttention, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.eqp"
+    with equipoise.watch(other, run=path, every=1, quiet=True) as handle:
+        other(torch.randn(3, 5, 8))
+        handle.step()
+    named = [f for f in handle.findings if "max_logit" in f.message]
+    assert len(named) == 1 and "no softmax" in named[0].message
+    quantities = equipoise.open_run(path).quantities
+    assert "attention.theta.p50" in quantities and "attention.entropy" in quantities
+    absent = ("attention.max_logit", "projection.G", "sensitivity.S")
+    assert not {*absent, "precision.kappa_softmax"} & {*quantities}
+
+
+def test_weights_that_no_one_knows_are_refused() -> None:
+    with pytest.raises(InputError, match="tanh.*sigmoid"):
+
+        @family("OtherAttention")
+        def mine() -> Separate:
+            weights: Any = "tanh"
+            return Separate(q="wq", k="wk", v="wv", o="wo", weights=weights)
+
+
+def test_undeclared_weights_are_not_guessed() -> None:
+    found: list[Any] = []
+    model = OtherAttention("sigmoid")
+    with torch.no_grad(), Interceptor(anatomy_of(model), found.append):
+        model(torch.randn(3, 5, 8))
+    assert not found

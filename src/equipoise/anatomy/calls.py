@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 MASKED = -9e3
+OTHER_WEIGHTS = "weights"
+"""Kind of a call whose weights are no softmax: its scores are their logarithms, so that
+a row's softmax is each weight's share of the row."""
 
 
 def is_masked(score: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ class AttentionCall:
     module: nn.Module | None
     """The module whose forward made the call."""
     kind: str
-    """Which entry point: ``sdpa``, ``softmax``, ``mha``, ``flex``."""
+    """Which entry point: ``sdpa``, ``softmax``, ``mha``, ``flex``, ``weights``."""
     q_BHQD: Tensor | None = None
     k_BGKD: Tensor | None = None
     v_BGKD: Tensor | None = None

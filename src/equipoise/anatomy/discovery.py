@@ -236,6 +236,7 @@ def _site(place: Place, blocks: Mapping[str, nn.Module]) -> AttentionSite | None
         layer=next((i for i, b in enumerate(blocks) if _within(place.name, b)), None),
         projections=projections(place, layout),
         declared=known is not None,
+        weights=layout.weights,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from equipoise.errors import InputError
 log = logging.getLogger("equipoise")
 
 GROUP = "equipoise.families"
+Weights = Literal["softmax", "sigmoid", "relu2", "sparsemax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class Separate:
     k: str
     v: str
     o: str
+    weights: Weights = "softmax"
+    """What makes weights of scores; only a softmax is recognised without being told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class Fused:
     o: str
     interleaved: bool = False
     """True where the rows go group by group: a group's queries, its key, its value."""
+    weights: Weights = "softmax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class Paired:
     q: str
     kv: str
     o: str
+    weights: Weights = "softmax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,12 @@ def family(*class_names: str) -> Callable[[Callable[[], Declaration]], None]:
             raise InputError(
                 f"the family of {', '.join(class_names)} is {declaration!r}: return "
                 f"one of Separate, Fused, Paired or Block. {advice(class_names[0])}"
+            )
+        weights = getattr(declaration, "weights", "softmax")
+        if weights not in get_args(Weights):
+            raise InputError(
+                f"the family of {', '.join(class_names)} has weights={weights!r}: "
+                f"choose one of {', '.join(get_args(Weights))}"
             )
         for name in class_names:
             FAMILIES.setdefault(name, []).insert(0, declaration)

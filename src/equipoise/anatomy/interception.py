@@ -27,11 +27,23 @@ from equipoise.anatomy.kernel_functions import (
     flex_intercepted,
 )
 from equipoise.anatomy.multihead import FastPaths
-from equipoise.anatomy.operations import FUSED, SOFTMAXES, Function, foreign_kernel
+from equipoise.anatomy.operations import (
+    EINSUM,
+    FUSED,
+    PRODUCTS,
+    SOFTMAXES,
+    Function,
+    foreign_kernel,
+)
 from equipoise.anatomy.sdpa import FusedArguments, is_nested, padded, sdpa_call
 from equipoise.anatomy.sharding import local_part, sharded_axes
 from equipoise.anatomy.sites import Anatomy, Gaps
-from equipoise.anatomy.softmax_flow import CONVOLUTION, LOST, SoftmaxFlow
+from equipoise.anatomy.softmax_flow import (
+    CONVOLUTION,
+    LOST,
+    DeclaredWeights,
+    SoftmaxFlow,
+)
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
@@ -75,6 +87,8 @@ class Interceptor(TorchFunctionMode):
         self._sites = {id(site.module) for site in anatomy.attention}
         self._listener_of_calls, self._read = listener, 0
         self._flow = SoftmaxFlow(self._listener, self._miss)
+        others = {id(s.module) for s in anatomy.attention if s.weights != "softmax"}
+        self._declared = DeclaredWeights(others, self._listener)
         self._notice, self._settle = guarded(self._look), guarded(self._flow.settle)
         self._report_flex = guarded(self._flex)
         self._fast = FastPaths(self, anatomy, self._listener, guarded=guarded)
@@ -120,7 +134,7 @@ class Interceptor(TorchFunctionMode):
         if inside_torch_func():
             if func in ENTRY_POINTS:
                 self._miss(self._caller(), TRANSFORMED)
-        elif func in ENTRY_POINTS or self._flow or foreign:
+        elif func in ENTRY_POINTS or self._flow or foreign or self._declared:
             self._notice(func, args, kwargs, out)
         return out
 
@@ -133,8 +147,11 @@ class Interceptor(TorchFunctionMode):
             self._flow.start(self._caller(), out, _softmax_given(*args, **kwargs))
         elif kernel := foreign_kernel(func):
             self._operator(kernel, func, args, kwargs)
-        elif self._flow:
-            self._flow.follow(func, args, out, kwargs)
+        else:
+            if self._declared and (func in PRODUCTS or func is EINSUM):
+                self._declared.follow(self._caller(), func, args, out)
+            if self._flow:
+                self._flow.follow(func, args, out, kwargs)
 
     def _listener(self, call: AttentionCall) -> None:
         self._read += 1

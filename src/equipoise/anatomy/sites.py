@@ -120,6 +120,8 @@ class AttentionSite:
     projections: Projections | None = None
     declared: bool = False
     """From a family's table; otherwise guessed, or found only by its calls."""
+    weights: str = "softmax"
+    """What makes weights of scores, as the family declares it."""
 
 
 @dataclass(frozen=True, slots=True)

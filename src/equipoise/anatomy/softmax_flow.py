@@ -10,15 +10,15 @@ alone looks like one, so a mix waits while its caller has another softmax in use
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.anatomy.call_stack import Caller
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.mixing import Axes, mixing_axes
 from equipoise.anatomy.operations import RESHAPES, SLICES, WINDOWS, Function
 from equipoise.anatomy.sdpa import HEAD_COUNTS, count, four
@@ -268,6 +268,44 @@ class SoftmaxFlow:
             self.miss(softmax.caller, OTHER_AXIS)
             return
         self.report(_call(softmax.caller, scores, extra=mix.extra_keys))
+
+
+@dataclass(slots=True)
+class DeclaredWeights:
+    """Reads weights that are no softmax where a family declares that there are some.
+
+    Scores are a product of two activations. A later product with an operand laid out as
+    they are mixes values: the operand are the weights, whatever function made them.
+    """
+
+    sites: Container[int]
+    """Ids of the modules that declare weights by another function."""
+    report: Callable[[AttentionCall], None]
+    _scores: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.sites)
+
+    def follow(
+        self, caller: Caller, func: Function, args: tuple[Any, ...], out: Any
+    ) -> None:
+        """Take one product into account."""
+        operands = list(_tensors(args))
+        learned = any(isinstance(x, nn.Parameter) for x in operands)
+        if id(caller.module) not in self.sites or learned:
+            return
+        shapes = self._scores.setdefault(caller.name, set())
+        for weights in operands:
+            axes = None
+            if tuple(weights.shape) in shapes:
+                axes = mixing_axes(func, args, weights)
+            if axes is not None:
+                shapes.clear()
+                rows = local_part(weights.detach().permute(axes)).log()
+                call = _call(caller, rows, extra=0)
+                self.report(replace(call, kind=OTHER_WEIGHTS))
+                return
+        shapes.add(tuple(out.shape))
 
 
 def _mix(carrier: WeightTensor, weights: Tensor, axes: Axes, out: Tensor) -> Mix:

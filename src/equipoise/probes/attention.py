@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
@@ -121,6 +121,11 @@ MEANS = {
 
 
 KAPPA = "precision.kappa_softmax"
+NO_SOFTMAX = (
+    "its weights are declared to be no softmax: attention.max_logit, projection.G, "
+    "sensitivity.* and precision.kappa_softmax are not read; theta, entropy and sink "
+    "are those of each weight's share of its row"
+)
 
 
 @dataclass(slots=True)
@@ -157,14 +162,18 @@ class AttentionRows(PartsProbe):
             theta_HBn = theta_HN.unflatten(1, read_BQ.shape)
             _emit_errors(site, theta_HBn, weight_N[: len(chosen_n)], emit)
             logit_HN, seen_HN = largest_logits(call).flatten(1), real_BQ.flatten()
-        logit_H = logit_HN.where(seen_HN, -math.inf).amax(-1)
-        emit(site, "attention.max_logit", logit_H, how="max")
+        if call.kind != OTHER_WEIGHTS:
+            logit_H = logit_HN.where(seen_HN, -math.inf).amax(-1)
+            emit(site, "attention.max_logit", logit_H, how="max")
         for name, field in MEANS.items():
             value_HN: Tensor = getattr(rows, field).where(counted_HN, torch.nan)
             emit(site, f"attention.{name}", _mean(value_HN, weight_N), how="mean")
         left_out = (~counted_HN).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
-        self._kappa(site, call, _kappa_parts(rows, real_HN, weight_N), emit)
+        if call.kind == OTHER_WEIGHTS:
+            emit.not_read(site, NO_SOFTMAX)
+        else:
+            self._kappa(site, call, _kappa_parts(rows, real_HN, weight_N), emit)
 
     def _chosen(self, site: str, call: AttentionCall) -> Tensor | None:
         """Return which queries are read, None for all: flex's scores come in order."""

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.projections import (
     gathered_rows,
     held_here,
@@ -199,7 +199,7 @@ class ProjectionGain(WithAnatomy):
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_of(self._anatomy, call)
-        if projections is None:
+        if projections is None or call.kind == OTHER_WEIGHTS:
             return
         if not is_whole(projections):
             self._share(site, projections, emit)

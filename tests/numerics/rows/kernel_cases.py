@@ -47,7 +47,7 @@ class Case:
 
 
 CASES = {
-    "grouped heads": Case(heads=(2, 1), sizes=(21, 131, 20)),
+    "grouped heads": Case(heads=(4, 2), sizes=(21, 131, 20)),
     "few keys": Case(sizes=(64, 12, 16), scale=0.5),
     "peaked": Case(sizes=(64, 150, 16), scale=1.0),
     "peaked, many tiles": Case(sizes=(32, 700, 16), scale=1.0),
