@@ -309,11 +309,11 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("at_L < starts.diff()[:, None]", "at_L <= starts.diff()[:, None]"),
         ("offset_S=k.shape[1] - q.shape[1]", "offset_S=0"),
     ),
-    ("probes/capture.py", "tests/watching/test_no_wait.py -k late"): (
+    ("probes/capture.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("event is None or event.query()", "event is None or True"),
         ("event.synchronize()", "pass"),
     ),
-    ("watching/recorder.py", "tests/watching/test_no_wait.py -k late"): (
+    ("watching/recorder.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("self.scalars.extend(newer)", "pass"),
     ),
 }
