@@ -82,12 +82,16 @@ def until(page, expression: str, *given: object) -> None:
 
 INK = """() => [...document.querySelectorAll('.surface canvas:first-child')]
   .filter(c => c.width > 0).map(c => {
-    const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+    const copy = new OffscreenCanvas(c.width, c.height);
+    const ink = copy.getContext('2d', {willReadFrequently: true});
+    ink.drawImage(c, 0, 0);
+    const data = ink.getImageData(0, 0, c.width, c.height).data;
     let count = 0;
     for (let i = 3; i < data.length; i += 4) if (data[i]) count++;
     return count;
   })"""
-"""Pixels with ink, per canvas that was drawn."""
+"""Pixels with ink, per canvas that was drawn. Read from a copy: Chromium complains of
+a canvas that is read often, and this is asked until it is true."""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
