@@ -19,7 +19,7 @@ from equipoise.forecast.score import Forecast, Forecaster
 FORECAST = "forecast.failure"
 EASED = 0.1
 """Probability below which a reading speaks for the end of an alarm, whatever the stake:
-on recorded storms no alarm began below 0.2."""
+in the 160 recorded storms of seeds 2, 4, 10 and 12 no alarm began below 0.2."""
 
 
 def sample_from(history: History) -> Sample:
