@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
-from equipoise.forecast.remedy_catalogue import BACK, HALVED
+from equipoise.forecast.remedy_catalogue import BACK, HALVED, parsed
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT
 from equipoise.lab.running.execution import evaluate
@@ -39,51 +39,57 @@ from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import Storm
 from equipoise.lab.storms.runs import VALIDATION
 from equipoise.lab.training.trainer import Trainer
+from equipoise.remedies.base import Undo
 from equipoise.remedies.catalogue import remedy
 from equipoise.remedies.roll_back import snapshot
 
 HERE = Path(__file__).parent / "results" / "remedies.json"
+LATER_RATE, QUARTER = f"{BACK}learning_rate(scale=0.1)", "learning_rate(scale=0.25)"
+SMALLER = f"{BACK}weight_cap(gain=0.7, lasts=False)"
+# An ε far too large is a fault of this family: the remedy sets both.
+ADAM = "beta2(beta2=0.95, epsilon=1e-8)"
 CANDIDATES = {
-    "learning rate": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
-    "ramp": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
-    "no warm-up": (f"{BACK}learning_rate", "learning_rate", "update_clip"),
-    "post-LN": (f"{BACK}learning_rate", "deepnorm_init", "learning_rate"),
-    "logit growth": (f"{BACK}weight_cap", "qk_norm", "qk_clip", "learning_rate"),
-    "corrupted data": (f"{BACK}skip_step", "skip_step", "spike_handling", "roll_back"),
-    "adam": (f"{BACK}beta2", "beta2", "learning_rate", "optimizer_reset"),
-    "router": (f"{BACK}router_balance", "router_balance", "learning_rate"),
-    "residual": (f"{BACK}weight_cap", "residual_scale", "update_clip"),
-    "init": (f"{BACK}weight_cap", "residual_scale", "learning_rate"),
+    "learning rate": (LATER_RATE, "learning_rate", "update_clip"),
+    "ramp": (LATER_RATE, "learning_rate", "update_clip"),
+    "no warm-up": (BACK + QUARTER, LATER_RATE, "learning_rate", "update_clip"),
+    "post-LN": (BACK + QUARTER, LATER_RATE, "deepnorm_init", "learning_rate"),
+    "logit growth": (SMALLER, "qk_norm", "qk_clip", "learning_rate"),
+    "corrupted data": (
+        f"{BACK}skip_step(always=True)",
+        f"{BACK}skip_step",
+        "skip_step",
+        "spike_handling",
+    ),
+    "adam": (BACK + ADAM, ADAM, "learning_rate", "optimizer_reset"),
+    "router": (f"{BACK}router_balance(guard=True)", "router_balance", "learning_rate"),
+    "residual": (f"{BACK}weight_cap(times=2.0)", "residual_scale", "update_clip"),
+    "init": (SMALLER, "residual_scale", "learning_rate"),
     "precision": (f"{BACK}master_weights", "master_weights", "learning_rate"),
 }
+"""Per family the remedies that fit its cause, at most four, with the options they are
+tried with. Fixed on 18 November 2026, when seeds 1 to 3 had been seen; the file of
+results also keeps what was tried before on fewer seeds."""
 AT_START = {"deepnorm_init", "path_init", HALVED}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "temperature": {"tau": 2.0, "steps": 100},
-    # An ε far too large is a fault of this family: the remedy sets both.
-    "beta2": {"beta2": 0.95, "epsilon": 1e-8},
-    f"{BACK}beta2": {"beta2": 0.95, "epsilon": 1e-8},
-    f"{BACK}learning_rate": {"scale": 0.1},
-    f"{BACK}router_balance": {"guard": True},
-    "logit growth": {"gain": 0.7, "lasts": False},
-    "init": {"gain": 0.7, "lasts": False},
-    "residual": {"times": 2.0},
-}
-"""By remedy, or by family for the cap of weights."""
 KEPT_EVERY, KEPT, BEFORE = 20, 8, 20
 """Steps between snapshots for rolling back, how many are kept, and how many steps
 before the trouble one must be."""
+USUAL, IN_A_ROW = 1.15, 4
+"""Steps are left out until so many losses in a row are up to this beside the usual."""
 
 
 class Treatment:
     """Applies one remedy at the first step whose verdict is not healthy."""
 
-    def __init__(self, name: str, family: str = "") -> None:
-        self.name, self.family = name, family
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.applied_at: int | None = None
+        self.undo: Undo | None = None
+        self.usual = math.inf
         self.snapshots: dict[int, dict[str, Any]] = {}
 
     def __call__(self, trainer: Trainer) -> None:
         if self.applied_at is not None:
+            self._withdraw(trainer)
             return
         if self.name.startswith("roll_back") and trainer.step % KEPT_EVERY == 0:
             self._keep(trainer)
@@ -103,26 +109,39 @@ class Treatment:
         return state in {"at risk", "failing", "dead"}
 
     def _apply(self, trainer: Trainer) -> None:
-        model, optimizer = trainer.model, trainer.optimizer
+        both = trainer.model, trainer.optimizer
         if self.name.startswith("roll_back"):
-            remedy("roll_back", checkpoint=self._earlier(trainer)).apply(
-                model, optimizer
-            )
-        name = self.name.removeprefix(BACK)
-        if name == HALVED:
-            remedy("learning_rate", warmup=0).apply(model, optimizer)
+            step = self._earlier(trainer)
+            self.usual = sum(_losses(trainer)[:step][-8:]) / 8
+            remedy("roll_back", checkpoint=self.snapshots[step]).apply(*both)
+        name, options = parsed(self.name)
+        if self.name == HALVED:
+            remedy("learning_rate", warmup=0).apply(*both)
         elif name != "roll_back":
-            of_family = OPTIONS.get(self.family, {}) if name == "weight_cap" else {}
-            options = OPTIONS.get(self.name, of_family)
-            remedy(name, **options).apply(model, optimizer)
+            self.undo = remedy(name, **options).apply(*both)
 
-    def _earlier(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the latest snapshot before the trouble began, else the first."""
+    def _withdraw(self, trainer: Trainer) -> None:
+        """Take steps again once new batches have the loss they had before."""
+        if "always=True" not in self.name or self.undo is None:
+            return
+        assert self.applied_at is not None
+        latest = _losses(trainer)[self.applied_at :][-IN_A_ROW:]
+        if len(latest) == IN_A_ROW and max(latest) <= USUAL * self.usual:
+            self.undo()
+            self.undo = None
+
+    def _earlier(self, trainer: Trainer) -> int:
+        """Return the latest snapshot's step before the trouble, else the first's."""
         watched = trainer._watched
         began = watched.verdict.since if watched is not None else None
         wanted = (trainer.step if began is None else began) - BEFORE
         steps = sorted(self.snapshots)
-        return self.snapshots[max((s for s in steps if s <= wanted), default=steps[0])]
+        return max((s for s in steps if s <= wanted), default=steps[0])
+
+
+def _losses(trainer: Trainer) -> list[float]:
+    unread = [float(pair[0]) for pair in trainer._unread]
+    return [loss for loss, _ in trainer._read] + unread
 
 
 def made(
@@ -179,7 +198,7 @@ def digest(model: torch.nn.Module) -> str:
 
 def treated(storm: Storm, name: str) -> dict[str, Any]:
     """Make one run with one remedy; return what became of it."""
-    treatment = Treatment(name, storm.family)
+    treatment = Treatment(name)
     found = made(storm, treatment, watched=True)
     del found["log"], found["digest"]
     return {**found, "applied_at": treatment.applied_at}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from docs.rules import write
 from equipoise.forecast import remedy_catalogue
-from equipoise.forecast.remedy_catalogue import BACK, CATALOGUE, Cell, RemedyEntry
+from equipoise.forecast.remedy_catalogue import CATALOGUE, Cell, RemedyEntry, parsed
 
 HERE = Path(__file__).parent / "remedies"
 
@@ -69,9 +69,10 @@ def page(entry: RemedyEntry) -> str:
 def measured(name: str) -> str:
     """Return what became of storms with this remedy, or that it was not tried."""
     lines = [
-        f"{family}{after}: {_shown(cell)}"
-        for key, after in ((name, ""), (BACK + name, " after a roll-back"))
-        for family, cell in results().get(key, {}).items()
+        f"{family}{'' if label == name else f', {label}'}: {_shown(cell)}"
+        for label, families in results().items()
+        if parsed(label)[0] == name
+        for family, cell in families.items()
     ]
     more = natively() if name == "keep_fp32" else ""
     if not lines:
@@ -196,7 +197,9 @@ undo()
 MEASURED = """
 ## Measured on storms
 
-`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy, applied when the verdict first leaves *healthy* (initial scales: at the start), at its defaults (`beta2` with `epsilon=1e-8`, `temperature` with the value the benchmark names). `roll_back + X` first loads the latest weights from 20 steps before the trouble began, as you do with a checkpoint, and then applies X: the learning rate times 0.1, `weight_cap` at 0.7/√fan-in (for *residual* at twice the norms), `router_balance` with its guard, the others at their defaults. Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps; rolled-back steps count. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells: runs rescued of those tried with the 95 % interval (Wilson), and how much of the gap to the healthy run was closed on average; below 0 the remedy did harm. A cell that says *not tried* was not run. What `equipoise remedy RUN` offers first is never what did worse here than half the learning rate from the start.
+`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy, applied when the verdict first leaves *healthy* (initial scales: at the start), at its defaults unless the row names options. `roll_back + X` first loads the latest weights from 20 steps before the trouble began, as you do with a checkpoint, and then applies X; `skip_step(always=True)` is taken back once four losses in a row are up to 1.15 times the usual one. Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps; rolled-back steps count. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells: runs rescued of those tried with the 95 % interval (Wilson), and how much of the gap to the healthy run was closed on average; below 0 the remedy did harm. A cell that says *not tried* was not run. `equipoise remedy RUN` orders what it offers by this table (lower end of the interval, then the gap): what rescued no run and did harm is left out, and what is not better than half the rate from the start comes after it.
+
+Of every family at most four remedies that fit its cause were tried on five failing runs (`CANDIDATES` in the benchmark, fixed before seeds 4 and up were seen); rows with fewer runs were tried earlier and are kept. Options were chosen on seeds 1 to 3, so those runs flatter the rows that name options; the other two of each five do not.
 
 """  # noqa: E501
 

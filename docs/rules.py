@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.forecast.remedy_catalogue import offered
 from equipoise.forecast.rules import RULES, Rule
 
 HERE = Path(__file__).parent / "rules"
@@ -95,7 +95,7 @@ def _remedies(rule: Rule) -> str:
         return "The finding names the likely cause, and the remedies for it in order."
     if not rule.remedies:
         return "Read the finding: it names what is not read."
-    first, *others = (CATALOGUE[name].does for name in rule.remedies)
+    first, *others = (e.does for e in offered(rule.remedies, rule.storms))
     rest = f" If that does not help: {'; '.join(others)}." if others else ""
     return f"First {first}.{rest}"
 

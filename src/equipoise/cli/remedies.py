@@ -8,17 +8,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.forecast.remedy_catalogue import BACK, CATALOGUE, rescues
+from equipoise.forecast.remedy_catalogue import CATALOGUE, parsed, rescues
 
 EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
 NOT = "not tried"
 
 
 def _measured(name: str) -> dict[str, str]:
-    """Return family → runs rescued, alone and after going back to a checkpoint."""
-    alone, after = rescues().get(name, {}), rescues().get(BACK + name, {})
-    found = {family: str(cell) for family, cell in alone.items()}
-    return found | {f"{family}, after roll_back": str(c) for family, c in after.items()}
+    """Return form of the remedy and family → runs rescued."""
+    return {
+        family if label == name else f"{family}, {label}": str(cell)
+        for label, families in rescues().items()
+        if parsed(label)[0] == name
+        for family, cell in families.items()
+    }
 
 
 def command(

@@ -10,9 +10,9 @@ import typer
 from equipoise.cli.arguments import opened_run
 from equipoise.forecast.causes import REMEDIES
 from equipoise.forecast.remedy_catalogue import (
-    CATALOGUE,
     HALVED,
     RemedyEntry,
+    offered,
     rescues,
 )
 from equipoise.forecast.rules import load_rules
@@ -39,58 +39,59 @@ def command(
 ) -> None:
     """Name the remedy to try first for a run's verdict, with the code for it."""
     verdict = opened_run(run).verdict
-    cause = _cause(verdict)
-    entries = [CATALOGUE[name].against(cause) for name in remedies_for(verdict)]
+    offers = remedies_for(verdict)
     if json:
-        rows = [{**asdict(entry), "page": entry.page} for entry in entries]
+        rows = [{**asdict(entry), "page": entry.page} for entry, _ in offers]
         shown = {"state": verdict.state, "sentence": verdict.sentence}
         typer.echo(jsonlib.dumps({**shown, "remedies": rows}, ensure_ascii=False))
         return
     typer.echo(f"{verdict.state}: {verdict.sentence}")
-    typer.echo(_advice(entries, cause))
+    typer.echo(_advice(offers))
 
 
-def _cause(verdict: Verdict) -> str:
-    """Return the family of trouble that the forecast names; "" if it names none."""
-    found = (f for f in verdict.findings if f.rule == "forecast.failure")
-    return next((str(f.evidence.get("cause", "")) for f in found), "")
+def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
+    """Return what fits a verdict's findings and against which family of trouble.
 
-
-def remedies_for(verdict: Verdict) -> list[str]:
-    """Return the remedies that fit a verdict's findings, the first to try in front."""
+    The first to try is in front.
+    """
     if verdict.state in ("healthy", "not judged"):
         return []
     grave = [finding for finding in verdict.findings if finding.severity != "info"]
     about = {name: rule.about for name, rule in load_rules().items()}
     # As in the verdict's sentence: a cause comes before what it does to the loss.
     ordered = sorted(grave, key=lambda finding: about.get(finding.rule) == "loss")
-    names = [name for finding in ordered for name in _of(finding)]
-    return list(dict.fromkeys(names))
+    found: dict[str, tuple[RemedyEntry, str]] = {}
+    for names, family in map(_of, ordered):
+        for entry in offered(names, family):
+            found.setdefault(entry.name, (entry, family))
+    return list(found.values())
 
 
-def _of(finding: Finding) -> tuple[str, ...]:
+def _of(finding: Finding) -> tuple[tuple[str, ...], str]:
+    """Return the remedies that fit a finding, and the family of its trouble."""
     if finding.rule.startswith("nonfinite"):
-        return NONFINITE
+        return NONFINITE, ""
     if finding.rule == "forecast.failure":
-        return REMEDIES.get(str(finding.evidence.get("cause")), ())
+        cause = str(finding.evidence.get("cause"))
+        return REMEDIES.get(cause, ()), cause
     rule = load_rules().get(finding.rule)
-    return rule.remedies if rule is not None else ()
+    return (rule.remedies, rule.storms) if rule is not None else ((), "")
 
 
-def _advice(entries: list[RemedyEntry], cause: str) -> str:
-    if not entries:
+def _advice(offers: list[tuple[RemedyEntry, str]]) -> str:
+    if not offers:
         return "nothing to apply; equipoise remedies lists what there is"
-    first, *others = entries
+    (first, family), *others = offers
     lines = [
         f"try first: {first.name}: {first.does} ({first.page})",
         "",
         *(f"    {line}" for line in first.code.splitlines()),
     ]
-    if (cell := first.best(cause)) is not None:
-        half = rescues().get(HALVED, {}).get(cause)
+    if (cell := first.best(family)) is not None:
+        half = rescues().get(HALVED, {}).get(family)
         beside = "" if half is None else f"; half the rate from the start: {half}"
         lines += ["", f"failing runs of this kind that it rescued: {cell}{beside}"]
     if others:
-        rest = "; ".join(f"{entry.name}: {entry.does}" for entry in others)
+        rest = "; ".join(f"{entry.name}: {entry.does}" for entry, _ in others)
         lines += ["", f"if that does not help: {rest}"]
     return "\n".join(lines)

@@ -24,8 +24,8 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "residual": ("weight_cap", "residual_scale", "roll_back"),
     "init": ("weight_cap", "residual_scale", "learning_rate"),
 }
-"""Family of trouble → remedies in the order to try them: by what they rescued, alone or
-after a roll-back (``rescues.json``)."""
+"""Family of trouble → remedies that fit it; ``offered`` orders them by what they
+rescued."""
 CUT = 4.0
 """Features count up to this many standard deviations of stable runs."""
 

@@ -5,6 +5,7 @@ The code that changes a model is in ``equipoise.remedies``; advice needs only th
 from ``benchmarks.remedies``). Torch-free.
 """
 
+import ast
 import json
 import math
 import tomllib
@@ -12,10 +13,33 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 HALVED = "half the rate at the start"
 BACK = "roll_back + "
 """Before a remedy that is applied to weights from before the trouble."""
+
+
+IMPORT = "from equipoise.remedies.catalogue import remedy"
+
+
+def parsed(label: str) -> tuple[str, dict[str, Any]]:
+    """Return the remedy and the options of a row of the table.
+
+    >>> parsed("roll_back + beta2(beta2=0.95, epsilon=1e-8)")
+    ('beta2', {'beta2': 0.95, 'epsilon': 1e-08})
+    """
+    name, options = _name_and_options(label)
+    call = ast.parse(f"f({options})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return name, {str(w.arg): ast.literal_eval(w.value) for w in call.keywords}
+
+
+def _name_and_options(label: str) -> tuple[str, str]:
+    if label == HALVED:
+        return "learning_rate", "scale=0.5, warmup=0"
+    name, _, options = label.removeprefix(BACK).partition("(")
+    return name, options.removesuffix(")")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,37 +53,45 @@ class RemedyEntry:
     """The troubles it is meant for."""
     code: str
     """Lines for the user's own training loop."""
-    back: tuple[tuple[str, str], ...] = ()
-    """Family of trouble → options after a roll-back; "" for any other family."""
+    then: str = ""
+    """What to do after it was applied to earlier weights, if anything."""
 
     @property
     def page(self) -> str:
         return f"docs/remedies/{self.name.replace('_', '-')}.md"
 
     def against(self, family: str) -> "RemedyEntry":
-        """Return it as it did best against a family: as it is, or after a roll-back."""
-        options = dict(self.back).get(family, dict(self.back).get("", ""))
-        alone, after = (rescues().get(n, {}).get(family) for n in self._both)
-        if after is None or (alone is not None and alone.better >= after.better):
+        """Return it in the form that did best against a family, with its options."""
+        cells = self._tried(family)
+        if not cells:
             return self
-        code = (
-            "from equipoise.remedies.catalogue import remedy\n"
-            'remedy("roll_back", checkpoint="last.pt").apply(model, optimizer)\n'
-            f'undo = remedy("{self.name}"{options}).apply(model, optimizer)'
-        )
-        does = "go back to a checkpoint from before the trouble, then "
-        does += f"{self.name}({options.removeprefix(', ')})"
-        return replace(self, does=does, code=code)
+        label = max(cells, key=lambda one: cells[one].better)
+        _, options = _name_and_options(label)
+        call = f'remedy("{self.name}"{", " if options else ""}{options})'
+        apply = f"undo = {call}.apply(model, optimizer)"
+        if label == HALVED:
+            lines = IMPORT, apply, "# in a new run, before its first step"
+            does = "start again at half the learning rate"
+            return replace(self, does=does, code="\n".join(lines))
+        if not label.startswith(BACK):
+            return self
+        back = 'remedy("roll_back", checkpoint="last.pt").apply(model, optimizer)'
+        then = f"  # {self.then}" if self.then else ""
+        does = f"go back to a checkpoint from before the trouble, then {self.name}"
+        does += f"({options})" if options else ""
+        return replace(self, does=does, code="\n".join((IMPORT, back, apply + then)))
 
     def best(self, family: str) -> "Cell | None":
-        """Return the better of its two results against a family, if it was tried."""
-        found = [rescues().get(name, {}).get(family) for name in self._both]
-        tried = [cell for cell in found if cell is not None]
-        return max(tried, key=lambda cell: cell.better, default=None)
+        """Return the best of its results against a family, if it was tried."""
+        cells = self._tried(family).values()
+        return max(cells, key=lambda cell: cell.better, default=None)
 
-    @property
-    def _both(self) -> tuple[str, str]:
-        return self.name, BACK + self.name
+    def _tried(self, family: str) -> dict[str, "Cell"]:
+        return {
+            label: families[family]
+            for label, families in rescues().items()
+            if family in families and _name_and_options(label)[0] == self.name
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +105,12 @@ class Cell:
 
     @property
     def better(self) -> tuple[float, float]:
-        """What two remedies are compared by."""
-        return self.rescued / self.tried, self.closed
+        """What two remedies are compared by: what they surely rescue, then the gap."""
+        return self.interval[0], self.closed
+
+    @property
+    def harms(self) -> bool:
+        return not self.rescued and self.closed < 0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -109,19 +145,16 @@ def _catalogue() -> Iterator[RemedyEntry]:
     for name, given in tomllib.loads(table).items():
         options = f", {given['options']}" if "options" in given else ""
         code = (
-            "from equipoise.remedies.catalogue import remedy\n"
+            f"{IMPORT}\n"
             f'undo = remedy("{name}"{options}).apply(model, optimizer)\n'
             f"# {given.get('then', 'undo() takes it back')}"
         )
-        back = {
-            f: f", {text}" if text else "" for f, text in given.get("back", {}).items()
-        }
         yield RemedyEntry(
             name=name,
             does=given["does"],
             fits=given["fits"],
             code=code,
-            back=tuple(back.items()),
+            then=given.get("then_back", ""),
         )
 
 
@@ -129,10 +162,34 @@ CATALOGUE = {entry.name: entry for entry in _catalogue()}
 """Name → entry, the most general first."""
 
 
-def advise(names: Iterable[str]) -> str:
+def offered(names: Iterable[str], family: str) -> list[RemedyEntry]:
+    """Return remedies in the order to try them against a family of trouble.
+
+    By what they rescued on the benchmark, each in the form that did best there. What
+    was not tried follows, what rescued no run and did harm is left out. Half the rate
+    from the start comes in front of a first one that is not better than it.
+    """
+    half, entries = rescues().get(HALVED, {}).get(family), _by_name(names)
+    if half is None:
+        return [entry.against(family) for entry in entries]
+    tried = {entry.name: cell for entry in entries if (cell := entry.best(family))}
+    good = [e for e in entries if e.name in tried and not tried[e.name].harms]
+    good.sort(key=lambda entry: tried[entry.name].better, reverse=True)
+    rate = CATALOGUE["learning_rate"]
+    if not good or tried[good[0].name].better <= half.better:
+        good = [rate, *(entry for entry in good if entry is not rate)]
+    order = [*good, *(entry for entry in entries if entry.name not in tried)]
+    return [entry.against(family) for entry in dict.fromkeys(order)]
+
+
+def _by_name(names: Iterable[str]) -> list[RemedyEntry]:
+    return [CATALOGUE[name] for name in names]
+
+
+def advise(names: Iterable[str], family: str = "") -> str:
     """Return the remedies as one line of advice, the first to try in front.
 
     >>> advise(["learning_rate", "beta2"])
     'halve the learning rate and warm up again; or set β₂ to 0.95 or higher'
     """
-    return "; or ".join(CATALOGUE[name].does for name in names)
+    return "; or ".join(entry.does for entry in offered(names, family))

@@ -98,7 +98,7 @@ class Condition:
             rule=self.rule.name,
             site=found.site,
             message=self.rule.sentence(found),
-            advice=found.advice or advise(self.rule.remedies),
+            advice=found.advice or advise(self.rule.remedies, self.rule.storms),
             evidence={
                 "value": found.value,
                 "threshold": self.rule.threshold,

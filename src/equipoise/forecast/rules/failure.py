@@ -81,7 +81,7 @@ def failure(history: History) -> Measured | None:
     return Measured(
         value=found.stake if found.probability >= EASED else 0.0,
         site=found.site,
-        advice=advise(REMEDIES.get(found.cause, ())),
+        advice=advise(REMEDIES.get(found.cause, ()), found.cause),
         evidence={
             "probability": found.probability,
             "horizon": found.horizon,
