@@ -1,12 +1,14 @@
 """States, sentences and evidence; the same live as from a file."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from equipoise.forecast.causes import in_words
 from equipoise.forecast.features import Sample
+from equipoise.forecast.history import History
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecast, Forecaster
 from equipoise.forecast.verdict import Judge, Verdict
@@ -127,15 +129,97 @@ def test_a_loss_on_its_way_back_has_not_failed_to_come_back() -> None:
     assert judged(healthy(300, loss=loss))[0].verdict.state == "healthy"
 
 
-def test_a_healthy_run_says_what_is_over() -> None:
+def spiky(*steps: int) -> Callable[[int], float]:
+    return lambda step: 4.5 if step in steps else falling(step)
+
+
+@pytest.mark.parametrize(
+    ("spikes", "says"),
+    [
+        ((200, 250), "2 spikes of the loss that came back, the last at step 250"),
+        (range(140, 400, 40), "7 spikes of the loss that came back, about every 40"),
+        ((140, 180, 220, 320), "4 spikes of the loss that came back, the last at"),
+        ((200,), "one spike of the loss at step 200 that came back"),
+    ],
+)
+def test_a_healthy_run_says_what_is_over(spikes: Iterable[int], says: str) -> None:
+    verdict = judged(healthy(400, loss=spiky(*spikes)))[0].verdict
+    assert verdict.state == "healthy" and not verdict.recovered
+    assert "none fires any more" in verdict.sentence and says in verdict.sentence
+    assert ("look at those batches" in verdict.sentence) == ("every 40" in says)
+
+
+def test_a_loss_that_jumped_and_came_back_is_told_first() -> None:
+    """Random labels for eighty steps: nothing in the model came before the jump."""
+
     def loss(step: int) -> float:
-        usual = 3.0 + 0.05 * math.sin(12.9898 * step)
-        return 4.5 if step in (200, 240) else usual if step >= 40 else 5.0
+        return 5.8 if 150 <= step < 230 else falling(step)
 
     verdict = judged(healthy(400, loss=loss))[0].verdict
-    assert verdict.state == "healthy"
-    assert "any more (earlier: " in verdict.sentence
-    assert "loss.spike_recovered at step 241, 2 times" in verdict.sentence
+    assert verdict.state == "healthy" and verdict.recovered
+    assert verdict.sentence.startswith("the loss jumped from 2.")
+    assert "to 5.8 at step 150" in verdict.sentence and "data" in verdict.sentence
+    assert "was back by step 2" in verdict.sentence and "over now" in verdict.sentence
+    assert not judged(healthy(400))[0].verdict.recovered
+
+
+def test_a_jump_after_a_sign_in_the_model_is_not_called_data() -> None:
+    def gradient(step: int, layer: int) -> float:
+        return 10.0 ** (layer - 3) if 50 <= step < 200 else 0.3
+
+    def loss(step: int) -> float:
+        return 5.8 if 150 <= step < 230 else falling(step)
+
+    verdict = judged(healthy(400, loss=loss, gradient=gradient))[0].verdict
+    assert verdict.recovered and "look at the data" not in verdict.sentence
+    assert "receives" in verdict.sentence and "from step 50 to" in verdict.sentence
+
+
+def test_how_a_model_was_made_comes_before_what_it_does() -> None:
+    """Saturated from the first sample, because projections began five times too large.
+
+    Both are true since step 0; the start is what one can change.
+    """
+    readings: list[Reading] = []
+    for reading in healthy(theta=lambda step, head: 1e-4):
+        readings.append(reading)
+        if reading.quantity == "gradient.norm":
+            step, flat = reading.step, [[1e-4] * 4] * 4
+            readings.append(per_site(step, "attention.theta.p5", flat, SITES))
+            gains = [[800.0 + layer] for layer in range(4)]
+            readings.append(per_site(step, "projection.G", gains, SITES))
+    verdict = judged(readings)[0].verdict
+    fired = {f.rule for f in verdict.findings if f.severity != "info"}
+    assert {"attention.saturated", "attention.projections_large"} <= fired
+    assert "began too large" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        (lambda step: 0.03, "0.03 at once, no warm-up"),
+        (lambda step: 0.03 * min(1, step / 50), "peak 0.03 at step 50"),
+        (
+            lambda step: 0.001 * min(1, step / 20) * 1.05 ** max(0, step - 96),
+            "has grown from 0.001 at step 96",
+        ),
+        # A restart comes back to a rate that was there, and is no growth.
+        (
+            lambda step: 0.02 * min(1, (step + 1) / 20, 1.1 - step % 100 / 100),
+            "peak 0.02",
+        ),
+    ],
+)
+def test_a_rate_is_named_by_its_own_course(
+    rate: Callable[[int], float], says: str
+) -> None:
+    history = History()
+    for step in range(160):
+        history.add(Reading.scalar(step, "learning_rate", rate(step)))
+    for cause in ("learning rate", "ramp", "no warm-up"):
+        assert says in in_words(cause, history)
+    assert in_words("precision", history) == "updates look lost to rounding"
+    assert in_words("ramp", History()) == "the learning rate looks too high by now"
 
 
 def test_a_plateau_far_below_chance_is_convergence() -> None:

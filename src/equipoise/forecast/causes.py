@@ -1,4 +1,4 @@
-"""Which family of trouble it looks like, in which block, and what helps against it."""
+"""Which family of trouble it looks like, in words, in which block, what helps."""
 
 import math
 from bisect import bisect_right
@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 
 from equipoise.forecast.features import ALARMING, FIRST, NAMES, Sample, Vector
+from equipoise.forecast.history import Curve, History
 
 REMEDIES: dict[str, tuple[str, ...]] = {
     "learning rate": ("learning_rate", "update_clip", "qk_norm"),
@@ -26,6 +27,72 @@ REMEDIES: dict[str, tuple[str, ...]] = {
 }
 """Family of trouble → remedies that fit it; ``offered`` orders them by what they
 rescued."""
+WORDS: dict[str, str] = {
+    "learning rate": "the learning rate looks too high",
+    "ramp": "the learning rate looks too high by now",
+    "no warm-up": "the learning rate looks too high for the first steps",
+    "post-LN": "this looks like a deep post-LN model that needs a lower rate",
+    "logit growth": "attention logits look too large",
+    "precision": "updates look lost to rounding",
+    "corrupted data": "the data look wrong",
+    "adam": "Adam's settings look wrong (β₂ or ε)",
+    "router": "the router looks unbalanced",
+    "residual": "the residual stream looks too large",
+    "init": "the first weights look too large",
+}
+"""Family of trouble → what it is, for a reader who has never seen our storms."""
+OF_THE_RATE = ("learning rate", "ramp", "no warm-up")
+
+
+def in_words(cause: str, history: History) -> str:
+    """Return a cause in words; of a learning rate, with what its own course shows."""
+    plain = WORDS.get(cause, f"it looks like {cause}")
+    curve = history.curve("learning_rate")
+    first = history.track("learning_rate").first
+    if cause not in OF_THE_RATE or not curve.count or not first:
+        return plain
+    grown = growth(curve)
+    if grown is not None:
+        step, before, now = grown
+        return (
+            f"the learning rate has grown from {before:.3g} at step {step} to {now:.3g}"
+        )
+    began = first[0].values[0][0]
+    if began >= 0.5 * curve.largest:
+        return f"the learning rate looks too high: {began:.3g} at once, no warm-up"
+    at = f"peak {curve.largest:.3g} at step {curve.largest_step}"
+    return f"the learning rate looks too high ({at})"
+
+
+GROWN = 1.5
+"""Growth of the rate, beyond all that was before, that is no warm-up any more."""
+
+
+def growth(curve: Curve) -> tuple[int, float, float] | None:
+    """Return since when a rate grows after it had stood or fallen, from what, to what.
+
+    A warm-up has nothing before it; a restart comes back to a rate that was there.
+
+    >>> curve = Curve()
+    >>> rates = [0.002] * 96 + [0.002 * 1.02**i for i in range(96)]
+    >>> for step, rate in enumerate(rates): curve.add(step, rate)
+    >>> growth(curve)
+    (96, 0.002, 0.013125...)
+    """
+    means = curve.blocks
+    i = len(means) - 1
+    while i > 0 and means[i][1] > means[i - 1][1] * (1 + 1e-6):
+        i -= 1
+    if i < 2 or i == len(means) - 1:
+        return None  # it grew from the start, or does not grow
+    start = means[i][1]
+    stood = means[i - 1][1] >= start * (1 - 1e-6)
+    most = max(mean for _, mean in means[: i + 1])
+    if not stood or curve.values[-1] < GROWN * most:
+        return None
+    return means[i + 1][0], start, curve.values[-1]
+
+
 CUT = 4.0
 """Features count up to this many standard deviations of stable runs."""
 

@@ -15,6 +15,15 @@ from equipoise.forecast.history import History, News
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import FORECAST, outside_band
+from equipoise.forecast.wording import (
+    began_first,
+    cause_of,
+    explained,
+    is_episode,
+    onset,
+    what_is_over,
+    with_rate,
+)
 from equipoise.records import Finding, Reading, Record, html_table
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
@@ -47,6 +56,10 @@ class Verdict(Record):
     """What to do."""
     now: dict[str, str] = field(default_factory=dict)
     """Rule → what holds now, for every rule that fires: findings say what held then."""
+    cause: str = ""
+    """The family of trouble it looks like, while the forecast warns; else nothing."""
+    recovered: bool = False
+    """Whether a loss that had gone wrong came back: healthy, and worth a look."""
     quantities: tuple[str, ...] = ()
     """What rules that fired stand on, and what left the band of stable runs."""
 
@@ -93,7 +106,7 @@ class Judge:
         if self.details.get("forecast") is False:  # as the run was watched
             rules = [rule for rule in rules if rule.name != FORECAST]
         self.conditions = [Condition(rule) for rule in rules]
-        for quantity in IMPORTANT:
+        for quantity in (*IMPORTANT, "learning_rate"):
             self._by_quantity[quantity] = []
         for condition in self.conditions:
             for quantity in condition.rule.reads:
@@ -249,7 +262,7 @@ def _dead(judge: Judge) -> Verdict | None:
         sentence=f"non-finite numbers from step {first.step}: {first.message}",
         since=first.step,
         findings=(first, *judge.firing),
-        advice=_with_rate(_then_slower(first), judge),
+        advice=with_rate(_then_slower(first), judge.history.curve("learning_rate")),
     )
 
 
@@ -307,18 +320,21 @@ def _judged(judge: Judge) -> Verdict | None:
         return None
     loss = sorted((f for f in firing if about[f.rule] == "loss"), key=_plainest)
     causes = [f for f in firing if about[f.rule] != "loss"]
-    worst = _began(causes) if loss and causes else (causes or loss)[0]
+    lead = now[(began_first(causes) if causes else loss[0]).rule]
+    forecast = now[FORECAST] if any(f.rule == FORECAST for f in causes) else None
+    rate = judge.history.curve("learning_rate")
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
-    named = (loss[0], worst) if loss and causes else (worst,)
+    effect = [now[loss[0].rule].sentence] if loss and causes else []
     return Verdict(
         state=state,
-        sentence="; ".join(now[finding.rule].sentence for finding in named),
-        since=min(int(f.evidence["since"] or 0) for f in firing),
+        sentence="; ".join([*effect, explained(lead, forecast)]),
+        since=onset(firing, cause_of(forecast), rate),
         findings=tuple(judge.firing),
-        advice=_with_rate(
-            now[worst.rule].advice or (loss[0].advice if loss else ""), judge
+        advice=with_rate(
+            (forecast or lead).advice or (loss[0].advice if loss else ""), rate
         ),
+        cause=cause_of(forecast),
     )
 
 
@@ -326,26 +342,6 @@ def _plainest(finding: Finding) -> int:
     """That a loss is above chance says more than that it rose or does not fall."""
     said = ("loss.above_chance", "loss.risen", finding.rule)
     return said.index(finding.rule)
-
-
-def _began(causes: Sequence[Finding]) -> Finding:
-    """Return what went wrong first; a forecast of what has happened only if alone."""
-    named = [f for f in causes if not f.rule.startswith("forecast.")]
-    return min(named or causes, key=lambda f: int(f.evidence["since"] or 0))
-
-
-def _with_rate(advice: str, judge: Judge) -> str:
-    """Return the advice with the learning rate it is about: its peak, and when.
-
-    >>> judge = Judge(rules=())
-    >>> _with_rate("halve the learning rate", judge)
-    'halve the learning rate'
-    """
-    curve = judge.history.curve("learning_rate")
-    if "learning rate" not in advice or not curve.count:
-        return advice
-    peak = f"peak {curve.largest:.3g}, reached at step {curve.largest_step}"
-    return f"{advice} (learning rate: {peak})"
 
 
 def _unread(judge: Judge) -> Verdict | None:
@@ -379,21 +375,18 @@ def _missing(judge: Judge) -> str:
 def _healthy(judge: Judge) -> Verdict:
     history, loss = judge.history, judge.history.curve("loss")
     rules = sum(all(q in history for q in c.rule.reads) for c in judge.conditions)
+    over = what_is_over(judge.conditions, history)
+    recovered = any(is_episode(c) for c in judge.conditions)
+    now = (
+        f"{rules} rules over {history.sampled} sampled steps, none fires"
+        f"{' any more' * bool(over)}; loss "
+        f"{loss.blocks[0][1] if loss.blocks else math.nan:.4g} → {loss.smoothed():.4g}"
+    )
+    # A loss that had gone wrong is what a reader must know first.
+    said = [f"{over}; over now", now] if recovered else [now, f"earlier: {over}"]
     return Verdict(
         state="healthy",
-        sentence=f"{rules} rules over {history.sampled} sampled steps, none fires"
-        f"{_over(judge)}; "
-        f"loss {loss.blocks[0][1] if loss.blocks else math.nan:.4g} → "
-        f"{loss.smoothed():.4g}",
+        sentence="; ".join(said if over else [now]),
         findings=tuple(judge.firing),
+        recovered=recovered,
     )
-
-
-def _over(judge: Judge) -> str:
-    """Return what fired earlier and is over, the latest first, at most three."""
-    past = sorted((c for c in judge.conditions if c.fired), key=lambda c: -c.noticed)
-    named = [
-        f"{c.rule.name} at step {c.noticed}" + (f", {c.fired} times" * (c.fired > 1))
-        for c in past[:3]
-    ]
-    return f" any more (earlier: {'; '.join(named)})" if named else ""

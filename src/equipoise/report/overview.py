@@ -12,7 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from equipoise.forecast.rules import RULES
+from equipoise.forecast.rules.failure import FORECAST
 from equipoise.forecast.verdict import Verdict
+from equipoise.forecast.wording import began_first
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at, since_of
 from equipoise.report.grids import blocks_of, layer_of
@@ -114,9 +116,15 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
         "layer": layer_of(site, blocks) if site else None,
         "seen": seen,
         "seen_layer": layer_of(seen, blocks) if seen else None,
-        "everywhere": not cause.site,
+        "everywhere": not cause.site or is_model_wide(verdict),
         "limit": _limit(run, quantity, cause),
     }
+
+
+def is_model_wide(verdict: Verdict) -> bool:
+    """Say whether the cause is none of one layer, whichever layer shows it first."""
+    site = [f.site for f in verdict.findings if f.rule == FORECAST]
+    return bool(verdict.cause) and not any(site)
 
 
 def _limit(run: Run, quantity: str, cause: Finding) -> float | None:
@@ -146,12 +154,11 @@ def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
 def leading(findings: Sequence[Finding]) -> Finding | None:
     """Return the finding to show: a cause in the model before its effect on the loss.
 
-    Of several causes the one that began first; of those that began together the
-    gravest, which stands in front.
+    Of several causes the one that the verdict's sentence is about.
     """
     serious = [f for f in findings if f.severity != "info"]
     causes = [f for f in serious if not _is_about_loss(f.rule)]
-    return min(causes or serious, key=since_of, default=None)
+    return began_first(causes or serious) if serious else None
 
 
 def _is_about_loss(rule: str) -> bool:
@@ -244,5 +251,6 @@ def run_row(run: Run, verdict: Verdict) -> Json:
             "state": verdict.state,
             "sentence": verdict.sentence,
             "since": verdict.since,
+            "recovered": verdict.recovered,
         },
     }

@@ -158,4 +158,16 @@ def collapsed(history: History) -> Measured | None:
     }
     site = max(starved, key=lambda name: starved[name] / len(loads[name]))
     count, experts = starved[site], len(loads[site])
-    return measured(count / experts, site, count=count, experts=experts)
+    # One router names its layer; several are a fault of the whole model.
+    like = sum(
+        2 * starved[name] * experts >= count * len(loads[name]) for name in loads
+    )
+    return measured(
+        count / experts,
+        site if like == 1 else "",
+        most_in=site,
+        count=count,
+        experts=experts,
+        collapsed=like,
+        routers=len(loads),
+    )

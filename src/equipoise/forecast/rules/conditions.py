@@ -28,6 +28,10 @@ class Condition:
     """The step at which the value first passed the threshold, this time."""
     finding: Finding | None = None
     """What it reported when it fired; None while it does not fire."""
+    reported: Finding | None = None
+    """What it reported last, over or not."""
+    ended: int = -1
+    """The step at which it was over, the last time."""
     fired: int = 0
     """How often it has fired."""
     noticed: int = -1
@@ -80,7 +84,7 @@ class Condition:
         return []
 
     def _end(self, step: int, found: Measured) -> Finding:
-        began, self.finding = self.since, None
+        began, self.finding, self.ended = self.since, None, step
         self.phase, self._beyond, self._past = "quiet", 0, 0
         return Finding(
             step=step,
@@ -108,6 +112,7 @@ class Condition:
                 **found.evidence,
             },
         )
+        self.reported = self.finding
         return self.finding
 
     def _severity(self, found: Measured) -> Severity:

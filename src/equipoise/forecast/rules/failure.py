@@ -2,7 +2,7 @@
 
 import math
 
-from equipoise.forecast.causes import REMEDIES
+from equipoise.forecast.causes import REMEDIES, in_words
 from equipoise.forecast.features import (
     AFTER_UPDATE,
     NUMBERS,
@@ -87,6 +87,7 @@ def failure(history: History) -> Measured | None:
             "horizon": found.horizon,
             "expected": found.expected,
             "cause": found.cause,
+            "words": in_words(found.cause, history),
             "reasons": reasons or "many small changes",
             **_farthest(found),
         },

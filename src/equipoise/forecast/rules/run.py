@@ -1,7 +1,8 @@
 """The run: its loss, readings that stop, and ranks that disagree."""
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from equipoise.forecast.history import Curve, History
 from equipoise.forecast.rules.registry import Measured, measured, measures
@@ -106,33 +107,47 @@ def risen(history: History) -> Measured | None:
     return measured(value, loss=loss, best=best, peak=curve.peak)
 
 
+SPIKES = "loss.spike_recovered"
+KEPT = 256
+"""Spikes whose steps are kept."""
+
+
 @dataclass(slots=True)
-class Spike:
-    """A jump of the loss under way, and how many have come back."""
+class Spikes:
+    """A jump of the loss under way, which have come back, and which stayed."""
 
     began: int = -1
     usual: float = math.nan
+    before: float = math.nan
+    first: float = math.nan
+    """The usual loss before the jump, and the loss at its first step."""
     highest: float = -math.inf
     recovered: int = 0
+    came_back: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    stayed: list[tuple[int, float, float]] = field(default_factory=list)
+    """Step, loss before and at the jump, of the first few that did not come back."""
 
 
-@measures("loss.spike_recovered")
+@measures(SPIKES)
 def spike_recovered(history: History) -> Measured | None:
     """Reported at the first, second, fourth, … spike that came back in 48 steps."""
     curve = history.curve("loss")
     if curve.count < START:
         return None
-    spike = history.memory("loss.spike_recovered", Spike)
+    spike = history.memory(SPIKES, Spikes)
     step, now = curve.steps[-1], curve.values[-1]
     if spike.began < 0:
         _watch_for(spike, curve)
         return None
     spike.highest = max(spike.highest, now)
     if step - spike.began > START:
+        if len(spike.stayed) < 8:
+            spike.stayed.append((spike.began, spike.before, spike.first))
         spike.began = -1  # this one stays: loss.risen
     elif now <= spike.usual:
         began, spike.began = spike.began, -1
         spike.recovered += 1
+        spike.came_back.append(began)
         if spike.recovered & (spike.recovered - 1) == 0:
             count, highest = spike.recovered, spike.highest
             return measured(
@@ -141,10 +156,11 @@ def spike_recovered(history: History) -> Measured | None:
     return None
 
 
-def _watch_for(spike: Spike, curve: Curve) -> None:
+def _watch_for(spike: Spikes, curve: Curve) -> None:
     now, usual = curve.values[-1], curve.usual
     if now > usual + max(6 * curve.deviation, 0.05 * abs(usual)):
         spike.began, spike.highest = curve.steps[-1], now
+        spike.before, spike.first = usual, now
         spike.usual = usual + curve.deviation
 
 

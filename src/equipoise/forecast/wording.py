@@ -1,0 +1,143 @@
+"""What a verdict says: the cause in words, what began first, and what is over.
+
+A reader has one minute. So the sentence begins with what somebody would change (the
+learning rate, the start, the data), then says by what it was noticed.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from equipoise.forecast.causes import OF_THE_RATE, growth
+from equipoise.forecast.history import Curve, History
+from equipoise.forecast.rules.conditions import Condition
+from equipoise.forecast.rules.failure import FORECAST
+from equipoise.forecast.rules.run import SPIKES, Spikes
+from equipoise.records import Finding
+
+STARTS = ("attention.projections_large", "residual.embedding_large")
+"""Rules about what a run began with: a cause of whatever began together with it."""
+ODDS = "runs like this fail within {horizon} steps with probability {probability:.0%}"
+LISTED = 3
+"""Things that are over, in a sentence."""
+PERIODIC = 4
+"""Spikes from which on their distance may be called regular."""
+
+
+def began_first(causes: Sequence[Finding]) -> Finding:
+    """Return what went wrong first; a forecast of what has happened only if alone.
+
+    Of what began together: how the model was made, then the gravest.
+    """
+    named = [f for f in causes if f.rule != FORECAST]
+    return min(named or causes, key=_onset)
+
+
+def _onset(finding: Finding) -> tuple[int, bool]:
+    since = finding.evidence.get("since")
+    began = int(since) if isinstance(since, int | float) else finding.step
+    return began, finding.rule not in STARTS
+
+
+def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
+    """Return the step from which it is true; of a rate that grows, since it grows."""
+    first = min(_onset(finding)[0] for finding in firing)
+    grown = growth(rate) if cause in OF_THE_RATE else None
+    return first if grown is None else min(first, grown[0])
+
+
+def explained(lead: Condition, forecast: Condition | None) -> str:
+    """Return the sentence of what began first, the cause in front where it is known.
+
+    How the model was made is a cause by itself.
+    """
+    if forecast is None or lead is forecast or forecast.latest is None:
+        return lead.sentence
+    seen = forecast.latest[1].evidence
+    odds = ODDS.format(**seen)
+    if lead.rule.name in STARTS:
+        return f"{lead.sentence}; {odds}"
+    return f"{seen['words']}: {lead.sentence}; {odds}"
+
+
+def cause_of(forecast: Condition | None) -> str:
+    """Return the family of trouble that the forecast names while it warns."""
+    seen = forecast.latest[1].evidence if forecast and forecast.latest else {}
+    return str(seen.get("cause", ""))
+
+
+def is_episode(condition: Condition) -> bool:
+    """Say whether the loss had gone wrong and has come back; a plateau is no wrong."""
+    over = condition.reported is not None and condition.finding is None
+    return over and condition.rule.name in ("loss.above_chance", "loss.risen")
+
+
+def with_rate(advice: str, curve: Curve) -> str:
+    """Return the advice with the learning rate it is about: its peak, and when.
+
+    >>> with_rate("halve the learning rate", Curve())
+    'halve the learning rate'
+    """
+    if "learning rate" not in advice or not curve.count:
+        return advice
+    peak = f"peak {curve.largest:.3g}, reached at step {curve.largest_step}"
+    return f"{advice} (learning rate: {peak})"
+
+
+def what_is_over(conditions: Sequence[Condition], history: History) -> str:
+    """Return what fired and is over, the earliest first, and where to look for it."""
+    past = [c for c in conditions if c.reported is not None and c.finding is None]
+    past = [c for c in past if c.rule.lasts and c.rule.severity != "info"]
+    spikes: Spikes = history.recall(SPIKES) or Spikes()
+    named = _jump(spikes, past)
+    rest = [c for c in past if not (named and c.rule.about == "loss")]
+    first = sorted(rest, key=lambda c: c.since)[: LISTED - len(named)]
+    named += [_episode(condition) for condition in first]
+    return "; ".join([*named, *_spikes(list(spikes.came_back))])
+
+
+def _episode(condition: Condition) -> str:
+    assert condition.reported is not None
+    again = f", {condition.fired} times" * (condition.fired > 1)
+    when = f"from step {condition.since} to {condition.ended}{again}"
+    message = condition.reported.message.replace(" and has not come back", "")
+    return f"{when}: {message}"
+
+
+def _spikes(came_back: Sequence[int]) -> list[str]:
+    """Return how often the loss jumped and came back, and how regularly.
+
+    >>> _spikes([40, 80, 120, 161])
+    ['4 spikes of the loss that came back, about every 40 steps, the last at step 161: \
+the model is unharmed, look at those batches']
+    """
+    if not came_back:
+        return []
+    if len(came_back) == 1:
+        return [f"one spike of the loss at step {came_back[0]} that came back"]
+    gaps = [after - before for before, after in pairwise(came_back)]
+    usual = median(gaps)
+    regular = len(came_back) >= PERIODIC and max(
+        abs(gap - usual) for gap in gaps
+    ) <= max(2.0, usual / 8)
+    every = f", about every {usual:.0f} steps" if regular else ""
+    where = ": the model is unharmed, look at those batches" if regular else ""
+    last = f"the last at step {came_back[-1]}"
+    return [f"{len(came_back)} spikes of the loss that came back{every}, {last}{where}"]
+
+
+def _jump(spikes: Spikes, past: Sequence[Condition]) -> list[str]:
+    """Return where a loss that stayed up jumped, if nothing in the model came before.
+
+    A model does not become twice as bad in one step without a sign: the data do.
+    """
+    back = max((c.ended for c in past if is_episode(c)), default=None)
+    for step, before, after in spikes.stayed if back is not None else ():
+        signs = [c for c in past if c.rule.about == "model" and c.since < step]
+        if after > 1.5 * before and not signs:
+            return [
+                f"the loss jumped from {before:.3g} to {after:.3g} at step {step} with "
+                f"no sign in the model before, and was back by step {back}: look at "
+                "the data in between"
+            ]
+    return []
