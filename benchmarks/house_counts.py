@@ -33,7 +33,7 @@ Tree = dict[str, str]
 NEW = {
     "verdicts and forecast": "forecast.causes forecast.features forecast.history "
     "forecast.remedy_catalogue forecast.rules* forecast.score forecast.start_rules "
-    "forecast.verdict forecast.weight_rules cli.rules",
+    "forecast.verdict forecast.weight_rules forecast.wording cli.rules",
     "remedies and autopilot": "autopilot* remedies.attention_hooks remedies.catalogue "
     "remedies.gradients remedies.losses remedies.optimiser remedies.precision "
     "remedies.qk_clip remedies.residual remedies.roll_back remedies.scores "

@@ -33,7 +33,7 @@ WORDS: dict[str, str] = {
     "no warm-up": "the learning rate looks too high for the first steps",
     "post-LN": "this looks like a deep post-LN model that needs a lower rate",
     "logit growth": "attention logits look too large",
-    "precision": "updates look lost to rounding",
+    "precision": "the format of the weights looks too coarse",
     "corrupted data": "the data look wrong",
     "adam": "Adam's settings look wrong (β₂ or ε)",
     "router": "the router looks unbalanced",
@@ -59,7 +59,7 @@ def in_words(cause: str, history: History) -> str:
         )
     began = first[0].values[0][0]
     if began >= 0.5 * curve.largest:
-        return f"the learning rate looks too high: {began:.3g} at once, no warm-up"
+        return f"the learning rate looks too high ({began:.3g} at once, no warm-up)"
     at = f"peak {curve.largest:.3g} at step {curve.largest_step}"
     return f"the learning rate looks too high ({at})"
 

@@ -16,6 +16,7 @@ from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import FORECAST, outside_band
 from equipoise.forecast.wording import (
+    advice_for,
     began_first,
     cause_of,
     explained,
@@ -57,7 +58,7 @@ class Verdict(Record):
     now: dict[str, str] = field(default_factory=dict)
     """Rule → what holds now, for every rule that fires: findings say what held then."""
     cause: str = ""
-    """The family of trouble it looks like, while the forecast warns; else nothing."""
+    """The family of trouble that the forecast named, if it has warned."""
     recovered: bool = False
     """Whether a loss that had gone wrong came back: healthy, and worth a look."""
     quantities: tuple[str, ...] = ()
@@ -321,7 +322,8 @@ def _judged(judge: Judge) -> Verdict | None:
     loss = sorted((f for f in firing if about[f.rule] == "loss"), key=_plainest)
     causes = [f for f in firing if about[f.rule] != "loss"]
     lead = now[(began_first(causes) if causes else loss[0]).rule]
-    forecast = now[FORECAST] if any(f.rule == FORECAST for f in causes) else None
+    forecast = now.get(FORECAST)
+    cause = cause_of(forecast)
     rate = judge.history.curve("learning_rate")
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
@@ -329,12 +331,12 @@ def _judged(judge: Judge) -> Verdict | None:
     return Verdict(
         state=state,
         sentence="; ".join([*effect, explained(lead, forecast)]),
-        since=onset(firing, cause_of(forecast), rate),
+        since=onset(firing, cause, rate),
         findings=tuple(judge.firing),
         advice=with_rate(
-            (forecast or lead).advice or (loss[0].advice if loss else ""), rate
+            advice_for(lead, forecast) or (loss[0].advice if loss else ""), rate
         ),
-        cause=cause_of(forecast),
+        cause=cause,
     )
 
 

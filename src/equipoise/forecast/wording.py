@@ -4,7 +4,7 @@ A reader has one minute. So the sentence begins with what somebody would change 
 learning rate, the start, the data), then says by what it was noticed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -13,7 +13,7 @@ from equipoise.forecast.history import Curve, History
 from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import FORECAST
 from equipoise.forecast.rules.run import SPIKES, Spikes
-from equipoise.records import Finding
+from equipoise.records import Finding, Scalar
 
 STARTS = ("attention.projections_large", "residual.embedding_large")
 """Rules about what a run began with: a cause of whatever began together with it."""
@@ -49,21 +49,38 @@ def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
 def explained(lead: Condition, forecast: Condition | None) -> str:
     """Return the sentence of what began first, the cause in front where it is known.
 
-    How the model was made is a cause by itself.
+    A forecast that is over has named the cause all the same. How the model was made is
+    a cause by itself.
     """
-    if forecast is None or lead is forecast or forecast.latest is None:
+    seen = _seen_by(forecast)
+    if not seen or lead is forecast:
         return lead.sentence
-    seen = forecast.latest[1].evidence
-    odds = ODDS.format(**seen)
-    if lead.rule.name in STARTS:
-        return f"{lead.sentence}; {odds}"
-    return f"{seen['words']}: {lead.sentence}; {odds}"
+    parts = [lead.sentence]
+    if forecast is not None and forecast.finding is not None:
+        parts.append(ODDS.format(**seen))
+    known = lead.rule.name in STARTS
+    return "; ".join(parts) if known else f"{seen['words']}: {'; '.join(parts)}"
+
+
+def _seen_by(forecast: Condition | None) -> Mapping[str, Scalar]:
+    """Return the evidence of the forecast's latest warning; empty if it never did."""
+    if forecast is None or forecast.reported is None:
+        return {}
+    firing = forecast.finding is not None and forecast.latest is not None
+    latest = forecast.latest[1].evidence if forecast.latest else {}
+    return latest if firing else forecast.reported.evidence
 
 
 def cause_of(forecast: Condition | None) -> str:
-    """Return the family of trouble that the forecast names while it warns."""
-    seen = forecast.latest[1].evidence if forecast and forecast.latest else {}
-    return str(seen.get("cause", ""))
+    """Return the family of trouble that the forecast has named."""
+    return str(_seen_by(forecast).get("cause", ""))
+
+
+def advice_for(lead: Condition, forecast: Condition | None) -> str:
+    """Return what to do: against the cause where one was named."""
+    if forecast is None or forecast.reported is None:
+        return lead.advice
+    return forecast.advice or forecast.reported.advice or lead.advice
 
 
 def is_episode(condition: Condition) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from equipoise.forecast.rules import RULES
 from equipoise.forecast.rules.failure import FORECAST
+from equipoise.forecast.score import LOCAL
 from equipoise.forecast.verdict import Verdict
 from equipoise.forecast.wording import began_first
 from equipoise.records import Finding
@@ -124,7 +125,7 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
 def is_model_wide(verdict: Verdict) -> bool:
     """Say whether the cause is none of one layer, whichever layer shows it first."""
     site = [f.site for f in verdict.findings if f.rule == FORECAST]
-    return bool(verdict.cause) and not any(site)
+    return bool(verdict.cause) and verdict.cause not in LOCAL and not any(site)
 
 
 def _limit(run: Run, quantity: str, cause: Finding) -> float | None:

@@ -35,7 +35,7 @@ EQ.runsPage = () => {
   function line(row) {
     const box = EQ.h("input", { type: "checkbox", "aria-label": `Choose ${row.label} ${row.key} to compare`, onchange: (e) => choose(row.key, e.target.checked) });
     box.checked = chosen.has(row.key);
-    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state, row.verdict.recovered) : EQ.h("span", { class: "unit" }, "reading…");
+    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state) : EQ.h("span", { class: "unit" }, "reading…");
     return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
         row.key === row.label ? null : EQ.h("div", { class: "unit path" }, row.key)),

@@ -23,7 +23,7 @@ EQ.parting = (page) => {
 EQ.chips = (page) => EQ.h("ul", { class: "chips", "aria-label": "Runs" }, page.runs.map((run) => EQ.h("li", {
   onmouseenter: () => EQ.state.heat(run.key), onmouseleave: () => EQ.state.heat(null),
 }, EQ.h("i", { style: { background: `var(${EQ.runColour(page, run)})` } }), EQ.h("span", {}, run.label),
-run.verdict ? EQ.pill(run.verdict.state, run.verdict.recovered) : null,
+run.verdict ? EQ.pill(run.verdict.state) : null,
 EQ.h("button", {
   type: "button", class: "quiet", "aria-pressed": String(run.key === page.baseline), "aria-label": run.key === page.baseline ? `baseline: ${run.label}` : `pin ${run.label} as baseline`,
   onclick: () => page.pin(run.key),

@@ -3,9 +3,8 @@ EQ.words = {
   healthy: ["Healthy", "healthy"], "at risk": ["At risk", "warn"], failing: ["Failing", "error"],
   dead: ["Dead", "error"], "not judged": ["Not judged", "unknown"], given: ["Summary", "unknown"],
 };
-// A loss that had gone wrong and came back is healthy, and worth a look.
-EQ.pill = (state, recovered) => {
-  const [word, tone] = recovered ? ["Recovered", "note"] : EQ.words[state] ?? EQ.words["not judged"];
+EQ.pill = (state) => {
+  const [word, tone] = EQ.words[state] ?? EQ.words["not judged"];
   return EQ.h("span", { class: `pill ${tone}` }, word);
 };
 EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby": `${id}-title` },
@@ -19,12 +18,12 @@ const since = (f) => (typeof f.evidence?.since === "number" ? f.evidence.since :
 EQ.verdictCard = (run) => {
   const verdict = run.verdict;
   if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
-  const tone = verdict.recovered ? "note" : (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
+  const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
   const facts = [];
   if (verdict.began !== null) facts.push(["Since", `step ${verdict.began}${verdict.read > verdict.began ? `, still so at step ${verdict.read}` : ""}`]);
   if (verdict.began !== null) facts.push(...where(verdict.chart));
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
-    EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state, verdict.recovered), EQ.h("span", { class: "hidden" }, " verdict")),
+    EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state), EQ.h("span", { class: "hidden" }, " verdict")),
     EQ.h("p", { class: "sentence" }, upper(verdict.headline)),
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
     verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
