@@ -130,19 +130,30 @@ def _later_smaller(given: Table) -> Table:
     }
 
 
-def _measures_reversed(given: Table) -> Table:
-    """Give every measure of a run the number of the one opposite in the list."""
+def _of_each_run(given: Table, change: Callable[[Table], Table]) -> Table:
+    """Return the same arms with every run's measures changed; curves stay."""
     return {
         arm: {
-            seed: dict(zip(run, reversed(run.values()), strict=True))
-            if isinstance(run, dict)
-            else run
+            seed: change(run) if isinstance(run, dict) else run
             for seed, run in held.items()
         }
         if isinstance(held, dict)
         else held
         for arm, held in given.items()
     }
+
+
+def _measures_reversed(given: Table) -> Table:
+    """Give every measure of a run the number of the one opposite in the list."""
+    return _of_each_run(
+        given, lambda run: dict(zip(run, reversed(run.values()), strict=True))
+    )
+
+
+def _later_measures_smaller(given: Table) -> Table:
+    return _of_each_run(
+        given, lambda run: {k: v / 10**n for n, (k, v) in enumerate(run.items())}
+    )
 
 
 def _rows_of_one_number(given: Any) -> Any:
@@ -165,6 +176,7 @@ SPOILED: dict[str, Callable[[Table], Table]] = {
     "sizes to the power 3.5": lambda t: numbers_changed(t, lambda x: abs(x) ** 3.5),
     "later arms divided": _later_smaller,
     "measures reversed": _measures_reversed,
+    "later measures divided": _later_measures_smaller,
     "rows of one number": _rows_of_one_number,
 }
 

@@ -47,7 +47,7 @@ NEW = {
     "report.overview report.quantities",
     "export and checksums": "store.tables store.checksums store.retrying cli.export",
     "claims as a command": "claims.catalogue claims.page claims.emadi_depth "
-    "claims.emadi_layers claims.exact claims.measured_results claims.petrov_formulas "
+    "claims.emadi_layers claims.exact* claims.measured_results claims.petrov_formulas "
     "claims.published_results claims.search cli.claims lab.studies.sizes",
     "others": "_moved anatomy.fused_kernels numerics.rows.triton_* "
     "planning.config planning.evidence probes.row_sample sinks.webhook "

@@ -157,7 +157,7 @@ def test_evidence_becomes_a_page(finished: tuple[Study, Path], tmp_path: Path) -
     assert "and none the fp16 error" in said.verdict
     by_policy = {row[0]: row for row in said.grids[2].cells}
     steered = by_policy["BGSS"]
-    assert steered[2] == "+0.1" and steered[-1] == "+1.00%"  # no spread, no interval
+    assert steered[2] == "+0.1 in every pair" and steered[-1] == "+1.00%"
     assert publish(evidence, tmp_path).is_file()
 
 

@@ -122,7 +122,28 @@ def value_condition_misleads() -> Found:
     return "refuted" if blind and alarmed else "holds", evidence
 
 
-@BAEK_V1.claim("C_LN and ρ_LN", kind="definition")
+@BAEK_V1.claim("κ_eff, from the released code", kind="definition")
+def weight_condition_misleads() -> Found:
+    """κ(W) of a weight with one tiny singular value, and what it does to rounding.
+
+    Claim: κ_eff = κ(W_1) + κ(W_2) + κ(W_O) is part of the relative error.
+
+    Instead: κ_lin = ‖W‖‖X‖/‖XW‖, which inputs off the weak direction keep small.
+    """
+    x, w = _normal(64, 16), _normal(16, 16, seed=1)
+    w[:, 0] *= 1e-7
+    condition = float(torch.linalg.cond(w))
+    exact, found = x @ w, rounded(x, HALF) @ rounded(w, HALF)
+    amplified = float(torch.linalg.matrix_norm(w, ord=2) * x.norm() / exact.norm())
+    error = _relative(found, exact) / HALF.unit_roundoff
+    return "refuted" if condition > 1e3 * max(amplified, error) else "holds", {
+        "κ(W)": condition,
+        "κ_lin": amplified,
+        "measured error ÷ u": error,
+    }
+
+
+@BAEK_V1.claim("C_LN and ρ_LN, from the released code", kind="definition")
 def epsilon_does_not_set_the_error() -> Found:
     """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not.
 
@@ -195,7 +216,7 @@ def norm_ratio_is_no_transport() -> Found:
     }
 
 
-@BAEK_V1.claim("residual relaxation", kind="definition")
+@BAEK_V1.claim("residual relaxation, as reconstructed", kind="definition")
 def residual_does_not_relax() -> Found:
     """y = x + f(x), f ≡ const: ρ = 0 promises no amplification.
 

@@ -1,10 +1,13 @@
 """Baek (v1, 2025; v2, 2026) on whole networks: risk, layer ranking, early warning."""
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -64,7 +67,7 @@ def _scaled_copy(c: float) -> tuple[GPT, Tensor]:
     return model.eval(), ids
 
 
-@BAEK_V1.claim("unified bound", kind="theorem")
+@BAEK_V1.claim("unified bound, from abstract and code", kind="theorem")
 def prediction_is_vacuous() -> Found:
     """ε_mach·ΣR of a small model beside its measured fp16 error, and what R is made of.
 
@@ -240,6 +243,30 @@ def independent_curves_pass() -> Found:
         "share with p ≤ 0.05 in our test": float(
             np.mean([found.p <= 0.05 for found in ours])
         ),
+    }
+
+
+@BAEK_V1.claim("Exp. 1, p of four points", kind="heuristic")
+def four_points_have_no_small_p() -> Found:
+    """p of r = 0.95 over four points: normal, Student's t, and all 24 orders.
+
+    Claim: The released code's p, by a normal approximation over 4 points, is one.
+
+    Instead: Student's t with 2 degrees of freedom; by exchange of 4 points no p is
+    below 1/24.
+    """
+    x = np.arange(4.0)
+    y = x + np.array([0.0, 0.5, -0.5, 0.0])
+    r = float(np.corrcoef(x, y)[0, 1])
+    t = r * math.sqrt(2 / (1 - r * r))
+    normal, student = (2 * float(law.sf(t)) for law in (stats.norm, stats.t(2)))
+    orders = [np.corrcoef(x, p)[0, 1] for p in itertools.permutations(y)]
+    exact = float(np.mean(np.abs(orders) >= r - 1e-12))
+    return "corrected" if normal < 0.001 < 1 / 24 <= min(student, exact) else "holds", {
+        "r": r,
+        "p, normal": normal,
+        "p, Student's t": student,
+        "p, all orders": exact,
     }
 
 

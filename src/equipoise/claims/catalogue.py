@@ -16,6 +16,7 @@ from equipoise.claims import (  # noqa: F401 - importing them registers their ch
     emadi,
     emadi_depth,
     emadi_layers,
+    exact_petrov_baek,
     measured_results,
     mudarisov_distance,
     mudarisov_normalisation,
@@ -34,6 +35,16 @@ RELIABLE: tuple[ClaimVerdict, ...] = (
     "holds with a caveat",
     "pattern reproduced",
 )
+COUNTED: dict[ClaimVerdict, str] = {
+    "holds": "hold",
+    "holds with a caveat": "hold with a caveat",
+    "corrected": "corrected",
+    "refuted": "refuted",
+    "pattern reproduced": "patterns reproduced",
+    "pattern not reproduced": "patterns not reproduced",
+    "not checkable here": "not checkable here",
+}
+"""Verdict → what so many claims do."""
 
 
 def select(*, paper: str | None = None, claim: str | None = None) -> list[Claim]:
@@ -87,7 +98,7 @@ def summary(results: Sequence[ClaimResult]) -> str:
     if not results:
         return "no claim was checked"
     firm = sum(result.verdict in RELIABLE for result in results)
-    parts = ", ".join(f"{n} {verdict}" for verdict, n in counts(results).items())
+    parts = ", ".join(f"{n} {COUNTED[kind]}" for kind, n in counts(results).items())
     return f"{firm} of {len(results)} claims can be relied on as printed: {parts}"
 
 

@@ -6,8 +6,8 @@ the first, or the refutation does not stand. ``harmless`` is a point at which th
 is right. Floats of a check's counterexample are rationals as they are; where a smaller
 point shows the same, it is used instead. Names are those of the checks.
 
-Claims about rounding, samples or norms of large matrices are not in this file: there is
-nothing algebraic to evaluate, or (Petrov's Thm 6) only spectral norms of them.
+``exact_petrov_baek`` holds those of Petrov and Baek. ``NOT_ALGEBRAIC`` says of every
+other claim that is refuted or corrected why there is nothing to evaluate.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class Counterexample:
         """Return both sides at the point, and whether the second exceeds the first."""
         with mpmath.workdps(DIGITS):
             most, found = (
-                _mp(s) if isinstance(s, Q) else s
+                mp(s) if isinstance(s, Q) else s
                 for s in self.sides(*(self.at if point is None else point))
             )
             room = mpmath.mpf(1) / ROOM.denominator * max(abs(most), abs(found))
@@ -62,6 +62,28 @@ def counterexample(
     return decorated
 
 
+NOT_ALGEBRAIC = {
+    "mudarisov2025.critical_fraction": "where a test on samples of heads stops "
+    "rejecting: a statistic of draws",
+    "petrov2025.block_bound_is_exceeded": "spectral norms of matrices of 1,088 rows, "
+    "ten times apart, which have no closed form; computed in float64",
+    "baek2025.prediction_is_vacuous": "compares with the rounding error measured on a "
+    "network",
+    "baek2025.gain_is_not_small": "norms of random weights as PyTorch draws them",
+    "baek2025.zeros_hide_failures": "what code does with NaN and infinity, which are "
+    "not numbers",
+    "baek2025.independent_curves_pass": "p-values of random series",
+    "baek2025.collapse_is_the_format": "correlations of random samples",
+}
+"""Claim → why its refutation is not computed again without rounding."""
+BY_HAND = "computed again in rationals or with 50 digits"
+
+
+def confirmation(claim: str) -> str:
+    """Return how a claim's counterexample is confirmed, or why it is not."""
+    return BY_HAND if claim in COUNTEREXAMPLES else NOT_ALGEBRAIC.get(claim, "")
+
+
 def theta(p: Sequence[Q]) -> Q:
     """Return θ from its definition: every subset.
 
@@ -77,11 +99,11 @@ def _prefix(p: Sequence[Q]) -> Q:
     return max(4 * s * (1 - s) for s in mass)
 
 
-def _mp(value: Number) -> Number:
+def mp(value: Number) -> Number:
     return mpmath.mpf(value.numerator) / value.denominator
 
 
-def _softmax(scores: Sequence[Number]) -> list[Number]:
+def softmax(scores: Sequence[Number]) -> list[Number]:
     weights = [mpmath.exp(s) for s in scores]
     return [w / sum(weights) for w in weights]
 
@@ -111,7 +133,7 @@ def one_throughout(visible: int) -> Sides:
 @counterexample("emadi2026", Q(7, 5), Q(143, 100), harmless=(Q(0), Q(1)))
 def activation_constant(x: Q, y: Q) -> Sides:
     def gelu(z: Q) -> Number:
-        return _mp(z) * mpmath.ncdf(_mp(z))
+        return mp(z) * mpmath.ncdf(mp(z))
 
     return y - x, gelu(y) - gelu(x)
 
@@ -120,9 +142,9 @@ def activation_constant(x: Q, y: Q) -> Sides:
 def measured_theta_is_local(sharpness: int) -> Sides:
     """One head of width one on (t, 1, −1) and (−t, 1, −1), t = 0.1."""
     t = mpmath.mpf(1) / 10
-    rows = [_softmax([sharpness * i * j for j in (t, 1, -1)]) for i in (t, 1, -1)]
+    rows = [softmax([sharpness * i * j for j in (t, 1, -1)]) for i in (t, 1, -1)]
     largest = max(4 * max(s * (1 - s) for s in (*row, row[0] + row[1])) for row in rows)
-    other = _softmax([sharpness * -t * j for j in (-t, 1, -1)])
+    other = softmax([sharpness * -t * j for j in (-t, 1, -1)])
     out = [
         sum(a * x for a, x in zip(row, (s * t, 1, -1), strict=True))
         for row, s in ((rows[0], 1), (other, -1))
@@ -136,7 +158,7 @@ def biases_are_not_in_the_magnitude(bias: int) -> Sides:
     xs = [mpmath.mpf(1) / 100, mpmath.mpf(-1) / 100]
     largest, truth = mpmath.mpf(0), mpmath.mpf(0)
     for i, x in enumerate(xs):
-        a = _softmax([(x + bias) * y for y in xs])
+        a = softmax([(x + bias) * y for y in xs])
         out = sum(p * y for p, y in zip(a, xs, strict=True))
         row = [p + p * (y - out) * (x + bias) for p, y in zip(a, xs, strict=True)]
         row[i] += sum(p * (y - out) * y for p, y in zip(a, xs, strict=True))
@@ -245,155 +267,83 @@ def collapse_is_rewarded(weights: Sequence[int]) -> Sides:
     return Q(9, 10), Q(near, 2)
 
 
-@counterexample("petrov2025", Q(1, 2), harmless=(Q(1, 32),))
-def softmax_is_not_flat(p: Q) -> Sides:
-    """A row of 32 keys with two of mass p, along their difference."""
-    return Q(1, 32), p
+@counterexample("mudarisov2025", Q(5, 1024), harmless=(Q(1, 2),))
+def linear_expectation(share: Q) -> Sides:
+    """E[d̃] of flat weights on identical tokens, L = 1024: half of 16 × that at 64.
 
-
-@counterexample("petrov2025", 1000, harmless=(1,))
-def keys_are_missing_from_the_maximum(t: int) -> Sides:
-    """Tokens 1 and 0, one channel, W_V = 1, W_Q = t, W_K = 0, Target = F = (½, ½).
-
-    ‖X‖ = 1 and ‖Target‖ < 1; of Theorem 1's entries VV is 4 and QK below 4·3/4.
+    N is 5 at both lengths, or half of each: every set of N has the same d̃.
     """
-    moment = Q(1, 4) * t
-    return 3 * max(Q(4), Q(3)), moment**2 * Q(2, 2)
+
+    def expected(tokens: int) -> Q:
+        top = 5 if share < Q(1, 2) else tokens // 2
+        return Q((tokens - top) * (top - 1), tokens)
+
+    return expected(1024), 8 * expected(64)
 
 
-@counterexample("petrov2025", 32, harmless=(1,))
-def query_jacobian_does_not_shrink_with_length(tokens: int) -> Sides:
-    """The check's layer; the derivative by W_Q[0, 1] alone, of two tokens."""
-    scores = [60 / mpmath.sqrt(2)] * 2 + [mpmath.mpf(0)] * max(0, tokens - 2)
-    a = _softmax(scores)
-    slope = (a[0] + a[1]) / mpmath.sqrt(2)
-    return 2 / mpmath.mpf(tokens), mpmath.sqrt(2) * slope
+@counterexample("mudarisov2025", 1, harmless=(0,))
+def lemma_2(more: int) -> Sides:
+    """∂α/∂l of two keys with F = e^l: weights (1, m, …), and ten times (1, m) alone.
+
+    The least F is the same, 2^−100; in the first there is another key of weight 1.
+    """
+    least = Q(1, 2**100)
+    few, many = [Q(1), least], [Q(1)] * more + [Q(1), least]
+    slopes = [w[0] / sum(w) * (1 - w[0] / sum(w)) for w in (few, many)]
+    return 10 * slopes[0], slopes[1]
 
 
-@counterexample("petrov2025", (0, 1, 3), harmless=((1, 1, 1),))
-def uniform_attention_is_curved(tokens: Sequence[int]) -> Sides:
-    mean = Q(sum(tokens), len(tokens))
-    return Q(0), sum((x - mean) ** 2 for x in tokens)
+@counterexample("mudarisov2025", 1, harmless=(0,))
+def low_temperature(gap: int) -> Sides:
+    """‖∂α/∂l‖ of two logits this far apart: at T = 0.01, and at T = 1."""
+
+    def norm(T: Q) -> Number:
+        p, q = softmax([mp(gap / T), 0])
+        return 2 * p * q / mp(T)
+
+    return norm(Q(1, 100)), norm(Q(1))
 
 
-@counterexample("petrov2025", -1, harmless=(0,))
-def softmax_second_derivative_is_not_its_largest_block(sign: int) -> Sides:
-    """Squares of both norms at a = (3 ± √3)/6: blocks are c·[[1, −1], [−1, 1]]."""
-    a = (3 + sign * mpmath.sqrt(3)) / 6
-    third = a * (1 - a) * (1 - 2 * a)
-    block = (2 * third) ** 2
-    return block, 2 * block
+@counterexample("mudarisov2025", 256, harmless=(2,))
+def random_directions_understate(keys: int) -> Sides:
+    """Nine times the mean square along a random direction, and ‖J‖², of (½, ½, 0, …).
+
+    J is ¼·[[1, −1], [−1, 1]] there: ‖J‖_F² = ‖J‖² = ¼.
+    """
+    return 9 * Q(1, 4) / keys, Q(1, 4)
 
 
-@counterexample("petrov2025", 1, harmless=(0,))
-def taylor_needs_a_remainder(w: int) -> Sides:
-    return Q(0), Q(w**4, 2)
+@counterexample("mudarisov2025", Q(1, 2), harmless=(Q(1, 5),))
+def theorem_2(radius: Q) -> Sides:
+    """Two tokens of weight 1/5 on the unit sphere: X = 1/5 always, and ξ = 1/5."""
+    weight = Q(1, 5)
+    recall = Q(weight <= radius)
+    return mpmath.exp(-(mp(weight - radius) ** 2) / 2), recall
 
 
-@counterexample("petrov2025", 4, harmless=(1,))
-def norm_lemma_needs_the_deviation(root: int) -> Sides:
-    """A row of n = root² entries ±1: its norm is root, its deviation 1."""
-    return Q(1, root) + Q(1, root**2), Q(1)
+@counterexample("mudarisov2025", False, harmless=(True,))
+def closed_ball(strict: bool) -> Sides:
+    """How many of the rest are in the ball of the first two: equal tokens, 4 3 2 1."""
+    distance = [abs(7 - w) for w in (4, 3, 2, 1)]
+    radius = min(distance[2:])
+    return Q(0), Q(
+        sum(d < radius or (d == radius and not strict) for d in distance[2:])
+    )
 
 
-@counterexample("petrov2025", 100, harmless=(1,))
-def norm_lemma_has_a_term_of_wrong_degree(c: int) -> Sides:
-    """From ±1 to ±c (n = 16): ten times how the printed term falls, how ‖H‖ does."""
-    middle = [Q(16 * k**2, 4 * k**3) for k in (1, c)]
-    squared = [Q(14, 16) / k**4 for k in (1, c)]  # (n − 2)/n ÷ σ⁴
-    return (10 * middle[0] / middle[1]) ** 2, squared[0] / squared[1]
+@counterexample("mudarisov2025", (1, 1, -1, -1), harmless=((1, 1, 1, 1),))
+def functional_relevance(values: Sequence[int]) -> Sides:
+    """The error of keeping two of four tokens (weights 3 3 2 2), renormalised.
 
+    First of (1, −1, 1, −1), whose recall is 0 and error 0; then of these, recall 1.
+    """
 
-@counterexample("petrov2025", 10, harmless=(1,))
-def value_curvature_is_quadratic_in_the_input(c: int) -> Sides:
-    """Ten times the growth of (mean of the tokens)², and the claimed c⁴."""
-    mean = [Q(sum(k * x for x in (1, 2, 6)), 3) for k in (1, c)]
-    return 10 * mean[1] ** 2 / mean[0] ** 2, Q(c**4)
+    def head(of: Sequence[int]) -> tuple[int, Q]:
+        y = [w * x for w, x in zip((3, 3, 2, 2), of, strict=True)]
+        s = y[0] + y[1]
+        near = min(abs(s - v) for v in y[2:])
+        return sum(abs(s - v) < near for v in y[:2]), abs(Q(sum(y), 10) - Q(s, 6))
 
-
-@counterexample("petrov2025", 0, harmless=(1,))
-def scale_derivative_lacks_a_root(roots: int) -> Sides:
-    """‖∂σ/∂x‖² of a row, and of what is printed, divided by d as often as said."""
-    row = (-1, 0, 1, 8)
-    m = [x - Q(sum(row), 4) for x in row]
-    square = sum(x * x for x in m)
-    true = sum((x / 4) ** 2 / (square / 4) for x in m)
-    return true, sum(x * x / square for x in m) / 4**roots
-
-
-@counterexample("petrov2025", 1, harmless=(-1,))
-def mixed_block_does_not_vanish_with_w2(y: int) -> Sides:
-    return Q(0), Q(abs(y) * (y > 0))
-
-
-@counterexample("petrov2025", 0, harmless=(10,))
-def activation_of_the_experiments_bends(x: int) -> Sides:
-    return Q(0), (2 - x**2) * mpmath.npdf(x)
-
-
-@counterexample("petrov2025", 4096, harmless=(8,))
-def gradient_sums_stall_in_bfloat16(count: int) -> Sides:
-    """A sum of 41/512 (0.08 in bf16), rounded to 8 bits after every term."""
-    value = total = Q(41, 512)
-    for _ in range(count - 1):
-        exact = total + value
-        unit = Q(2) ** (exact.numerator // exact.denominator).bit_length() / 2**8
-        unit = unit if exact >= 1 else Q(1, 2**11)
-        total = round(exact / unit) * unit
-    return 2 * total / count, value
-
-
-@counterexample("baek2025", 1000, harmless=(0,))
-def kappa_softmax_sees_a_common_offset(offset: int) -> Sides:
-    """(100 × κ)² without the offset, and κ² with it, p and J being the same."""
-    return Q(100**2), Q(offset**2 + (offset + 1) ** 2)
-
-
-@counterexample("baek2025", 11, 1, harmless=(11, 0))
-def two_roundoffs(bits: int, more: int) -> Sides:
-    return Q(1, 2**bits), Q(2**more, 2**bits)
-
-
-@counterexample("baek2025", (1, -1), harmless=((1, 1),))
-def value_condition_misleads(v: Sequence[int]) -> Sides:
-    """(κ(V)‖PV‖)² and (‖P‖‖V‖)² of one channel under uniform P: κ(V) = 1."""
-    mean = Q(sum(v), len(v))
-    return len(v) * mean**2, Q(sum(x * x for x in v))
-
-
-@counterexample("baek2025", Q(-999, 1000), harmless=(Q(0),))
-def residual_does_not_relax(branch: Q) -> Sides:
-    return Q(1), 1 / abs(1 + branch)
-
-
-@counterexample("baek2025", Q(1, 100), harmless=(Q(1, 10**5),))
-def intervention_never_fires(variance: Q) -> Sides:
-    """The largest σ² at which ρ_LN < 1: D = 128, fp16, ε = 1e-5."""
-    return Q(1, 10**5) / (128 * Q(1, 2**10)), variance
-
-
-@counterexample("baek2026", 6, harmless=(60,))
-def cap_never_binds(actions: int) -> Sides:
-    base, cap = Q(1, 10**5), Q(1, 100)
-    eps = base
-    for n in range(actions):
-        room = (cap - eps) / (cap - base)
-        times = 1 + 3 * (Q(1, 4) + Q(3, 4) * room) / (1 + Q(3, 5) * n)
-        eps = min(cap, (eps * times).limit_denominator(10**40))
-    return eps, cap
-
-
-@counterexample("baek2026", Q(1, 10**4), harmless=(Q(900),))
-def token_mean_variance_hides_small_tokens(small: Q) -> Sides:
-    """200 tokens of this variance and 56 of 900, ε = 1e-5."""
-    eps = Q(1, 10**5)
-    mean = (200 * small + 56 * 900) / 256
-    v, each = _mp(mean + eps), _mp(small + eps)
-    return (2 * v - _mp(eps)) / v**1.5, 1 / mpmath.sqrt(each)
-
-
-@counterexample("baek2026", Q(1), Q(1, 100), harmless=(Q(1), Q(1)))
-def ranking_prefers_where_epsilon_acts_least(high: Q, low: Q) -> Sides:
-    """½Δε/(σ² + ε) where the score is higher, and where it is lower."""
-    base, reached = Q(1, 10**5), Q(173, 10**5)
-    return tuple((reached - base) / (2 * (v + base)) for v in (high, low))  # type: ignore[return-value]
+    (low, least), (high, error) = head((1, -1, 1, -1)), head(values)
+    assert (low, high) == (0, 2)
+    return least, error

@@ -22,7 +22,7 @@ from equipoise.numerics.selection import (
 )
 
 
-@MUDARISOV.claim("Theorem 1 (1)", kind="theorem")
+@MUDARISOV.claim("Theorem 1 (1), as reconstructed", kind="theorem")
 def theorem_1() -> Found:
     """The bound with a root, with its bracket, and with a set that is not the top N.
 
@@ -76,7 +76,7 @@ def vanishing_distance() -> Found:
     return "refuted" if grows else "holds", evidence
 
 
-@MUDARISOV.claim("Corollary 2 (i), as rebuilt", kind="corollary")
+@MUDARISOV.claim("Corollary 2 (i), as reconstructed", kind="corollary")
 def corollary_2() -> Found:
     """N fixed, flat weights: E[d̃] is √(N+1) or N−1 times what the corollary says.
 
@@ -98,7 +98,7 @@ def corollary_2() -> Found:
     return "refuted" if evidence["E[d̃], orthonormal"] > 2 else "holds", evidence
 
 
-@MUDARISOV.claim("Theorem 1 (2), as rebuilt", kind="theorem")
+@MUDARISOV.claim("Theorem 1 (2), as reconstructed", kind="theorem")
 def random_sets() -> Found:
     """E[d̃] by enumerating every set, beside the main term and our two bounds.
 
@@ -130,7 +130,7 @@ def random_sets() -> Found:
     }
 
 
-@MUDARISOV.claim("Corollary 2 (ii)", kind="corollary")
+@MUDARISOV.claim("Corollary 2 (ii), as reconstructed", kind="corollary")
 def all_tokens_chosen() -> Found:
     """E[d̃] over N up to L − 1, by enumerating every set of 7 tokens.
 

@@ -52,7 +52,7 @@ def corollary_3() -> Found:
     return "refuted" if evidence["spectral norm at T = 1"] > 0.25 else "holds", evidence
 
 
-@MUDARISOV.claim("Lemma 2", kind="lemma")
+@MUDARISOV.claim("Lemma 2, as reconstructed", kind="lemma")
 def lemma_2() -> Found:
     """J = (diag α − ααᵀ)·diag(h), h = F'/F: the slope of ln F decides, not min F.
 
@@ -231,6 +231,9 @@ def lemma_1() -> Found:
 
     Instead: 1/(1+(L−1)e^ρ) ≤ α_i ≤ 1/(1+(L−1)e^{−ρ}), ρ = (l_max−l_min)/T, both ends
     attained; Δ must take the largest key.
+
+    Practice: With logits within a range ρ no key of L gets more than
+    1/(1+(L−1)e^{−ρ}).
     """
     evidence: dict[str, float] = {}
     true, sharp = True, True

@@ -63,9 +63,9 @@ def collapse_is_rewarded() -> Found:
     return "refuted" if evidence["recall, N = 16"] == 1 else "holds", evidence
 
 
-@MUDARISOV.claim("Theorem 2, as rebuilt", kind="theorem")
+@MUDARISOV.claim("Theorem 2, as reconstructed", kind="theorem")
 def theorem_2() -> Found:
-    """The exponential upper bound, as rebuilt, is exceeded with and without a clamp.
+    """The exponential upper bound is exceeded with and without a clamp.
 
     Claim: E[N_s]/N ≤ Σexp(−(ξ_i−r)²/(2M²))/N.
 

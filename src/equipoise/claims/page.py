@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.claims.catalogue import counts, summary
-from equipoise.claims.result import PAPERS, VERDICTS, ClaimResult
+from equipoise.claims.catalogue import RELIABLE, counts, summary
+from equipoise.claims.exact import BY_HAND
+from equipoise.claims.result import PAPERS, VERDICTS, ClaimResult, ClaimVerdict
 from equipoise.report.offline_pages import StudyPage
 
 _BODY = """
-<h2>What a practitioner can rely on</h2><ul>
-{% for one in practical %}<li>{{ one.practice }}
-<a href="#{{ one.id }}">{{ one.verdict }}</a></li>{% endfor %}</ul>
+<h2>What a practitioner can rely on</h2>
+{% for heading, group in practical.items() %}<h3>{{ heading }}</h3><ul>
+{% for one in group %}<li>{{ one.practice }}
+<a href="#{{ one.id }}">{{ one.paper }}, {{ one.where }}: {{ one.verdict }}</a></li>
+{% endfor %}</ul>{% endfor %}
 <form id="filters"><label>Paper <select name="paper"><option value="">all</option>
 {% for paper in papers %}<option>{{ paper }}</option>{% endfor %}</select></label>
 <label>Verdict <select name="verdict"><option value="">all</option>
@@ -26,6 +29,7 @@ _BODY = """
 <td><details><summary>{{ one.evidence | length }} numbers</summary><dl>
 {% for name, value in one.evidence.items() %}
 <dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}
+{% if one.exact %}<dt>without rounding</dt><dd>{{ one.exact }}</dd>{% endif %}
 </dl></details></td></tr>{% endfor %}
 </tbody></table></div>
 <script>
@@ -44,9 +48,18 @@ form.addEventListener("change", () => {
 """
 INCOMPLETE = (
     "Of the second to the fourth paper the statements checked are mostly the ones in "
-    "doubt, so the shares do not grade a paper. What could not be read in full is "
-    "marked as reconstructed."
+    "doubt, so the shares do not grade a paper. Where a source could not be read in "
+    "full the statement is marked as reconstructed: a reader who has the original "
+    "should compare it first. Experiments are repeated with small models on CPUs; a "
+    "pattern not reproduced says what happens there, not that the paper's own runs "
+    "were wrong."
 )
+ADVICE: dict[str, tuple[ClaimVerdict, ...]] = {
+    "Rely on it": RELIABLE,
+    "Use it as corrected": ("corrected",),
+    "Do not rely on it": ("refuted", "pattern not reproduced"),
+    "Not decided": ("not checkable here",),
+}
 PAGE = StudyPage(
     title="Claims of four papers",
     heading="What of the four papers can be relied on",
@@ -69,7 +82,7 @@ def write_claims(results: Sequence[ClaimResult], path: Path) -> Path:
 
 
 def markdown(results: Sequence[ClaimResult]) -> str:
-    """Return the docs page: what to rely on, paper by paper, then every claim."""
+    """Return the docs page: what to rely on, then every claim, paper by paper."""
     lines = [
         "# Claims of the four papers",
         "",
@@ -77,11 +90,15 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         " prints the numbers, `--json` and `--html` keep them. A verdict is what its"
         f" check returned; statements are in our words. {INCOMPLETE}",
         "",
+        _confirmed(results),
+        "",
         "## What a practitioner can rely on",
         "",
-        *(f"- {one.practice} ({one.id}: {one.verdict})" for one in _practical(results)),
-        "",
     ]
+    for heading, group in _practical(results).items():
+        lines += [f"### {heading}", ""]
+        lines += [f"- {one.practice} ({one.id}: {one.verdict})" for one in group]
+        lines.append("")
     for paper in PAPERS:
         own = [result for result in results if result.paper == paper.key]
         if own:
@@ -89,8 +106,24 @@ def markdown(results: Sequence[ClaimResult]) -> str:
     return "\n".join(lines)
 
 
-def _practical(results: Sequence[ClaimResult]) -> list[ClaimResult]:
-    return [result for result in results if result.practice]
+def _practical(results: Sequence[ClaimResult]) -> dict[str, list[ClaimResult]]:
+    """Return the advice under what to make of the claim; headings without any fall."""
+    groups = {
+        heading: [one for one in results if one.practice and one.verdict in verdicts]
+        for heading, verdicts in ADVICE.items()
+    }
+    return {heading: group for heading, group in groups.items() if group}
+
+
+def _confirmed(results: Sequence[ClaimResult]) -> str:
+    """Say how many refutations stand without rounding, and why the others are none."""
+    wrong = [one for one in results if one.exact]
+    left = [one for one in wrong if one.exact != BY_HAND]
+    reasons = "; ".join(f"{one.id.split('.')[1]}: {one.exact}" for one in left)
+    return (
+        f"{len(wrong) - len(left)} of {len(wrong)} counterexamples are {BY_HAND}. The "
+        f"others are not algebraic: {reasons}."
+    )
 
 
 def _rows(results: Sequence[ClaimResult]) -> list[str]:

@@ -78,6 +78,29 @@ def norm_lemma_needs_the_deviation() -> Found:
     }
 
 
+@PETROV.claim("summaries of the paper", kind="definition")
+def deviation_is_not_a_singular_value() -> Found:
+    """σ_min read as a singular value: one row far from 0 that hardly varies.
+
+    Claim: As summaries have it, LayerNorm's derivative is bounded by the minimum
+    singular value of its input.
+
+    Instead: The paper's σ_min is the smallest deviation of a row. Of asymptotic bounds,
+    computational efficiency and guarantees of stability, which summaries name too, we
+    found nothing in the paper.
+    """
+    x = torch.tensor([[99.0, 100.0, 101.0]], dtype=torch.float64)
+    truth = two(torch.func.jacrev(layer_norm)(x).reshape(3, 3))
+    values = float(torch.linalg.svdvals(x).min())
+    deviation = float(x.std(correction=0))
+    read = 1 / values + float(x.norm()) ** 2 / (math.sqrt(3) * values**3)
+    return "refuted" if truth > read else "holds", {
+        "claimed with the singular value": read,
+        "norm of the Jacobian": truth,
+        "1 ÷ the deviation": 1 / deviation,
+    }
+
+
 @PETROV.claim("last appendix, norm lemma", kind="lemma")
 def norm_lemma_has_a_term_of_wrong_degree() -> Found:
     """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2.

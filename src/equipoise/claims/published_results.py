@@ -7,7 +7,8 @@ makes a result again. Results are part of the repository, not of the wheel.
 
 import math
 import os
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -16,7 +17,7 @@ from equipoise.claims.result import EMADI, Check, Found, Kind, Paper
 from equipoise.errors import InputError
 from equipoise.lab.models import PATH_LENGTH
 from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.results.statistics import Paired, paired
+from equipoise.lab.results.statistics import Paired, paired, seeds_to_decide
 from equipoise.lab.studies import sizes
 from equipoise.lab.studies.exponents import fitted_exponents, over_seeds, starts, trains
 
@@ -87,6 +88,24 @@ def values(evidence: Evidence, arm: str, measure: str) -> list[float]:
     return [evidence.value(arm, seed, measure) for seed in evidence.seeds]
 
 
+def over_arms(
+    evidence: Evidence,
+    measure: str,
+    arms: Iterable[str] | None = None,
+    *,
+    change: Callable[[float], float] = float,
+) -> list[float]:
+    """Return a measure's mean over arms, seed by seed: arms of a seed share its data.
+
+    Counting them one by one would make an interval of seeds too narrow.
+    """
+    named = list(evidence.runs if arms is None else arms)
+    return [
+        statistics.fmean(change(evidence.value(arm, seed, measure)) for arm in named)
+        for seed in evidence.seeds
+    ]
+
+
 def contrast(
     evidence: Evidence, measure: str, arms: tuple[str, str], *, log: bool = False
 ) -> Paired:
@@ -118,6 +137,8 @@ def pattern(holds: bool, **intervals: Paired) -> Found:
         text = name.replace("_", " ")
         numbers |= {text: found.mean, f"{text}, from": found.low}
         numbers |= {f"{text}, to": found.high, "seeds": float(found.n)}
+        if count := seeds_to_decide(found):
+            numbers[f"{text}, seeds that would tell it from 0"] = float(count)
     return "pattern reproduced" if holds else "pattern not reproduced", numbers
 
 
@@ -350,18 +371,14 @@ def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
     ]
     if not pairs:
         return "not checkable here", {"arms with and without warm-up": 0.0}
+    with_tau, without = zip(*pairs, strict=True)
     gradient, update = (
-        paired(*_logs(evidence, f"early_{what}_qk", pairs))
+        paired(
+            *(
+                over_arms(evidence, f"early_{what}_qk", arms, change=logarithm)
+                for arms in (with_tau, without)
+            )
+        )
         for what in ("gradient", "update")
     )
     return pattern(update.high < 0, ln_gradient=gradient, ln_update=update)
-
-
-def _logs(
-    evidence: Evidence, measure: str, pairs: list[tuple[str, str]]
-) -> tuple[list[float], list[float]]:
-    """Return the logarithms of a measure over all seeds of the arms, pair by pair."""
-    return tuple(
-        [logarithm(v) for pair in pairs for v in values(evidence, pair[side], measure)]
-        for side in (0, 1)
-    )  # type: ignore[return-value]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Literal, get_args
 
-from equipoise.claims.exact import COUNTEREXAMPLES
+from equipoise.claims.exact import COUNTEREXAMPLES, confirmation
 from equipoise.claims.search import INEQUALITIES, violated
 from equipoise.errors import InputError
 from equipoise.records import Record
@@ -43,6 +43,8 @@ ClaimVerdict = Literal[
 ]
 """*corrected*: false as printed, and what ``instead`` states was checked too."""
 VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
+WRONG: tuple[ClaimVerdict, ...] = ("refuted", "corrected")
+"""Not true as printed."""
 Kind = Literal[
     "definition",
     "lemma",
@@ -77,6 +79,8 @@ class ClaimResult(Record):
     """What is true, or what a claim that holds does not show."""
     practice: str = ""
     """What a practitioner should do, of the claims that matter most to one."""
+    exact: str = ""
+    """Of what is refuted or corrected: confirmed without rounding, or why not."""
     seed: int = SEED
 
 
@@ -115,6 +119,7 @@ class Claim:
             evidence=evidence,
             instead=self.instead,
             practice=self.practice,
+            exact=confirmation(self.id) if verdict in WRONG else "",
         )
 
     def _searched(
@@ -131,7 +136,7 @@ class Claim:
     def _confirmed(self, verdict: ClaimVerdict, evidence: Mapping[str, float]) -> Found:
         """Compute the counterexample without rounding; one that fails is none."""
         known = COUNTEREXAMPLES.get(self.id)
-        if known is None or verdict not in ("refuted", "corrected"):
+        if known is None or verdict not in WRONG:
             return verdict, evidence
         (most, found), exceeds = known.evaluated()
         named = {"exact, at most": float(most), "exact, found": float(found)}

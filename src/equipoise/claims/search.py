@@ -1,10 +1,10 @@
 """Adversarial search for everything that says ≤.
 
 A claim's two sides as one ratio of a point's numbers, at most 1 if the claim is true.
-Points are drawn at five scales, then climbed: along the gradient, by turning signs and
-by exchanging numbers; the best are evaluated in float32 too. The ratios are written
-from the statements, beside the code that the checks call. Names are those of the
-checks; what is refuted needs no search.
+Points are drawn at seven scales, then climbed: along the gradient, by turning signs and
+by exchanging numbers; drawn and climbed ones are evaluated in float32, bfloat16 and
+float16 too. The ratios are written from the statements, beside the code that the checks
+call. Names are those of the checks; what is refuted needs no search.
 
 Axes, in this file:  B point · K token or key · D width.
 """
@@ -23,9 +23,19 @@ Scalar = Any
 """A tensor of one number: what torch's operators return has no type of its own."""
 Ratio = Callable[[Tensor], Scalar]
 """One point's numbers → this ÷ what it is at most."""
-SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
-ROOM = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Rounding of a few hundred operations, in a ratio near 1."""
+SCALES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e8)
+ROOM = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.bfloat16: 16 * 2**-8,
+    torch.float16: 16 * 2**-11,
+}
+"""Rounding in a ratio near 1: of a few hundred operations, in the narrow formats of a
+few dozen."""
+FORMATS = {f"in {str(t).removeprefix('torch.')}": t for t in list(ROOM)[1:]}
+WIDE = (torch.float32,)
+"""Where what is compared is a difference of nearly equal numbers, or below the smallest
+number of float16, a narrow format shows its rounding and nothing of the inequality."""
 EPS = 1e-5
 
 
@@ -35,6 +45,8 @@ class Inequality:
 
     ratio: Ratio
     size: int
+    formats: tuple[torch.dtype, ...] = tuple(FORMATS.values())
+    """In which the two sides can be compared."""
 
     def largest(self, *, rounds: int = 1) -> dict[str, float]:
         """Return the largest ratio that each way of searching found."""
@@ -48,7 +60,11 @@ class Inequality:
         for name, moved in (("by signs", _turned), ("by exchange", _exchanged)):
             x = self._climbed(x, moved, 12 * rounds, rng)
             found[name] = _most(self._all(x))
-        return {**found, "in float32": _most(self._all(x.float()))}
+        points = torch.cat([scale_B1 * drawn, x])
+        for name, dtype in FORMATS.items():
+            if dtype in self.formats:
+                found[name] = _most(self._all(points.to(dtype)))
+        return found
 
     def _all(self, x: Tensor) -> Tensor:
         ratios: Tensor = vmap(self.ratio)(x)
@@ -106,15 +122,18 @@ INEQUALITIES: dict[str, Inequality] = {}
 def violated(found: dict[str, float]) -> bool:
     """Return whether some way of searching got past 1 by more than rounding."""
     room = {name: ROOM[torch.float64] for name in found}
-    room["in float32"] = ROOM[torch.float32]
+    room |= {name: ROOM[dtype] for name, dtype in FORMATS.items()}
     return any(value > 1 + room[name] for name, value in found.items())
 
 
-def inequality(claim: str, size: int) -> Callable[[Ratio], Ratio]:
-    """Return a decorator that registers the ratio of a claim."""
+def inequality(
+    claim: str, size: int, *formats: torch.dtype
+) -> Callable[[Ratio], Ratio]:
+    """Return a decorator that registers the ratio of a claim; all formats if none."""
 
     def decorated(ratio: Ratio) -> Ratio:
-        INEQUALITIES[claim] = Inequality(ratio, size)
+        known = formats or tuple(FORMATS.values())
+        INEQUALITIES[claim] = Inequality(ratio, size, known)
         return ratio
 
     return decorated
@@ -129,7 +148,11 @@ def _parts(x: Tensor, *shapes: tuple[int, ...]) -> Iterator[Tensor]:
 
 
 def _two(a: Tensor) -> Scalar:
-    return torch.linalg.matrix_norm(a, ord=2)
+    """Return ‖a‖₂, of narrow formats in float32: there is no SVD in them."""
+    wide = a.float() if a.dtype in (torch.bfloat16, torch.float16) else a
+    finite = wide.isfinite().all()
+    norm = torch.linalg.matrix_norm(torch.where(finite, wide, 0.0), ord=2)
+    return torch.where(finite, norm, math.nan)
 
 
 def _longest(x_KD: Tensor) -> Scalar:
@@ -249,7 +272,7 @@ def expected_distance(x: Tensor) -> Scalar:
     return total / len(sets) / (3 / 5 * (main + spread).clamp_min(0).sqrt().sum())
 
 
-@inequality("mudarisov2025.random_directions_understate", 10)
+@inequality("mudarisov2025.random_directions_understate", 10, *WIDE)
 def finite_step(x: Tensor) -> Scalar:
     """A step ε of softmax(l/T), T = 0.1, over min{1/(2T), √2/ε}·ε."""
     logits, step = _parts(x, (5,), (5,))
@@ -257,7 +280,7 @@ def finite_step(x: Tensor) -> Scalar:
     return moved.norm() / (5 * step.norm()).clamp_max(math.sqrt(2))
 
 
-@inequality("mudarisov2025.swapped_leaders", 7)
+@inequality("mudarisov2025.swapped_leaders", 7, *WIDE)
 def exchanged_leaders(x: Tensor) -> Scalar:
     """(a + ε, a, …) and (a, a + 2ε, …) at T = 1, over √5·ε/2."""
     step, rest = x[:1].abs(), -x[1:].abs()
@@ -281,13 +304,13 @@ def softmax_bend(x: Tensor) -> Scalar:
     return _two(bend.reshape(16, 4)) / math.sqrt(2 / 27)
 
 
-@inequality("baek2026.norm_coefficient_is_loose", 6)
+@inequality("baek2026.norm_coefficient_is_loose", 6, torch.float32, torch.bfloat16)
 def norm_coefficient(x: Tensor) -> Scalar:
     v = x.var(correction=0)
     return _two(jacrev(_norm)(x)) * (v + EPS) ** 1.5 / (EPS + 2 * v)
 
 
-@inequality("baek2025.score_ratio_is_at_least_one", 40)
+@inequality("baek2025.score_ratio_is_at_least_one", 40, torch.float32, torch.bfloat16)
 def score_ratio(x: Tensor) -> Scalar:
     q, k = _parts(x, (5, 4), (5, 4))
     return _two(q @ k.mT) / (_two(q) * _two(k))

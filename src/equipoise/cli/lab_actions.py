@@ -29,10 +29,11 @@ from equipoise.lab.studies.catalogue import (
     recipe,
 )
 from equipoise.lab.studies.fragility.runner import QUESTION, Study
+from equipoise.lab.studies.selection.paper import NAME as PAPER
 from equipoise.lab.studies.selection.paper import figures_of, saved_figures
 from equipoise.report.offline_pages import check_folder_path
 
-ALL, SELECTION = "all", "selection"
+ALL, SELECTION, THEOREM = "all", "selection", "theorem"
 
 
 def list_experiments(*, json: bool) -> None:
@@ -78,12 +79,12 @@ def run(
     study.check()
     for experiment in experiments if where == "local" else ():
         preflight(standing(experiment.tasks, home / experiment.name).left)
-    if name in (ALL, SELECTION):
+    if name in (ALL, SELECTION, PAPER):
         _show(figures_of(model, home, quick=quick), publish)
     for experiment in experiments:
         failed += _run(experiment, out, where=where, workers=workers)
         _report(experiment, out, publish)
-    if name == ALL:
+    if name in (ALL, THEOREM):
         theorem(publish=publish)
     if name in (ALL, FRAGILITY):
         root = home / study.name
@@ -99,7 +100,7 @@ def run(
 
 
 def _named(name: str) -> tuple[str, ...]:
-    if name in (FRAGILITY, STORMS):
+    if name in (FRAGILITY, STORMS, PAPER, THEOREM):
         return ()
     return REPORTS if name == ALL else (name,)
 
@@ -169,7 +170,9 @@ def report(
     data: Path | None,
 ) -> None:
     """Show tables and the finding of what is finished, and write the page."""
-    if name in (ALL, SELECTION) and (figures := saved_figures(out or lab_directory())):
+    if name in (ALL, SELECTION, PAPER) and (
+        figures := saved_figures(out or lab_directory())
+    ):
         _show(figures, publish)
     if name == STORMS:
         size = QUICK if quick else NORMAL

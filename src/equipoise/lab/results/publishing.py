@@ -28,6 +28,8 @@ from equipoise.report.views import view
 from equipoise.store import Run, open_run
 
 RAW, PAGE = "raw.json", "README.md"
+FEW = 5
+"""Seeds below which a page says what they can show."""
 ACTIONS = "actions.json"
 """Written by hand: experiment → what a reader should do, and the finding it follows."""
 
@@ -84,6 +86,7 @@ def _made(evidence: Evidence) -> str:
         "Runs": runs
         and f"{runs}: {len(evidence.runs)} arms, seeds {seeds}; arms share seeds "
         "and data",
+        "Few seeds": runs and len(evidence.seeds) < FEW and _few(evidence),
         "Shared options": options,
         "Machine": about.get("machine"),
         "Cost": f"{about['cpu_minutes']} CPU minutes",
@@ -93,6 +96,20 @@ def _made(evidence: Evidence) -> str:
     }
     listed = "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
     return f"## How it was made\n\n{listed}"
+
+
+def _few(evidence: Evidence) -> str:
+    """Say what an interval over so few seeds can show."""
+    from scipy import stats
+
+    reach = [
+        float(stats.t.ppf(0.975, n - 1)) / n**0.5 for n in (len(evidence.seeds), FEW)
+    ]
+    return (
+        f"{len(evidence.seeds)}, so read the page as exploratory: 0 lies outside an "
+        f"interval only where a difference exceeds {reach[0]:.1f} of its standard "
+        f"deviations between seeds ({reach[1]:.1f} with {FEW} seeds)"
+    )
 
 
 def keep_pictures(experiment: Experiment, root: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ from equipoise.lab.studies import (
 )
 from equipoise.lab.studies.fragility import finding as fragility
 from equipoise.lab.studies.fragility import runner
-from equipoise.lab.studies.selection import normalisers, paper_finding
+from equipoise.lab.studies.selection import normalisers, paper, paper_finding
 from equipoise.lab.training.options import TrainOptions
 
 FRAGILITY = "fragility"
@@ -105,7 +105,7 @@ QUESTIONS: dict[str, Question] = {
         finding=normalisers.finding,
     ),
     "smoke": Question(recipe=smoke),
-    "selection-paper": Question(finding=paper_finding.finding),
+    paper.NAME: Question(finding=paper_finding.finding),
     "theorem": Question(finding=prepost.theorem_finding),
     FRAGILITY: Question(finding=fragility.finding),
 }
@@ -138,7 +138,8 @@ def recipe(name: str, *, quick: bool = False) -> Experiment:
     """Return the named experiment; the quick one has results of its own."""
     if name not in RECIPES:
         raise InputError(
-            f"no experiment {name!r}{meant(name, (*RECIPES, FRAGILITY, STORMS))}"
+            f"no experiment {name!r}"
+            f"{meant(name, (*RECIPES, FRAGILITY, STORMS, paper.NAME, 'theorem'))}"
         )
     experiment = RECIPES[name](quick)
     return replace(experiment, name=f"{name}-quick") if quick else experiment

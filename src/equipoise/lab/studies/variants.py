@@ -18,7 +18,7 @@ from equipoise.lab.results.finding import (
     rows,
 )
 from equipoise.lab.results.statistics import to_decide
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
@@ -48,6 +48,7 @@ def experts_recipe(quick: bool) -> Experiment:
         name="experts",
         question="Does a mixture of experts change who trains?",
         measures=("validation", "loss", "spikes", *GRADIENTS, "S_residual", "theta_p5"),
+        seeds=SEEDS if quick else FIVE_SEEDS,
         **_within_residuals(models, quick),
     )
 

@@ -30,7 +30,7 @@ def finding(evidence: Evidence) -> Finding:
     series = _readings(evidence, "leading")
     control: dict[str, list[dict[str, Any]]] = dict(evidence.curves["control"])
     rows = tracking(followed)
-    found = [_tracked(rows), _led(series), _moved(control)]
+    found = [_tracked(rows), _led(series), _moved(control, evidence.digits)]
     return Finding(
         verdict=" ".join(text for text, _ in found),
         grids=[grid for _, grid in found],
@@ -120,11 +120,19 @@ def _lower(pair: Paired | None) -> bool:
     return pair is not None and pair.mean < 0 and pair.p < 0.05
 
 
-def _moved(control: dict[str, list[dict[str, Any]]]) -> tuple[str, Grid]:
+def _moved(
+    control: dict[str, list[dict[str, Any]]], digits: int | None
+) -> tuple[str, Grid]:
     plain = control["nothing"]
     seeds = len(plain)
     cells, helped, mended = [], [], []
-    given = [_paired(runs, plain, name) for runs in control.values() for name in ENDS]
+    given = [
+        None
+        if runs is plain
+        else paired([r[name] for r in runs], [r[name] for r in plain], digits=digits)
+        for runs in control.values()
+        for name in ENDS
+    ]
     found = iter(corrected(given))
     for policy, runs in control.items():
         tail, final, worst = (next(found) for _ in ENDS)
@@ -156,13 +164,6 @@ def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
         f"{statistics.fmean(r['onsets'] for r in runs):.1f}",
         f"{statistics.fmean(replays):+.2%}" if replays else "–",
     ]
-
-
-def _paired(runs: Sequence[Any], plain: Sequence[Any], name: str) -> Any:
-    if runs is plain:
-        return None
-        # ``runner`` keeps seven digits.
-    return paired([r[name] for r in runs], [r[name] for r in plain], digits=7)
 
 
 def _by_run(series: list[Reading]) -> list[list[Reading]]:

@@ -183,12 +183,13 @@ class Study:
             arms={arm: {} for arm in runs},
             baselines={},
             runs=runs,
-            curves=_short(curves),
+            curves=curves,
             about={
                 "command": self.command,
                 **surroundings(),
                 "cpu_minutes": rounded(spent),
             },
+            digits=None,
         )
 
 
@@ -218,15 +219,6 @@ def _control(piece: Piece) -> Iterator[dict[str, Any]]:
     for name, policy in policies(subject, piece.seed).items():
         run = controlled(subject, name, policy, seed=piece.seed, steps=piece.steps)
         yield asdict(run)
-
-
-def _short(value: Any) -> Any:
-    """Return numbers with seven digits: ε moves some of them in the fourth."""
-    if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_short(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _file_away(

@@ -62,9 +62,9 @@ def paper(source: Reader, *, queries: int = QUERIES) -> Evidence:
         arms={},
         baselines={},
         runs={},
-        curves=rounded(curves),
+        curves=curves,
         about={
-            "command": "equipoise lab run selection",
+            "command": f"equipoise lab run {NAME}",
             "model": source.name,
             "heads": heads,
             "queries": queries,
@@ -72,6 +72,7 @@ def paper(source: Reader, *, queries: int = QUERIES) -> Evidence:
             "cpu_minutes": rounded((time.process_time() - start) / 60),
             **surroundings(),
         },
+        digits=None,
     )
 
 

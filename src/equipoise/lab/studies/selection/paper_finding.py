@@ -146,7 +146,7 @@ def _separability(one: dict[str, Any]) -> list[Statement]:
         ),
         (
             "Thm 2",
-            "its upper bound (as rebuilt) holds and is tight",
+            "its upper bound (as reconstructed) holds and is tight",
             "violated at N = " + ", ".join(f"{n:.0f}" for n in above)
             if above
             else f"holds, by {min(_gaps(one)):.2f} to {max(_gaps(one)):.2f}",
