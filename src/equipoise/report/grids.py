@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 FINER = 8
 """Entries read per column: the levels of a run file are 16 apart."""
+SITES = 16
+"""Sites merged at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,13 +87,17 @@ def grid(
     found = run.summary(quantity, points=FINER * points, between=between)
     blocks = blocks_of(run)
     sites = in_model_order(list(found), blocks)
-    parts = [found[site] for site in sites]
-    last, first, planes, sampled = _aligned(parts)
+    first, last = _columns(list(found.values()))
+    cuts = None
     if len(last) > points:
         cuts = np.linspace(0, len(last), points + 1).astype(np.int64)[:-1]
-        planes, sampled = _merged(planes, cuts), True
-        first = np.minimum.reduceat(first, cuts)
-        last = np.maximum.reduceat(last, cuts)
+    # Some sites at once: entries are many times what is shown of them.
+    groups = (sites[n : n + SITES] for n in range(0, max(1, len(sites)), SITES))
+    parts = [_planes([found[site] for site in own], last, cuts) for own in groups]
+    planes = np.concatenate(parts, axis=1)
+    sampled = cuts is not None or bool((planes[4] > 1).any())
+    if cuts is not None:
+        first, last = np.minimum.reduceat(first, cuts), np.maximum.reduceat(last, cuts)
     steps = {"first": first, "last": last}
     return _in_layers(quantity, sites, blocks, planes=planes, sampled=sampled, **steps)
 
@@ -116,29 +122,35 @@ def _in_layers(
     return Grid(quantity=quantity, sites=sites, layers=layers, **values, **columns)
 
 
-def _aligned(
-    parts: Sequence[Summary],
-) -> tuple[Integers, Integers, Array, bool]:
-    """Return common columns, and low, mean, high, broken and rows as one array."""
+def _columns(parts: Sequence[Summary]) -> tuple[Integers, Integers]:
+    """Return the first and the last step of every column that some site has."""
     none = np.zeros(0, np.int64)
-    if not parts:
-        return none, none, np.zeros((5, 0, 0)), False
-    last, where = np.unique(
-        np.concatenate([part.last for part in parts]), return_inverse=True
-    )
+    last = np.unique(np.concatenate([none, *_different([p.last for p in parts])]))
     first = last.copy()
-    np.minimum.at(first, where, np.concatenate([part.first for part in parts]))
+    for part in parts:
+        np.minimum.at(first, np.searchsorted(last, part.last), part.first)
+    return first, last
+
+
+def _different(columns: Sequence[Integers]) -> list[Integers]:
+    """Return each set of columns once: the sites of a layout share theirs."""
+    found: list[Integers] = []
+    for one in columns:
+        if not found or not np.array_equal(one, found[-1]):
+            found.append(one)
+    return found
+
+
+def _planes(parts: Sequence[Summary], last: Integers, cuts: Integers | None) -> Array:
+    """Return low, mean, high, broken and rows of some sites, cut into columns."""
     planes = np.full((5, len(parts), len(last)), np.nan)
     planes[3:] = 0
-    start = 0
     for s, part in enumerate(parts):
-        own = where[start : start + len(part.last)]
-        start += len(part.last)
-        for p, values in enumerate(
-            (part.low, part.mean, part.high, part.broken, part.rows)
-        ):
-            planes[p, s, own] = values
-    return last, first, planes, bool((planes[4] > 1).any())
+        own = np.searchsorted(last, part.last)
+        values = (part.low, part.mean, part.high, part.broken, part.rows)
+        for p, plane in enumerate(values):
+            planes[p, s, own] = plane
+    return planes if cuts is None else _merged(planes, cuts)
 
 
 def _merged(planes: Array, cuts: Integers) -> Array:

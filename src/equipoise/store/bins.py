@@ -64,8 +64,11 @@ def no_bins(layout: Layout, count: int = 0) -> Bins:
 
 
 def joined(parts: Sequence[Bins]) -> Bins:
-    """Return the bins of all parts, in order."""
-    columns = ([getattr(part, name) for part in parts] for name in COLUMNS)
+    """Return the bins of all parts, in order; a part that is alone is not copied."""
+    some = [part for part in parts if len(part)]
+    if len(some) < 2:
+        return some[0] if some else parts[0]
+    columns = ([getattr(part, name) for part in some] for name in COLUMNS)
     return Bins(*(np.concatenate(column) for column in columns))
 
 

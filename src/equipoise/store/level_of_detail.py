@@ -153,7 +153,7 @@ class SeriesRange:
 def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summary]:
     """Return the bins that touch the window, site by site."""
     if window is not None:
-        bins = bins[(bins.last >= window[0]) & (bins.first <= window[1])]
+        bins = _touching(bins, window)
     return {
         site: Summary(
             bins.first,
@@ -168,8 +168,18 @@ def by_site(bins: Bins, layout: Layout, window: Window | None) -> dict[str, Summ
     }
 
 
+def _touching(bins: Bins, window: Window) -> Bins:
+    inside = (bins.last >= window[0]) & (bins.first <= window[1])
+    places = np.flatnonzero(inside)
+    if len(places) and len(places) == places[-1] - places[0] + 1:
+        return bins[int(places[0]) : int(places[-1]) + 1]  # a view: no copy of MBs
+    return bins[inside]
+
+
 def in_order(parts: list[Summary]) -> Summary:
     """Return one summary of a site that was written under several layouts."""
+    if len(parts) == 1 and (np.diff(parts[0].first) >= 0).all():
+        return parts[0]
     names = Summary.__slots__
     columns = [np.concatenate([getattr(p, name) for p in parts]) for name in names]
     order = np.argsort(columns[0], kind="stable")
