@@ -34,3 +34,16 @@ def test_weights_in_few_bits_do_not_change(micro_batches: int) -> None:
     narrow = unchanged(4, micro_batches=micro_batches)
     assert {"blocks.0", "blocks.1"} <= set(wide) and max(wide.values()) < 0.01
     assert min(narrow.values()) > 0.5
+
+
+def test_a_block_without_a_gradient_lost_no_update() -> None:
+    model, probe, found = gpt(), UnchangedWeights(), {}
+    for _ in range(2):
+        (0 * model(tokens())).sum().backward()
+        probe.on_gradients(
+            anatomy_of(model),
+            lambda s, q, v, **k: found.__setitem__(s, v.item()),
+            scale=None,
+        )
+        probe.on_update(torch.optim.SGD(model.parameters()), lambda *a, **k: None)
+    assert set(found.values()) == {0.0}

@@ -195,6 +195,22 @@ def test_ordinary_learning_is_no_change_but_a_nan_is() -> None:
     grids = [made(loss, "loss"), made(theta, "attention.theta.p5")]
     (found,) = changes(grids, among=())
     assert found.quantity == "loss" and found.broken and found.step == 75
+    # Files of earlier versions have NaN where no weight had a gradient.
+    assert changes([made(loss, "update.unchanged")], among=()) == []
+
+
+def test_a_router_is_shown_by_its_most_loaded_expert(tmp_path: Path) -> None:
+    load = replace(made(np.full((1, 80), 0.25), "router.load"), high=np.ones((1, 80)))
+    collapsed = firing("router.collapsed", 5, most_in="h.0", value=0.5, threshold=0.4)
+    (found,) = changes([load], {"router.load"}, [collapsed])
+    assert (found.before, found.after) == (1, 1)
+    shares = ((0.5, 0.5, 0.0, 0.0),)
+    reading = Reading(step=5, quantity="router.load", sites=("h.0",), values=shares)
+    run = written(tmp_path / "r.eqp", reading)
+    verdict = Verdict(state="at risk", sentence="", since=5, findings=(collapsed,))
+    chart = chart_json(run, verdict)
+    # 0.5 of the experts is not a load of 0.5: the rule's limit is not drawn.
+    assert chart is not None and chart["limit"] is None
 
 
 def test_runs_part_where_they_part() -> None:

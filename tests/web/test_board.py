@@ -21,7 +21,7 @@ from equipoise.forecast.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.report import overview
 from equipoise.store import Run, RunWriter, open_run
-from equipoise.web.answers import Answers
+from equipoise.web.answers import Answers, _names
 from equipoise.web.app import application
 from equipoise.web.directory import Directory
 from equipoise.web.live import LiveStreams, Stream
@@ -121,13 +121,16 @@ def test_what_is_new_comes_by_cursor(tmp_path: Path) -> None:
         assert again["grids"] == [] and again["cursor"] == news["cursor"]
 
 
-def test_runs_are_compared(client: TestClient) -> None:
+def test_runs_are_compared(client: TestClient, folder: Path) -> None:
     asked = {"run": ["pre", FAILING], "baseline": "pre"}
     found = client.get("/api/compare", params=asked).json()
     first = next(q for q in found["quantities"] if q["quantity"] == "gradient.norm")
-    assert first["parts"] == 0 and first["run"] == FAILING
+    assert first["parts"] == 0 and first["run"] == "post-LN"
     assert len(found["numbers"][0][1]) == 2
     assert client.get("/api/compare").status_code == 400
+    both = {key: open_run(folder / f"{key}.eqp") for key in ("pre", FAILING)}
+    assert _names(both) == {"pre": "pre-LN", FAILING: "post-LN"}
+    assert _names({"a": both["pre"], "b": both["pre"]}) == {"a": "a", "b": "b"}
 
 
 def test_the_page_has_no_inline_script_and_escapes(client: TestClient) -> None:

@@ -209,7 +209,8 @@ class UnchangedWeights:
             key, before = self._before.get(site, (0, w))
             if key == id(parameter) and before.shape == w.shape == g.shape:
                 active = g != 0
-                same = ((before == w) & active).sum() / active.sum()
+                # An expert without a token has no gradient: no update of it is lost.
+                same = ((before == w) & active).sum() / active.sum().clamp(min=1)
                 emit(site, "update.unchanged", same, how="mean")
             self._before[site] = id(parameter), w.clone()
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from equipoise.forecast.rules.failure import FORECAST
 from equipoise.records import Finding
 from equipoise.report.grids import Grid
-from equipoise.report.quantities import quantity_of, shown
+from equipoise.report.quantities import MOST, quantity_of, shown
 
 Array = NDArray[np.float64]
 Kind = Literal["turn", "start", "slow"]
@@ -41,6 +41,8 @@ WINDOW = 6
 SETTLING = 0.1
 """Share of the steps at the start in which every healthy run changes too."""
 NEVER = -1
+EMPTY = ("update.unchanged",)
+"""NaN in files of earlier versions where there was nothing to read: no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,8 @@ def _since(grid: Grid, finding: Finding) -> Change:
     since, site = since_of(finding), seen_at(finding)
     n = int(np.searchsorted(grid.last, since).clip(0, len(grid.last) - 1))
     s = grid.sites.index(site) if site in grid.sites else _worst(grid, n)
-    row = grid.mean[s][np.isfinite(grid.mean[s])]
+    level = grid.high if grid.quantity in MOST else grid.mean
+    row = level[s][np.isfinite(level[s])]
     return Change(
         quantity=grid.quantity,
         site=grid.sites[s],
@@ -136,7 +139,7 @@ def _of_grid(grid: Grid, *, is_turn: bool) -> list[Change]:
 
     Without ``is_turn`` only those to NaN or Inf.
     """
-    found = [*_breaks(grid)]
+    found = [] if grid.quantity in EMPTY else [*_breaks(grid)]
     if not len(grid.first) or not is_turn:
         return found
     settled = grid.first[0] + SETTLING * (grid.last[-1] - grid.first[0])

@@ -19,7 +19,7 @@ from equipoise.forecast.wording import began_first
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at, since_of
 from equipoise.report.grids import blocks_of, layer_of
-from equipoise.report.quantities import quantity_of, shown
+from equipoise.report.quantities import MOST, quantity_of, shown
 from equipoise.store import Run
 
 Json = dict[str, Any]
@@ -129,9 +129,16 @@ def is_model_wide(verdict: Verdict) -> bool:
 
 
 def _limit(run: Run, quantity: str, cause: Finding) -> float | None:
-    """Return a rule's threshold where it is one of the quantity itself."""
+    """Return a rule's threshold where it is one of the quantity itself.
+
+    Not of loads: half of the experts is not half of the load.
+    """
     value, limit = cause.evidence.get("value"), cause.evidence.get("threshold")
-    if not isinstance(value, float) or not isinstance(limit, float | int):
+    if (
+        quantity in MOST
+        or not isinstance(value, float)
+        or not isinstance(limit, float | int)
+    ):
         return None
     read = (v for row in run.near(quantity, cause.step).values for v in row)
     same = any(math.isclose(value, v, rel_tol=1e-3) for v in read)

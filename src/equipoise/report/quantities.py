@@ -64,15 +64,19 @@ attention.theta | θ | θ, 0 to 1 | auto | low | attention
 attention.sink | Attention sink | mass | linear | high | attention
 attention.B | Attention input, largest token | ‖x‖ | log | high | attention
 attention.lipschitz | Lipschitz bound of attention | gain | log | high | attention
+attention.rows_left_out | Attention rows left out | rows | linear | | attention
 attention.theta.histogram | θ, rows per bin | rows | linear | | attention
 residual.kurtosis | Activation kurtosis | | log | high | hidden states
 output.logit_max | Largest output logit | logit | log | high | output
 output.logit_norm | Output logits, RMS | logit | log | high | output
+gradient.qk | Gradient of queries and keys | ‖∂loss/∂w‖ | log | low | gradients
 gradient.first_to_last | Gradient, first ÷ last layer | ratio | log | low | gradients
+update.unchanged | Weights that did not move | share | linear | high | optimiser
 update.norm | Update norm | ‖Δw‖ | log | high | optimiser
 weight.norm | Weight norm | ‖w‖ | log | | optimiser
 norm.sigma | Norm scale σ | | log | low | norms
 norm.gain | Norm gain | gain | log | high | norms
+projection.G | Projections, product of norms G | gain | log | high | projections
 projection.norm | Spectral norm | ‖W‖₂ | log | high | projections
 projection | Projections | gain | log | high | projections
 precision | Precision | | log | high | precision
@@ -82,6 +86,9 @@ backward | Backward factor | ratio | log | low | gradients
 baek_v1 | Baek v1 | | log | high | precision
 baek_v2 | Baek v2 | | log | high | precision
 """
+
+MOST = ("router.load",)
+"""Shown by the largest of a site: the loads of experts sum to one."""
 
 CATALOGUE = dict(_entry(line) for line in _TABLE.strip().splitlines())
 RANKS = {name: rank for rank, name in enumerate(CATALOGUE)}

@@ -6,7 +6,7 @@ and time do not grow with the run.
 
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from equipoise.report.overview import (
     verdict_json,
 )
 from equipoise.report.views import table
+from equipoise.store import Run
 from equipoise.web.directory import Directory, signature
 from equipoise.web.live import LiveStreams, Stream
 
@@ -190,8 +191,10 @@ class Board:
         baseline = request.query_params.get("baseline", "")
 
         def work() -> Json:
-            runs = {key: self.directory.run(key) for key in keys}
-            found = compared(runs, baseline=baseline)
+            opened = {key: self.directory.run(key) for key in keys}
+            names = _names(opened)
+            runs = {names[key]: run for key, run in opened.items()}
+            found = compared(runs, baseline=names.get(baseline, ""))
             return {**found, "numbers": [[n, cells] for n, cells in table(runs)]}
 
         if not keys:
@@ -213,6 +216,12 @@ class Board:
             None if key is None else await self.read(lambda: self.directory.path(key))
         )
         return self.streams.response(Stream(path=path, directory=self.directory))
+
+
+def _names(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Return what to call runs: by name, or by key where two have one name."""
+    own = {key: run.info.name for key, run in runs.items()}
+    return own if len(set(own.values())) == len(own) else {key: key for key in runs}
 
 
 def _encoded(data: Json) -> bytes:

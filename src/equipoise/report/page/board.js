@@ -35,7 +35,7 @@ EQ.runsPage = () => {
   function line(row) {
     const box = EQ.h("input", { type: "checkbox", "aria-label": `Choose ${row.label} ${row.key} to compare`, onchange: (e) => choose(row.key, e.target.checked) });
     box.checked = chosen.has(row.key);
-    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state) : EQ.h("span", { class: "unit" }, "reading…");
+    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state, row.verdict.recovered) : EQ.h("span", { class: "unit" }, "reading…");
     return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
         row.key === row.label ? null : EQ.h("div", { class: "unit path" }, row.key)),
@@ -97,7 +97,7 @@ EQ.boardPage = async (keys) => {
   const status = EQ.h("span", { class: "livemark", role: "status" });
   page.status = (text) => { status.textContent = text || (page.runs.some((r) => r.state === "live") ? `● live, step ${Math.max(...page.runs.map((r) => r.steps.last ?? 0))}` : ""); };
   page.home = EQ.h("span", {}, status, " ", notify());
-  page.pin = (key) => { EQ.state.set("baseline", key); location.reload(); };
+  page.pin = (key) => { EQ.state.set("baseline", key); EQ.state.save(); location.reload(); };
   EQ.boardEvents(page);
   const draw = () => { EQ.render(page); EQ.header(page); page.status(""); };
 
@@ -145,20 +145,29 @@ EQ.boardEvents = (page) => {
     document.getElementById("events")?.replaceChildren(EQ.eventsList(page.runs));
     events.filter((e) => e.severity !== "info").forEach((e) => EQ.notification(run, e));
   };
-  let judged = 0;
+  // At most once a second, and a quarter of the time; what came meanwhile is judged after that.
+  const judging = new Map();
   async function judge(run) {
-    if (Date.now() - judged < 3000) return;
-    judged = Date.now();
-    const start = performance.now();
-    const next = await EQ.fetchJson(`/api/verdict/${run.key.split("/").map(encodeURIComponent).join("/")}`);
-    judged = Date.now() + 10 * (performance.now() - start);
+    const own = judging.get(run.key);
+    if (own) { own.again = true; return; }
+    const mine = { again: false }, start = performance.now();
+    judging.set(run.key, mine);
+    try { await turn(run); } finally {
+      setTimeout(() => { judging.delete(run.key); if (mine.again) judge(run); }, Math.max(1000, 3 * (performance.now() - start)));
+    }
+  }
+  async function turn(run) {
+    const next = await EQ.fetchJson(address("verdict", run.key));
     const turned = next.state !== run.verdict?.state || next.began !== run.verdict?.began || next.chart?.quantity !== run.verdict?.chart?.quantity;
     run.verdict = next;
-    if (!turned) { document.querySelectorAll(".verdict")[run.index]?.replaceWith(EQ.verdictCard(run)); return; }
+    const folded = page.runs.length > 1;
+    if (!turned) { document.querySelectorAll(".verdict")[run.index]?.replaceWith(EQ.verdictCard(run, { folded })); return; }
     const top = scrollY;
     EQ.render(page); EQ.header(page); page.status("");
     scrollTo(0, top);
     if (next.state !== "healthy") EQ.notification(run, { step: next.began, message: `${next.state}: ${next.headline}` });
+    run.changes = (await EQ.fetchJson(address("changes", run.key))).changes;
+    page.changed(run);
   }
   page.changed = (run) => {
     document.querySelectorAll(".changes").forEach((node) => node.replaceChildren(EQ.changesTable(page, run, Number(node.dataset.limit))));
@@ -168,6 +177,7 @@ EQ.boardEvents = (page) => {
 const notify = () => {
   const button = EQ.h("button", { type: "button", class: "quiet", hidden: !("Notification" in window), onclick: async () => {
     if (Notification.permission !== "granted") await Notification.requestPermission();
+    button.textContent = Notification.permission === "denied" ? "Notifications are blocked by the browser" : "Notify me";
     const on = Notification.permission === "granted" && EQ.state.get("notify") !== "1";
     EQ.state.set("notify", on ? "1" : null);
     button.setAttribute("aria-pressed", String(on));
@@ -176,5 +186,6 @@ const notify = () => {
 };
 EQ.notification = (run, event) => {
   if (EQ.state.get("notify") !== "1" || !("Notification" in window) || Notification.permission !== "granted") return;
-  new Notification(`${run.label}, step ${event.step}`, { body: event.message, tag: `${run.key} ${event.rule ?? ""}` });
+  // Phones know the class and refuse to make one: the findings are on the page all the same.
+  try { new Notification(`${run.label}, step ${event.step}`, { body: event.message, tag: `${run.key} ${event.rule ?? ""}` }); } catch { EQ.state.set("notify", null); }
 };

@@ -50,7 +50,7 @@ EQ.chart = (host, options) => {
     if (now.limit !== null && now.limit !== undefined && now.showLimit) values.push([now.limit]);
     const extent = EQ.extent(values, now.scale);
     const [low, high] = extent ? EQ.padded(extent, now.scale) : [0, 1];
-    margin.right = now.series.some((s) => s.tag) && surface.width > 420 ? 96 : 14;
+    margin.right = (now.roomy || now.series.some((s) => s.tag)) && surface.width > 420 ? 96 : 14;
     x = EQ.scale("linear", from, to === from ? from + 1 : to, margin.left, surface.width - margin.right);
     y = EQ.scale(extent ? now.scale : "linear", low, high, surface.height - margin.bottom, margin.top);
     const soft = EQ.css("--soft"), line = EQ.css("--line");
@@ -197,6 +197,7 @@ EQ.chart = (host, options) => {
     pen.setLineDash([4, 3]); pen.lineWidth = 1.4;
     pen.beginPath(); pen.moveTo(at, margin.top - 4); pen.lineTo(at, surface.height - margin.bottom); pen.stroke();
     pen.setLineDash([]);
+    if (surface.height < 120) return;  // a low chart stands beside one that names it
     const text = `since step ${now.onset}`, wide = pen.measureText(text).width;
     const left = at + 6 + wide < surface.width - margin.right;
     pen.textAlign = left ? "left" : "right";

@@ -23,7 +23,7 @@ EQ.parting = (page) => {
 EQ.chips = (page) => EQ.h("ul", { class: "chips", "aria-label": "Runs" }, page.runs.map((run) => EQ.h("li", {
   onmouseenter: () => EQ.state.heat(run.key), onmouseleave: () => EQ.state.heat(null),
 }, EQ.h("i", { style: { background: `var(${EQ.runColour(page, run)})` } }), EQ.h("span", {}, run.label),
-run.verdict ? EQ.pill(run.verdict.state) : null,
+run.verdict ? EQ.pill(run.verdict.state, run.verdict.recovered) : null,
 EQ.h("button", {
   type: "button", class: "quiet", "aria-pressed": String(run.key === page.baseline), "aria-label": run.key === page.baseline ? `baseline: ${run.label}` : `pin ${run.label} as baseline`,
   onclick: () => page.pin(run.key),
@@ -37,7 +37,7 @@ EQ.comparePage = (page) => {
   return [
     page.verdict ? EQ.h("section", { class: "card verdict unknown", "aria-labelledby": "summary" }, EQ.h("h2", { id: "summary" }, "Summary"), EQ.h("p", { class: "sentence" }, page.verdict)) : null,
     EQ.h("div", { class: "verdicts" }, page.runs.map((run) => {
-      const card = EQ.verdictCard(run);
+      const card = EQ.verdictCard(run, { folded: true });
       card.querySelector("h2")?.append(EQ.h("span", { class: "name" }, run.label));
       return card;
     })),

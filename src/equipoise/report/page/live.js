@@ -105,7 +105,7 @@ EQ.follow = (page, run) => {
         if (news.last !== null) run.steps = { ...run.steps, first: run.steps.first ?? news.last, last: Math.max(run.steps.last ?? 0, news.last) };
         run.state = news.state;
         for (const raw of news.grids) await page.source.append(run.key, raw);
-        if (news.quantities.some((name) => !run.quantities.some((q) => q.name === name))) { location.reload(); return; }
+        if (news.quantities.some((name) => !run.quantities.some((q) => q.name === name))) { EQ.state.save(); location.reload(); return; }
         news.grids.forEach((raw) => page.refresh(raw.quantity));
         if (news.events.length) page.happened(run, news.events);
         page.progressed(run);

@@ -34,14 +34,17 @@ EQ.copyButton = (title, text) => {
 EQ.shortSite = (site, layer) => (layer === null || layer === undefined ? site || "model" : `layer ${layer}`);
 const shortSite = EQ.shortSite;
 
+// Loads of experts sum to one: their mean says nothing, the largest does.
+const MOST = new Set(["router.load"]);
+
 // Lines of one run: every layer in the colour of its depth, the named one in front.
 EQ.siteSeries = (grid, { site = null, colour = null, run } = {}) => {
-  const many = grid.count > 1;
+  const many = grid.count > 1, line = MOST.has(grid.quantity) ? grid.high : grid.mean;
   return grid.sites.map((name, s) => {
     const named = name === site, plain = many && !named;
     return {
       run, x: grid.x, first: grid.first, last: grid.last,
-      mean: grid.mean[s], low: grid.low[s], high: grid.high[s], broken: grid.broken[s],
+      mean: line[s], low: grid.low[s], high: grid.high[s], broken: grid.broken[s],
       label: EQ.siteName(name, grid.layers[s]),
       colour: named || !many ? colour ?? (named ? "--error" : "--run-0") : site ? "--soft" : `depth:${s / Math.max(1, grid.count - 1)}`,
       faint: plain && (site !== null || grid.count > 8), bold: named,
@@ -124,7 +127,7 @@ EQ.spanOf = (runs) => {
 
 const LINES = "Lines: the mean of each stretch of steps; band: its lowest and highest value.";
 
-EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, title = null, onset = null, limit = null } = {}) => {
+EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, title = null, onset = null, limit = null, roomy = false } = {}) => {
   const meta = EQ.metaOf(page, quantity);
   const figure = EQ.figure(title ?? meta.title, { unit: meta.unit });
   const load = () => EQ.seriesOf(page, runs, quantity, { site });
@@ -132,16 +135,17 @@ EQ.lineFigure = (page, quantity, { height = 220, site = null, runs = page.runs, 
   const ready = EQ.whenSeen(page, figure.node, load).then((series) => {
     if (figure.node.closed) return;
     if (!series.length) { figure.body.append(EQ.h("p", { class: "absent" }, `${quantity} was not recorded.`)); return; }
+    const shown = (own) => ({ series: own, scale: EQ.scaleFor(meta.scale, own.map((s) => s.mean)), marks: EQ.marksOf(runs), span: EQ.spanOf(runs) });
     const chart = EQ.chart(figure.body, {
-      title: title ?? meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height,
-      runs: runs.length, marks: EQ.marksOf(runs), span: EQ.spanOf(runs), onset, limit, showLimit: limit !== null,
+      ...shown(series), title: title ?? meta.title, unit: "", height, runs: runs.length, onset, limit, showLimit: limit !== null, roomy,
     });
     figure.caption.textContent = caption(series);
     figure.tools.append(EQ.copyButton(meta.title, chart.csv));
-    page.live.push({ quantity, surface: () => chart.surface, refresh: async () => chart.update({ series: await load(), marks: EQ.marksOf(runs), span: EQ.spanOf(runs) }) });
+    page.live.push({ quantity, surface: () => chart.surface, refresh: async () => chart.update(shown(await load())) });
   });
   function caption(series) {
-    if (series.length > 1 && runs.length === 1) return `One line per layer. ${series.some((s) => s.band) ? "Band: lowest and highest head." : ""}`;
+    const part = MOST.has(quantity) ? "expert" : "head", line = MOST.has(quantity) ? ", of its most loaded expert" : "";
+    if (series.length > 1 && runs.length === 1) return `One line per layer${line}. ${series.some((s) => s.band) ? `Band: lowest and highest ${part}.` : ""}`;
     return series.some((s) => s.band) ? LINES : "";
   }
   return { node: figure.node, ready };
@@ -159,8 +163,8 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
   const meta = EQ.metaOf(page, chart.quantity);
   const figure = EQ.figure(`${meta.title} from the first layer to the last`, { unit: meta.unit });
   figure.body.style.minHeight = `${height}px`;
-  const ready = EQ.whenSeen(page, figure.node, () => page.source.grid(run.key, chart.quantity)).then((found) => {
-    if (!found?.columns || figure.node.closed) return;
+  const load = () => page.source.grid(run.key, chart.quantity);
+  const shown = (found) => {
     const inside = found.layers.map((layer, s) => (layer === null ? -1 : s)).filter((s) => s >= 0);
     const grid = { ...found, inside };
     const picks = [...new Set([0, chart.step === null ? 0 : EQ.nearest(grid.x, chart.step), grid.columns - 1])];
@@ -168,12 +172,17 @@ EQ.depthFigure = (page, run, chart, { height = 300 } = {}) => {
     const series = picks.map((n, i) => profile(grid, n, `step ${grid.last[n]}`, {
       colour: colours[i], bold: i === picks.length - 1, dash: i ? null : [4, 4],
     }));
-    const drawn = EQ.chart(figure.body, {
-      axis: "layer", title: meta.title, unit: "", scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)), series, height, runs: 1,
+    return {
+      series, scale: EQ.scaleFor(meta.scale, series.map((s) => s.mean)),
       names: inside.map((s) => String(grid.layers[s])), fullNames: inside.map((s) => EQ.siteName(grid.sites[s], grid.layers[s])),
-    });
+    };
+  };
+  const ready = EQ.whenSeen(page, figure.node, load).then((found) => {
+    if (!found?.columns || figure.node.closed) return;
+    const drawn = EQ.chart(figure.body, { ...shown(found), axis: "layer", title: meta.title, unit: "", height, runs: 1 });
     figure.caption.textContent = "Layers from input (left) to output (right); one line per step.";
     figure.tools.append(EQ.copyButton(meta.title, drawn.csv));
+    page.live.push({ quantity: chart.quantity, surface: () => drawn.surface, refresh: async () => drawn.update(shown(await load())) });
   });
   return { node: figure.node, ready };
 };

@@ -3,8 +3,8 @@ EQ.words = {
   healthy: ["Healthy", "healthy"], "at risk": ["At risk", "warn"], failing: ["Failing", "error"],
   dead: ["Dead", "error"], "not judged": ["Not judged", "unknown"], given: ["Summary", "unknown"],
 };
-EQ.pill = (state) => {
-  const [word, tone] = EQ.words[state] ?? EQ.words["not judged"];
+EQ.pill = (state, recovered = false) => {
+  const [word, tone] = recovered ? ["Healthy again", "healthy"] : EQ.words[state] ?? EQ.words["not judged"];
   return EQ.h("span", { class: `pill ${tone}` }, word);
 };
 EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby": `${id}-title` },
@@ -15,19 +15,20 @@ EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role
 const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
 const since = (f) => (typeof f.evidence?.since === "number" ? f.evidence.since : f.step);
 
-EQ.verdictCard = (run) => {
+// Of several runs side by side what fired is folded away: the runs are to be compared.
+EQ.verdictCard = (run, { folded = false } = {}) => {
   const verdict = run.verdict;
   if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
   const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
-  const facts = [];
+  const facts = [], past = earlier(run);
   if (verdict.began !== null) facts.push(["Since", `step ${verdict.began}${verdict.read > verdict.began ? `, still so at step ${verdict.read}` : ""}`]);
   if (verdict.began !== null) facts.push(...where(verdict.chart));
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
-    EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state), EQ.h("span", { class: "hidden" }, " verdict")),
+    EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state, verdict.recovered), EQ.h("span", { class: "hidden" }, " verdict")),
     EQ.h("p", { class: "sentence" }, upper(verdict.headline)),
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
     verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
-    others(verdict),
+    past.length ? firedList("What fired earlier, in order", past.slice(0, 5), (f) => ` ${f.message}`, folded) : others(verdict, folded),
     verdict.basis ? EQ.h("p", { class: "unit" }, verdict.basis) : null);
 };
 
@@ -39,13 +40,24 @@ function where(chart) {
   return [["Where", at], ...(chart.seen === chart.site ? [] : [["Seen in", EQ.siteName(chart.seen, chart.seen_layer)]])];
 }
 
+// What fired while a run that is healthy again was not.
+function earlier(run) {
+  if (!run.verdict.recovered) return [];
+  return run.events.filter((e) => e.kind === "finding" && e.severity !== "info").sort((a, b) => a.step - b.step);
+}
+
+function firedList(title, fired, text, folded = false) {
+  const list = EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity }, EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), text(f))));
+  if (folded) return EQ.h("details", { class: "others folded" }, EQ.h("summary", {}, title), list);
+  return EQ.h("div", { class: "others" }, EQ.h("h3", {}, title), list);
+}
+
 // What began first is the likeliest cause.
-function others(verdict) {
+function others(verdict, folded) {
   const fired = verdict.findings.filter((f) => f.severity !== "info").sort((a, b) => since(a) - since(b)).slice(0, 5);
   if (!fired.length) return null;
-  return EQ.h("div", { class: "others" }, EQ.h("h3", {}, fired.length > 1 ? "What fired, in order" : "What fired"),
-    EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity },
-      EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null, nowBeside(verdict, f)))));
+  const text = (f) => [fired.length > 1 ? EQ.h("span", {}, ` ${f.message}${readAt(f)}`) : null, nowBeside(verdict, f)];
+  return firedList(fired.length > 1 ? "What fired, in order" : "What fired", fired, text, folded);
 }
 
 // What held when it fired stands in the finding; what holds now, where that differs, on request.
@@ -57,7 +69,7 @@ function nowBeside(verdict, f) {
 
 // A finding's numbers are those of the step at which it fired, not of the one at which it began.
 function readAt(f) {
-  return since(f) < f.step ? ` (as read when it fired, at step ${f.step})` : "";
+  return since(f) < f.step ? ` (read at step ${f.step})` : "";
 }
 
 // The chart that shows what is wrong; of a healthy run, the loss.
@@ -72,25 +84,24 @@ EQ.decisive = (page, run, height) => {
   });
 };
 
-// What was so from the first sample has no before; what came slowly has a first value.
-function before(c) {
-  if (c.kind === "start") return "so from the first sample";
-  const value = c.before === null ? "–" : EQ.short(c.before);
-  return c.kind === "slow" ? `${value}, slowly` : value;
+// What was so from the first sample has no before; what came gradually has a first value.
+function course(c) {
+  const end = c.broken ? EQ.h("span", { class: "broken" }, "NaN or Inf") : EQ.short(c.after);
+  if (c.kind === "start") return [end, " at the end; so from the first sample"];
+  return [c.before === null ? "–" : EQ.short(c.before), " → ", end, c.kind === "slow" ? ", gradually" : null];
 }
 
 EQ.changesTable = (page, run, limit) => {
   const rows = (run.changes ?? []).slice(0, limit);
   if (run.changes === undefined) return EQ.h("p", { class: "absent", "aria-busy": "true" }, "Looking for changes…");
   if (!rows.length) return EQ.h("p", { class: "absent" }, "Nothing that a rule stands on, or that left the band of stable runs, took a lasting turn.");
-  return EQ.scroll(limit > 10 ? "All that changed" : "What changed first", EQ.h("table", {},
-    EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before", "end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
+  return EQ.scroll(limit > 10 ? "All that changed" : "What changed first", EQ.h("table", { class: "turns" },
+    EQ.h("thead", {}, EQ.h("tr", {}, ["step", "quantity", "where", "before → end"].map((c) => EQ.h("th", { scope: "col" }, c)))),
     EQ.h("tbody", {}, rows.map((c) => EQ.h("tr", {},
       EQ.h("td", {}, String(c.step)),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: "#", onclick: (event) => { event.preventDefault(); EQ.open(c.quantity, c.site, c.step); } }, c.title)),
       EQ.h("td", { title: c.site }, limit > 10 ? EQ.siteName(c.site, c.layer) : EQ.shortSite(c.site, c.layer)),
-      EQ.h("td", {}, before(c)),
-      EQ.h("td", { class: c.broken ? "broken" : null }, c.broken ? "NaN or Inf" : EQ.short(c.after)))))));
+      EQ.h("td", {}, course(c)))))));
 };
 
 EQ.eventsList = (runs) => {
@@ -239,7 +250,7 @@ EQ.firstScreen = (page, run) => {
   const decisive = EQ.decisive(page, run, 280) ?? (stored("loss") ? EQ.lineFigure(page, "loss", { height: 280, runs: [run] }) : null);
   const right = EQ.h("div", { class: "decisive" }, decisive?.node);
   const beside = Object.entries({ loss: 104, learning_rate: 84 }).filter(([name]) => run.verdict?.chart && run.verdict.chart.quantity !== name && stored(name));
-  right.append(...beside.map(([name, height]) => EQ.lineFigure(page, name, { height, runs: [run], onset: began }).node));
+  right.append(...beside.map(([name, height]) => EQ.lineFigure(page, name, { height, runs: [run], onset: began, roomy: run.verdict.chart.view !== "depth" && run.verdict.chart.quantity !== "loss" }).node));
   const legend = EQ.pinLegend([run], began);
   if (legend) right.append(legend);
   return EQ.h("div", { class: "first" },

@@ -13,12 +13,15 @@ EQ.state = (() => {
   }
 
   let writing = 0;
+  function save() {
+    clearTimeout(writing);
+    writing = 0;
+    const text = new URLSearchParams([...values]).toString();
+    history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+  }
   function write() {
     clearTimeout(writing);
-    writing = setTimeout(() => {
-      const text = new URLSearchParams([...values]).toString();
-      history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
-    }, 60);
+    writing = setTimeout(save, 60);
   }
 
   function put(name, value) {
@@ -46,6 +49,8 @@ EQ.state = (() => {
   state.point = (step) => { if (step !== state.cursor) { state.cursor = step; tell("cursor"); } };
   state.heat = (run) => { if (run !== state.hot) { state.hot = run; tell("hot"); } };
   state.reload = () => { read(); tell("zoom"); tell("change"); };
+  // Before the page is left or loaded anew: what was set a moment ago is in the address.
+  state.save = () => { if (writing) save(); };
   read();
   return state;
 })();
