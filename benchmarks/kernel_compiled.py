@@ -33,7 +33,7 @@ def compiled(target: str, *, rows: int = 16, width: int = 64) -> dict[str, Any]:
 
     fixed = {
         **constants(rows, width, 0),
-        **dict.fromkeys(("CAPPED", "ALIBI", "CHOSEN", "LOGITS", "WIDEN"), False),
+        **dict.fromkeys(("CAPPED", "ALIBI", "CHOSEN", "WIDEN"), False),
     }
     names = attention_rows.arg_names
     signature = {

@@ -123,15 +123,23 @@ def test_pieces_are_the_whole(
         torch.testing.assert_close(read.masked_fill(hidden, float("-inf")), whole)
 
 
-def test_pieces_of_what_a_user_modifies_are_whole_heads() -> None:
-    """``flex_attention`` numbers sequences and heads from 0."""
-    q = torch.randn(2, 3, 4, D)
-    head = torch.arange(3.0)[:, None, None]
+@pytest.mark.parametrize("elements", [1, 8, 1 << 18])
+def test_what_changes_scores_is_given_their_place(
+    elements: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(calls, "PIECE_ELEMENTS", elements)
+    q, added = torch.randn(2, 3, 4, D), torch.randn(2, 3, 4, 4)
     call = AttentionCall(
-        module=None, kind="flex", q_BHQD=q, k_BGKD=q, modify=lambda s, at: s + head
+        module=None,
+        kind="flex",
+        q_BHQD=q,
+        k_BGKD=q,
+        modify=lambda s, at, i_q: s + added[at.sequences, at.heads][:, :, i_q],
     )
-    (_, piece), *_ = call.pieces()
-    torch.testing.assert_close(piece, q @ q.mT + head)
+    read = torch.full_like(added, torch.nan)
+    for where, piece in call.pieces():
+        read[where] = piece
+    torch.testing.assert_close(read, q @ q.mT + added)
 
 
 def test_scores_of_the_model_are_not_written_to() -> None:

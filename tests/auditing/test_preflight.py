@@ -137,6 +137,7 @@ def rules(*readings: Reading, **options: float) -> list[str]:
     [
         ("update.ratio", (0.01, 0.05), (0.01, 0.07), "start.learning_rate"),
         ("attention.max_logit", (3.0, 49.0), (3.0, 51.0), "start.logits"),
+        ("attention.max_logit.sampled", (3.0, 49.0), (3.0, 51.0), "start.logits"),
         ("attention.theta.p50", (0.4, 0.6), (0.4, 0.4), "start.saturated"),
         ("gradient.first_to_last", (0.11,), (0.09,), "start.gradient_ratio"),
         ("gradient.first_to_last", (99.0,), (101.0,), "start.gradient_ratio"),

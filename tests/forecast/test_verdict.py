@@ -105,6 +105,29 @@ def test_a_failing_run_is_told_by_its_loss_and_by_what_went_wrong_first() -> Non
     assert "blocks.0" in cause
 
 
+@pytest.mark.parametrize("large", ["sampled", "whole"])
+def test_logits_of_a_sample_are_judged_beside_those_of_all_rows(large: str) -> None:
+    """Long sequences are read by a sample, short ones whole, in one step of one run."""
+    readings: list[Reading] = []
+    for reading in healthy():
+        readings.append(reading)
+        if reading.quantity == "gradient.norm":
+            of = {
+                name: [[500.0 if name == large else 5.0]]
+                for name in ("whole", "sampled")
+            }
+            for place, (name, rows) in enumerate(of.items()):
+                quantity = f"attention.max_logit{'.sampled' * (name == 'sampled')}"
+                site = SITES[place : place + 1]
+                readings.append(per_site(reading.step, quantity, rows, site))
+    judge, found = judged(readings)
+    (only,) = (f for f in found if f.rule == "attention.logits_large")
+    assert only.site == SITES[0 if large == "whole" else 1]
+    last = judge.history.last("attention.max_logit")
+    assert last is not None and last.sites == SITES[:2]
+    assert judge.history.track("attention.max_logit").count == 20
+
+
 @pytest.mark.parametrize(
     ("level", "steps", "state"),
     [(5.2, 40, "not judged"), (5.2, 360, "dead"), (3.3, 262, "failing")]

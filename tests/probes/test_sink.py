@@ -62,7 +62,9 @@ def _given(how: str, shown_BQK: Tensor) -> AttentionCall:
         return AttentionCall(module=None, kind="softmax", scores_BHQK=scores)
     if how == "modify":
         hidden = additive.expand(B, H, L, L)
-        return AttentionCall(**call, modify=lambda z, rows: z + hidden[:, :, rows])  # type: ignore[arg-type]
+        return AttentionCall(
+            **call, modify=lambda z, at, i: z + hidden[at.sequences, at.heads][:, :, i]
+        )  # type: ignore[arg-type]
     mask = additive if how == "additive" else shown_BQK[:, None]
     return AttentionCall(**call, mask=mask)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,6 @@ _SHORT = 512
 # Here every token sees itself, padding too: a key that only itself sees is padding.
 SEES_ITSELF = {"XLNetRelativeAttention"}
 
-Modify = Callable[[Tensor, slice], Tensor]
 ALL = slice(None)
 
 
@@ -92,6 +91,10 @@ class Where(NamedTuple):
     sequences: slice = ALL
     heads: slice = ALL
     queries: slice = ALL
+
+
+Modify = Callable[[Tensor, Where, Tensor], Tensor]
+"""Changes scores_bhqk: where they are in the call, and which queries they are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,10 @@ class AttentionCall:
     causal: bool = False
     scale: float = 1.0
     modify: Modify | None = None
-    """Changes the scores of a block of queries, as ``flex_attention`` lets users do."""
+    """Changes the scores, as ``flex_attention`` lets users do."""
+    by_place: Callable[[Self], tuple[Tensor, Tensor] | None] | None = None
+    """Where ``modify`` hides keys by their places alone: which keys are seen, (B, K),
+    and each row's first key, (B, Q), without a look at the scores; else None."""
     cross: bool = False
     """The keys are of another sequence than the queries."""
     extra_keys: int = 0
@@ -162,8 +168,6 @@ class AttentionCall:
         """Return how many sequences, heads and queries a piece holds."""
         B, H, Q, K = self.shape
         rows = max(1, PIECE_ELEMENTS // max(1, K))
-        if self.modify is not None:  # it counts sequences and heads from 0
-            return B, H, max(1, rows // max(1, B * H))
         group = 1 if self.k_BGKD is None else H // self.k_BGKD.shape[1]
         most = PIECE_QUERIES // 2 if K <= _SHORT else PIECE_QUERIES
         queries = max(1, min(Q, most, rows // group))
@@ -200,7 +204,8 @@ class AttentionCall:
                 float("-inf"),
             )
         if self.modify is not None:
-            scores = self.modify(scores, queries)
+            i_q = torch.arange(queries.start, queries.stop, device=scores.device)
+            scores = self.modify(scores, where, i_q)
         from_q_and_k = self.scores_BHQK is None and self.modify is None
         if from_q_and_k and (self.mask is None or self.mask.dtype == torch.bool):
             return scores  # nothing but -inf hides here: one visit less
@@ -213,7 +218,7 @@ class AttentionCall:
         its own row no more than an accident of the mask. Where rows choose their keys
         (top-k attention), a token may be hidden because no query chose it: there only
         the ends of a sequence count as padding. Costs one pass over the mask, or over
-        the scores where there is no mask apart from them.
+        the scores where neither a mask nor places tell.
         """
         B, _, Q, K = self.shape
         # A causal mask alone hides no key from all queries: each token sees itself.
@@ -222,6 +227,8 @@ class AttentionCall:
             like = self.q_BHQD if self.scores_BHQK is None else self.scores_BHQK
             assert like is not None
             return torch.ones(B, Q, dtype=torch.bool, device=like.device)
+        if self.by_place and (found := self.by_place(self)) is not None:
+            return found[0][:, :Q]
         seen_BQ = self._seen_BK()[:, :Q]  # keys beyond the tokens (sinks) tell nothing
         real_BQ = torch.where(self._chosen_B1(seen_BQ), _inner(seen_BQ), seen_BQ)
         return real_BQ.expand(B, Q)
@@ -238,6 +245,8 @@ class AttentionCall:
         tokens = K - self.extra_keys
         if self._all_see_first():
             return None
+        if self.by_place and (found := self.by_place(self)) is not None:
+            return found[1]
         seen = [v_BqK[..., :tokens] for v_BqK in self._mask_BqK()]
         first_BQ = torch.cat([v.byte().argmax(-1) for v in seen], 1).expand(B, Q)
         if self.cross or Q != tokens:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.anatomy.call_stack import Caller
-from equipoise.anatomy.calls import AttentionCall, Modify, is_masked
+from equipoise.anatomy.calls import ALL, AttentionCall, Modify, Where, is_masked
 from equipoise.anatomy.operations import Function
 
 Given = dict[str, Any]
@@ -92,27 +92,77 @@ class Rows:
             and (square or not self.causal)
         )
 
-    def modify(self, scores_BHqK: Tensor, queries: slice) -> Tensor:
+    def modify(self, scores_bhqK: Tensor, where: Where, i_q: Tensor) -> Tensor:
         """Return a block's scores as the kernel would see them, hidden keys at -inf."""
-        device, tokens = scores_BHqK.device, scores_BHqK.shape[-1]
+        tokens = scores_bhqK.shape[-1] - (self.sinks_H is not None)
         if self.softcap:  # padding is hidden already, and stays so
-            capped = self.softcap * torch.tanh(scores_BHqK / self.softcap)
-            scores_BHqK = capped.masked_fill(is_masked(scores_BHqK), -math.inf)
-        tokens -= self.sinks_H is not None
-        i_q = torch.arange(queries.start, queries.stop, device=device)
-        j_K = torch.arange(tokens, device=device)
-        ahead_SqK = j_K - i_q[:, None] - _per_sequence(self.offset_S)
-        if self.place is not None:
-            ahead_SqK = self.place[1] - self.place[0][i_q][:, None]
-        seen_BHqK = scores_BHqK[..., :tokens]
+            capped = self.softcap * torch.tanh(scores_bhqK / self.softcap)
+            scores_bhqK = capped.masked_fill(is_masked(scores_bhqK), -math.inf)
+        ahead_SqK = self._ahead(tokens, where.sequences, i_q)
+        seen_bhqK = scores_bhqK[..., :tokens]
         if self.slopes_BH is not None:
             slopes = self.slopes_BH.reshape(-1, self.slopes_BH.shape[-1], 1, 1)
-            seen_BHqK = seen_BHqK - slopes * ahead_SqK.abs()
-        seen_BHqK = seen_BHqK.masked_fill(self._hides(ahead_SqK, i_q), -math.inf)
+            slopes = slopes[where.sequences if len(slopes) > 1 else ALL, where.heads]
+            seen_bhqK = seen_bhqK - slopes * ahead_SqK.abs()
+        seen_bhqK = seen_bhqK.masked_fill(self._hides(ahead_SqK, i_q), -math.inf)
         if self.sinks_H is None:
-            return seen_BHqK
-        sinks = self.sinks_H.to(seen_BHqK)[None, :, None, None]
-        return torch.cat((seen_BHqK, sinks.expand(*seen_BHqK.shape[:3], 1)), -1)
+            return seen_bhqK
+        sinks = self.sinks_H.to(seen_bhqK)[None, where.heads, None, None]
+        return torch.cat((seen_bhqK, sinks.expand(*seen_bhqK.shape[:3], 1)), -1)
+
+    def _ahead(self, tokens: int, sequences: slice, i_q: Tensor) -> Tensor:
+        """Return how far each key is ahead of each query."""
+        if self.place is not None:
+            return self.place[1] - self.place[0][i_q][:, None]
+        offset_S = self.offset_S
+        if isinstance(offset_S, Tensor):
+            offset_S = offset_S[sequences, None, None, None]
+        return torch.arange(tokens, device=i_q.device) - i_q[:, None] - offset_S
+
+    def seen_keys(
+        self, shape: tuple[int, int, int, int], *, device: torch.device
+    ) -> Tensor:
+        """Return, int32 of (4, B or 1, Q), which keys each query sees by position.
+
+        The first key and the one after the last, the query's own place among the keys,
+        and the first key of its document.
+        """
+        _, _, Q, K = shape
+        offset = self.offset_S
+        offset_S1 = offset if isinstance(offset, int) else offset[:, None]
+        own_SQ = torch.arange(Q, device=device)[None] + offset_S1
+        first_SQ, end_SQ = torch.zeros_like(own_SQ), torch.full_like(own_SQ, K)
+        if self.document is not None:
+            first_SQ, end_SQ = (x.expand_as(own_SQ) for x in _ends(self.document))
+        if self.place is not None:  # keys are counted from their document's first
+            own_SQ = first_SQ + self.place[0]
+        begin_SQ, right = first_SQ, 0 if self.causal else self.right
+        if right >= 0:
+            end_SQ = torch.minimum(end_SQ, own_SQ + right + 1)
+        if self.left >= 0:
+            begin_SQ = torch.maximum(begin_SQ, own_SQ - self.left)
+        # With other keys than queries a sequence begins where the row does.
+        first_SQ = first_SQ if Q == K else begin_SQ.clamp(min=0)
+        return torch.stack((begin_SQ, end_SQ, own_SQ, first_SQ)).to(torch.int32)
+
+    def by_place(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
+        """Return (B, K) where a key is seen, and (B, Q), a sequence's first key.
+
+        None where a mask hides other keys than padding.
+        """
+        (B, H, Q, K), mask = call.shape, call.mask
+        assert call.q_BHQD is not None
+        real_BK = torch.ones(1, K, dtype=torch.bool, device=call.q_BHQD.device)
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
+                return None
+            real_BK = mask[:, 0, 0]
+        shape = (B, H, Q, K - call.extra_keys)
+        sees_4SQ = self.seen_keys(shape, device=real_BK.device).long().clamp(0, K)
+        seen_BK = _covered(sees_4SQ, K) & real_BK
+        first_BQ = sees_4SQ[3].clamp(max=K - 1).expand(B, Q)
+        first_BQ = _next_real(real_BK).expand(B, K).gather(1, first_BQ)
+        return seen_BK.expand(B, K), first_BQ
 
     def _hides(self, ahead_SqK: Tensor, i_q: Tensor) -> Tensor:
         right = 0 if self.causal else self.right
@@ -125,8 +175,34 @@ class Rows:
         return hides
 
 
-def _per_sequence(offset_S: Tensor | int) -> Tensor | int:
-    return offset_S if isinstance(offset_S, int) else offset_S[:, None, None, None]
+def _covered(sees_4SQ: Tensor, K: int) -> Tensor:
+    """Return (S, K): which keys lie in the range of any query."""
+    begin_SQ, end_SQ = sees_4SQ[:2]
+    some_SQ = (end_SQ > begin_SQ).int()
+    change_SK = some_SQ.new_zeros(len(some_SQ), K + 1)
+    change_SK.scatter_add_(1, begin_SQ, some_SQ).scatter_add_(1, end_SQ, -some_SQ)
+    return change_SK.cumsum(1)[:, :K] > 0
+
+
+def _next_real(real_BK: Tensor) -> Tensor:
+    """Return the first real key from each key on; the last key where there is none."""
+    last = real_BK.shape[1] - 1
+    at_K = torch.arange(last + 1, device=real_BK.device)
+    return at_K.where(real_BK, last).flip(1).cummin(1).values.flip(1)
+
+
+def _ends(document: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return where each query's document begins and ends among the keys.
+
+    Tokens after the last document have a negative number, and see none.
+    """
+    of_query, of_key = document
+    last = len(of_key) + len(of_query) + 1
+    rising = of_key.where(of_key >= 0, last).contiguous()
+    wanted = of_query.where(of_query >= 0, last + 1).contiguous()
+    return torch.searchsorted(rising, wanted), torch.searchsorted(
+        rising, wanted, right=True
+    )
 
 
 def named_arguments(
@@ -206,7 +282,8 @@ def make_call(
         k_BGKD = torch.cat((k_BGKD, k_BGKD.new_zeros(k_BGKD[:, :, :1].shape)), 2)
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, 1), value=True)
-    modify: Modify | None = None if rows.plain else rows.modify
+    plain = rows.plain
+    modify: Modify | None = None if plain else rows.modify
     return AttentionCall(
         module=caller.module,
         kind="kernel",
@@ -214,9 +291,10 @@ def make_call(
         k_BGKD=k_BGKD,
         v_BGKD=v_BGKD,
         mask=mask,
-        causal=rows.causal and rows.plain,
+        causal=rows.causal and plain,
         scale=scale,
         modify=modify,
+        by_place=None if plain else rows.by_place,
         cross=caller.cross,
         extra_keys=int(rows.sinks_H is not None),
     )
@@ -242,7 +320,9 @@ def _pack(
     k_SGKD, real_SK = _padded(k_TGD, starts_k, longest[1])
     v_SGKD, _ = _padded(v_TGD, starts_k, longest[1])
     offset_S = 0 if starts_k is starts_q else starts_k.diff() - starts_q.diff()
-    mask = real_SQ[:, None, :, None] & real_SK[:, None, None, :]
+    mask = real_SK[:, None, None, :]
+    if starts_k is not starts_q:  # else a token that is no key is no query
+        mask = mask & real_SQ[:, None, :, None]
     whole = Rows(offset_S=offset_S, **rows)
     return make_call(caller, [q_SHQD, k_SGKD, v_SGKD], scale, whole, mask)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.call_stack import Caller
-from equipoise.anatomy.calls import AttentionCall, Modify
+from equipoise.anatomy.calls import AttentionCall, Modify, Where
 from equipoise.anatomy.fused_kernels import (
     Given,
     NotReadError,
@@ -349,14 +349,15 @@ def _modify(score_mod: Any, mask_mod: Any) -> Modify:
     score_BHQK = _over_all(score_mod, with_score=True)
     visible_BHQK = _over_all(mask_mod, with_score=False)
 
-    def modify(scores_BHqK: Tensor, queries: slice) -> Tensor:
-        device = scores_BHqK.device
-        B, H, _, K = scores_BHqK.shape
-        q = torch.arange(queries.start, queries.stop, device=device)
-        at = (*(torch.arange(n, device=device) for n in (B, H)), q)
-        at = (*at, torch.arange(K, device=device))
+    def modify(scores_bhqK: Tensor, where: Where, i_q: Tensor) -> Tensor:
+        device = scores_bhqK.device
+        b, h, _, K = scores_bhqK.shape
+        first = (where.sequences.start or 0, where.heads.start or 0)
+        ends = zip(first, (b, h), strict=True)
+        parts = (torch.arange(i, i + n, device=device) for i, n in ends)
+        at = (*parts, i_q, torch.arange(K, device=device))
         with TransformGetItemToIndex():
-            changed = score_BHQK(scores_BHqK, *at)
+            changed = score_BHQK(scores_bhqK, *at)
             return torch.where(visible_BHQK(*at), changed, float("-inf"))
 
     return modify

@@ -9,7 +9,7 @@ goes back to an earlier step (resumed from a checkpoint) forgets what came after
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
@@ -20,6 +20,15 @@ FIRST, RECENT = 16, 64
 """Readings of each quantity that are kept from the start, and from now back."""
 BLOCK, MOST_BLOCKS = 8, 256
 """Values a block of a curve begins with, and blocks before two become one."""
+
+SAMPLED = {"attention.max_logit.sampled": "attention.max_logit"}
+"""What is read of a sample of rows, and the quantity that rules judge it as."""
+
+
+def judged(reading: Reading) -> Reading:
+    """Return a reading under the name that rules know."""
+    name = SAMPLED.get(reading.quantity)
+    return reading if name is None else replace(reading, quantity=name)
 
 
 class Source(Protocol):
@@ -189,20 +198,28 @@ class History:
     _last_sample: int = -1
 
     def add(self, reading: Reading) -> bool:
-        """Take a reading; return whether it says anything new."""
+        """Take a reading; return whether it says anything new.
+
+        Of a quantity that is read of some sites whole and of others by a sample, the
+        first of a step's two readings waits for the other.
+        """
         self.step = reading.step
         track = self._tracks.get(reading.quantity)
         if track is None:
             track = self._tracks[reading.quantity] = Track()
-        elif track.step == reading.step and track.recent[-1] == reading:
-            return False  # a scalar that the loop gave after the step was written
+        known = track.recent[-1] if track.recent else reading
+        in_parts = reading.quantity in SAMPLED.values()
+        if track.step == reading.step:
+            reading = joined(known, reading) if in_parts else reading
+            if known == reading:
+                return False  # a scalar that the loop gave after the step was written
         if reading.sites == ("",):
             value = reading.values[0][0] if reading.values[0] else math.nan
             self.curve(reading.quantity).add(reading.step, value)
         else:
             self.count_sample(reading.step)
         track.add(reading)
-        return True
+        return not in_parts or len(reading.sites) >= len(known.sites)
 
     def count_sample(self, step: int) -> None:
         """Count a step at which the model was read."""
@@ -262,6 +279,12 @@ class History:
     @property
     def quantities(self) -> tuple[str, ...]:
         return tuple(self._tracks)
+
+
+def joined(earlier: Reading, later: Reading) -> Reading:
+    """Return the readings of one step as one, the later where both have a site."""
+    both = {**dict(by_site(earlier)), **dict(by_site(later))}
+    return replace(later, sites=tuple(both), values=tuple(both.values()))
 
 
 def is_trained(loss: float, details: Mapping[str, Any]) -> bool:

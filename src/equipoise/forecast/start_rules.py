@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from equipoise.forecast.history import joined, judged
 from equipoise.forecast.remedy_catalogue import advise
 from equipoise.records import Finding, Reading, Scalar
 
@@ -47,9 +48,11 @@ class Start:
 
     def __post_init__(self) -> None:
         found: dict[str, dict[int, Reading]] = {}
-        for reading in self.readings:
+        for reading in map(judged, self.readings):
             if reading.step <= STEPS:
-                found.setdefault(reading.quantity, {})[reading.step] = reading
+                known = found.setdefault(reading.quantity, {})
+                earlier = known.get(reading.step, reading)
+                known[reading.step] = joined(earlier, reading)
         object.__setattr__(self, "by_step", found)
 
     def values(self, quantity: str) -> Iterator[tuple[int, str, float]]:

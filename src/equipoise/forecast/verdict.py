@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from equipoise.forecast.features import QUANTITIES
-from equipoise.forecast.history import History, News
+from equipoise.forecast.history import History, News, judged
 from equipoise.forecast.rules import Rule, configured
 from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import FORECAST, outside_band
@@ -119,7 +119,7 @@ class Judge:
     def add(self, readings: Iterable[Reading]) -> list[Finding]:
         """Take readings in the order they were recorded; return what the rules find."""
         found: list[Finding] = []
-        for reading in readings:
+        for reading in map(judged, readings):
             asking = self._by_quantity.get(reading.quantity)
             if asking is None:
                 if reading.sites != ("",):

@@ -29,7 +29,6 @@ from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
 from equipoise.probes.protocols import Emit, How
 from equipoise.probes.row_sample import (
     chosen_queries,
-    largest_logits,
     query_weights,
     read_sink,
     sampled_columns,
@@ -120,7 +119,7 @@ MEANS = {
 }
 
 
-KAPPA = "precision.kappa_softmax"
+MAX_LOGIT, KAPPA = "attention.max_logit", "precision.kappa_softmax"
 NO_SOFTMAX = (
     "its weights are declared to be no softmax: attention.max_logit, projection.G, "
     "sensitivity.* and precision.kappa_softmax are not read; theta, entropy and sink "
@@ -157,14 +156,13 @@ class AttentionRows(PartsProbe):
         theta_HN = rows.theta_lower.where(counted_HN, torch.nan)
         weight_N = _weights(call, chosen_n)
         self._theta(site, theta_HN, weight_N, emit)
-        logit_HN, seen_HN = rows.max_logit, counted_HN
         if chosen_n is not None and weight_N is not None:
             theta_HBn = theta_HN.unflatten(1, read_BQ.shape)
             _emit_errors(site, theta_HBn, weight_N[: len(chosen_n)], emit)
-            logit_HN, seen_HN = largest_logits(call).flatten(1), real_BQ.flatten()
         if call.kind != OTHER_WEIGHTS:
-            logit_H = logit_HN.where(seen_HN, -math.inf).amax(-1)
-            emit(site, "attention.max_logit", logit_H, how="max")
+            logit_H = rows.max_logit.where(counted_HN, -math.inf).amax(-1)
+            name = MAX_LOGIT if chosen_n is None else f"{MAX_LOGIT}.sampled"
+            emit(site, name, logit_H, how="max")
         for name, field in MEANS.items():
             value_HN: Tensor = getattr(rows, field).where(counted_HN, torch.nan)
             emit(site, f"attention.{name}", _mean(value_HN, weight_N), how="mean")
@@ -176,9 +174,9 @@ class AttentionRows(PartsProbe):
             self._kappa(site, call, _kappa_parts(rows, real_HN, weight_N), emit)
 
     def _chosen(self, site: str, call: AttentionCall) -> Tensor | None:
-        """Return which queries are read, None for all: flex's scores come in order."""
+        """Return which queries are read, None for all."""
         queries = call.shape[2]
-        if self.rows == "all" or queries <= self.rows or call.modify is not None:
+        if self.rows == "all" or queries <= self.rows:
             return None
         return chosen_queries(queries, self.rows, step=self._step, site=site)
 

@@ -52,17 +52,15 @@ def readable(call: AttentionCall) -> bool:
     return here and same and _has_triton() and kernel_rows(call) is not None
 
 
-def fused_columns(
-    call: AttentionCall, chosen_n: Tensor | None = None, *, only_logits: bool = False
-) -> Tensor:
+def fused_columns(call: AttentionCall, chosen_n: Tensor | None = None) -> Tensor:
     """Return (C, H, B, n) of a ``readable`` call: its rows, or the chosen ones."""
     # Here: importing it imports triton, which only a device needs.
     from equipoise.numerics.rows import triton_rows
 
     rows = kernel_rows(call)
     assert rows is not None and call.q_BHQD is not None and call.k_BGKD is not None
-    sees_4BQ = seen_keys(rows, call.shape, device=call.q_BHQD.device)
-    masked = call.mask is not None and not only_logits
+    sees_4BQ = rows.seen_keys(call.shape, device=call.q_BHQD.device)
+    masked = call.mask is not None
     if masked and (first_BQ := call.first_key_BQ()) is not None:
         sees_4BQ = sees_4BQ.repeat(1, len(first_BQ) // sees_4BQ.shape[1], 1)
         sees_4BQ[3] = first_BQ
@@ -75,47 +73,5 @@ def fused_columns(
         slopes=rows.slopes_BH,
         softcap=rows.softcap,
         chosen_n=chosen_n,
-        only_logits=only_logits,
     )
     return read_CBHn.transpose(1, 2)
-
-
-def seen_keys(
-    rows: Rows, shape: tuple[int, int, int, int], *, device: torch.device
-) -> Tensor:
-    """Return, int32 of (4, B or 1, Q), which keys each query sees by position.
-
-    The first key and the one after the last, the query's own place among the keys, and
-    the first key of its document.
-    """
-    _, _, Q, K = shape
-    offset = rows.offset_S
-    offset_S1 = offset if isinstance(offset, int) else offset[:, None]
-    own_SQ = torch.arange(Q, device=device)[None] + offset_S1
-    first_SQ, end_SQ = torch.zeros_like(own_SQ), torch.full_like(own_SQ, K)
-    if rows.document is not None:
-        first_SQ, end_SQ = (x.expand_as(own_SQ) for x in _documents(rows.document))
-    if rows.place is not None:  # keys are counted from their document's first
-        own_SQ = first_SQ + rows.place[0]
-    begin_SQ, right = first_SQ, 0 if rows.causal else rows.right
-    if right >= 0:
-        end_SQ = torch.minimum(end_SQ, own_SQ + right + 1)
-    if rows.left >= 0:
-        begin_SQ = torch.maximum(begin_SQ, own_SQ - rows.left)
-    # With other keys than queries a sequence begins where the row does.
-    first_SQ = first_SQ if Q == K else begin_SQ.clamp(min=0)
-    return torch.stack((begin_SQ, end_SQ, own_SQ, first_SQ)).to(torch.int32)
-
-
-def _documents(document: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return where each query's document begins and ends among the keys.
-
-    Tokens after the last document have a negative number, and see none.
-    """
-    of_query, of_key = document
-    last = len(of_key) + len(of_query) + 1
-    rising = of_key.where(of_key >= 0, last).contiguous()
-    wanted = of_query.where(of_query >= 0, last + 1).contiguous()
-    return torch.searchsorted(rising, wanted), torch.searchsorted(
-        rising, wanted, right=True
-    )

@@ -26,16 +26,14 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where, future_QK
+from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where
 from equipoise.numerics.rows.statistics import (
     COLUMNS,
     MAX_LOGIT,
     SINK,
     TOP_MASS,
-    VISIBLE,
     row_columns,
 )
-from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
@@ -43,12 +41,6 @@ _WIDTH = 1.96
 
 # One in so many of the rows that are read is one of the first.
 _FIRST = 8
-
-
-def has_kernel(call: AttentionCall) -> bool:
-    """Return whether a fused kernel reads the call; on the CPU nothing is asked."""
-    q = call.q_BHQD
-    return q is not None and q.device.type in DEVICES and readable(call)
 
 
 def chosen_queries(
@@ -141,6 +133,10 @@ def _only(call: AttentionCall, some_q: Int[Tensor, " q"]) -> AttentionCall:
             return x
         return x.detach()[..., some_q.to(x.device), :]
 
+    def modify(scores_bhqk: Tensor, where: Where, i_q: Tensor) -> Tensor:
+        assert call.modify is not None
+        return call.modify(scores_bhqk, where, some_q.to(i_q.device)[i_q])
+
     scores, mask = rows(call.scores_BHQK), rows(call.mask)
     return replace(
         call,
@@ -150,42 +146,8 @@ def _only(call: AttentionCall, some_q: Int[Tensor, " q"]) -> AttentionCall:
         scores_BHQK=None if scores is None else scores[..., :keys],
         mask=mask if mask is None or mask.shape[-1] == 1 else mask[..., :keys],
         causal=False,
+        modify=None if call.modify is None else modify,
     )
-
-
-def largest_logits(call: AttentionCall) -> Float[Tensor, "H B Q"]:
-    """Return the largest score of every row, -inf where fewer than two are visible."""
-    if has_kernel(call):
-        read_CHBQ = fused_columns(call, only_logits=True)
-        few_HBQ = read_CHBQ[VISIBLE] < 2
-        return read_CHBQ[MAX_LOGIT].masked_fill(few_HBQ, -math.inf)
-    B, H, Q, _ = call.shape
-    top_HBQ: Tensor | None = None
-    for where, scores_bhqk in call.pieces():
-        if call.causal:
-            future_qk = future_QK(
-                where.queries, scores_bhqk.shape[-1], device=scores_bhqk.device
-            )
-            first = where.queries.start  # every row of the piece sees the keys before
-            scores_bhqk[..., first:].masked_fill_(future_qk[:, first:], -math.inf)
-        few_bhq = _visible(call, where, scores_bhqk) < 2
-        if top_HBQ is None:
-            top_HBQ = scores_bhqk.new_empty(H, B, Q)
-        top_bhq = scores_bhqk.amax(-1).masked_fill(few_bhq, -math.inf)
-        top_HBQ.transpose(0, 1)[where] = top_bhq
-    assert top_HBQ is not None
-    return top_HBQ
-
-
-def _visible(call: AttentionCall, where: Where, scores_bhqk: Tensor) -> Tensor:
-    """Return how many keys each row sees; counted only where a mask decides."""
-    if call.mask is not None or call.scores_BHQK is not None:
-        return (scores_bhqk > -math.inf).sum(-1)
-    keys = call.shape[3]
-    if not call.causal:
-        return torch.tensor(keys, device=scores_bhqk.device)
-    last_q = torch.arange(where.queries.start, where.queries.stop)
-    return (last_q + 1).clamp(max=keys).to(scores_bhqk.device)
 
 
 class _Ranked(NamedTuple):

@@ -25,6 +25,7 @@ WHOLE = ("loss", "gradient.norm.total", "learning_rate")
 Extreme = Literal["lowest", "highest"]
 BY_LAYER: dict[str, Extreme] = {
     "attention.max_logit": "highest",
+    "attention.max_logit.sampled": "highest",
     "attention.theta.p5": "lowest",
     "attention.entropy": "lowest",
     "gradient.norm": "lowest",

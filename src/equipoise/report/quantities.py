@@ -128,7 +128,7 @@ DECISIVE = (
     (r"entropy|uniform", ("attention.entropy",)),
     (r"sink", ("attention.sink",)),
     (r"output", ("output.logit_max", "output.logit_norm")),
-    (r"logit", ("attention.max_logit",)),
+    (r"logit", ("attention.max_logit", "attention.max_logit.sampled")),
     (r"token|rank|cosine", ("residual.token_cosine",)),
     (r"residual|stream|magnitude", ("residual.B",)),
     (r"kurtosis|outlier", ("residual.kurtosis",)),

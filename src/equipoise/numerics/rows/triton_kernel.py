@@ -321,13 +321,9 @@ def attention_rows(
     m_batch, m_head, m_row, m_key, a_batch, a_head, s_part, s_batch, s_row, o_column,
     BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BITS: tl.constexpr,
     DEALS: tl.constexpr, FEW: tl.constexpr, MASK: tl.constexpr, CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr, CHOSEN: tl.constexpr, LOGITS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    ALIBI: tl.constexpr, CHOSEN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Write the statistics of some rows of one head of one sequence.
-
-    With ``LOGITS`` only the largest score and the number of keys: one pass.
-    """
+    """Write the statistics of some rows of one head of one sequence."""
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = (tl.program_id(1) % H).to(tl.int64)
     place = tl.program_id(0) * BQ + tl.arange(0, BQ)
@@ -370,8 +366,7 @@ def attention_rows(
     logit = tl.where(no_number, float("nan"), top)
     tl.store(at + 2 * o_column, logit, mask=real)
     tl.store(at + 8 * o_column, visible.to(tl.float32), mask=real)
-    if not LOGITS:
-        lanes = (best, second, where, where_second)
-        facts = (visible, squares, broken)
-        _read(at, o_column, real, tiles, rows, keys, first_key, lanes, top, facts,
-              BQ, BK, BITS, DEALS, FEW, MASK, CAPPED)  # fmt: skip
+    lanes = (best, second, where, where_second)
+    facts = (visible, squares, broken)
+    _read(at, o_column, real, tiles, rows, keys, first_key, lanes, top, facts,
+          BQ, BK, BITS, DEALS, FEW, MASK, CAPPED)  # fmt: skip

@@ -36,7 +36,6 @@ def columns(
     slopes: Tensor | None = None,
     softcap: float = 0.0,
     chosen_n: Tensor | None = None,
-    only_logits: bool = False,
     block: int | None = None,
 ) -> Tensor:
     """Return (C, B, H, n): the columns of every row, or of the chosen queries.
@@ -52,7 +51,6 @@ def columns(
         slopes: ALiBi, (H,) or (B, H): what a score loses per key of distance.
         softcap: c · tanh(score / c), before ALiBi and masks, unless 0.
         chosen_n: Which queries are read.
-        only_logits: Write columns 2 and 8 only: the largest score, and visible keys.
         block: Rows of one program, a power of 2 from 16 on; chosen if not given.
     """
     B, H, Q, D = q_BHQD.shape
@@ -77,7 +75,6 @@ def columns(
         CAPPED=bool(softcap),
         ALIBI=slopes is not None,
         CHOSEN=chosen_n is not None,
-        LOGITS=only_logits,
         # The interpreter of triton 3.9 multiplies the bit patterns of bfloat16.
         WIDEN=os.environ.get("TRITON_INTERPRET") == "1",
     )

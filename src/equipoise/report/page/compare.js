@@ -32,7 +32,7 @@ EQ.h("button", {
 EQ.comparePage = (page) => {
   const stored = new Set(page.runs.flatMap((r) => r.quantities.map((q) => q.name)));
   const wanted = ["loss", "gradient.norm.total", ...new Set(page.runs.map((r) => r.verdict?.chart?.quantity).filter(Boolean)),
-    "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
+    "attention.theta.p5", "attention.max_logit", "attention.max_logit.sampled", "residual.B", "update.ratio"];
   const curves = [...new Set(wanted)].filter((name) => stored.has(name));
   return [
     page.verdict ? EQ.h("section", { class: "card verdict unknown", "aria-labelledby": "summary" }, EQ.h("h2", { id: "summary" }, "Summary"), EQ.h("p", { class: "sentence" }, page.verdict)) : null,

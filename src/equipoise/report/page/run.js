@@ -126,7 +126,7 @@ EQ.timeline = (page) => EQ.section("timeline", "Timeline",
   EQ.h("div", { id: "events" }, EQ.eventsList(page.runs)),
   page.runs.some((r) => r.unlisted) ? EQ.h("p", {}, `${page.runs.reduce((n, r) => n + r.unlisted, 0)} more are in the run files.`) : null);
 
-const HEAT = ["attention.theta.p5", "attention.entropy", "attention.max_logit", "sensitivity.S", "sensitivity.ln_theta", "sensitivity.ln_G",
+const HEAT = ["attention.theta.p5", "attention.entropy", "attention.max_logit", "attention.max_logit.sampled", "sensitivity.S", "sensitivity.ln_theta", "sensitivity.ln_G",
   "gradient.norm", "update.ratio", "residual.token_cosine", "residual.B", "precision.rms_error.bf16", "precision.kappa_softmax", "router.load"];
 
 EQ.heatmaps = (page) => {
@@ -259,7 +259,7 @@ EQ.firstScreen = (page, run) => {
     right);
 };
 
-const CURVES = ["gradient.norm.total", "attention.theta.p5", "attention.max_logit", "residual.B", "update.ratio"];
+const CURVES = ["gradient.norm.total", "attention.theta.p5", "attention.max_logit", "attention.max_logit.sampled", "residual.B", "update.ratio"];
 EQ.runPage = (page) => {
   const run = page.runs[0];
   const curves = CURVES.filter((name) => run.quantities.some((q) => q.name === name));
