@@ -90,18 +90,13 @@ class Shape:
 
 
 def row_seconds(device: Device, shape: Shape, *, sampled: bool) -> float:
-    """Return seconds per row of the sequence: all of it, or the default sample.
-
-    With a sample, every row has the first pass (``attention.max_logit`` is that of all
-    rows) and the chosen ones have everything.
-    """
+    """Return seconds per row of the sequence: all of it, or the default sample."""
     share = shape.share if sampled else 1.0
-    passes = (1.0 if share < 1 else 0.0) + 3 * share
-    scores = FIRST * (1.0 if share < 1 else 0.0) + (FIRST + SECOND + THIRD) * share
-    tensor = passes * 2 * shape.width * shape.seen / device.tensor
-    vector = (scores * shape.seen + per_row() * share) / (device.vector / 2)
+    tensor = 3 * share * 2 * shape.width * shape.seen / device.tensor
+    scores = (FIRST + SECOND + THIRD) * shape.seen
+    vector = share * (scores + per_row()) / (device.vector / 2)
     # Keys come from memory once a head and from the cache after that; columns go out.
-    bytes_ = 2 * 2 * shape.width + 4 * 10 * share
+    bytes_ = 2 * shape.width * (1 + share) + 4 * 10 * share
     return max(tensor, vector, bytes_ / device.memory)
 
 
