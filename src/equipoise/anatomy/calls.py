@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class AttentionCall:
     scale: float = 1.0
     modify: Modify | None = None
     """Changes the scores, as ``flex_attention`` lets users do."""
-    by_place: Callable[[Self], tuple[Tensor, Tensor] | None] | None = None
+    by_place: Callable[["AttentionCall"], tuple[Tensor, Tensor] | None] | None = None
     """Where ``modify`` hides keys by their places alone: which keys are seen, (B, K),
     and each row's first key, (B, Q), without a look at the scores; else None."""
     cross: bool = False

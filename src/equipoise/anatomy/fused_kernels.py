@@ -177,7 +177,7 @@ class Rows:
 
 def _covered(sees_4SQ: Tensor, K: int) -> Tensor:
     """Return (S, K): which keys lie in the range of any query."""
-    begin_SQ, end_SQ = sees_4SQ[:2]
+    begin_SQ, end_SQ = sees_4SQ[0], sees_4SQ[1]
     some_SQ = (end_SQ > begin_SQ).int()
     change_SK = some_SQ.new_zeros(len(some_SQ), K + 1)
     change_SK.scatter_add_(1, begin_SQ, some_SQ).scatter_add_(1, end_SQ, -some_SQ)
