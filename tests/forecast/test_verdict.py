@@ -198,6 +198,34 @@ def test_a_jump_after_a_sign_in_the_model_is_not_called_data() -> None:
     assert "receives" in verdict.sentence and "from step 50 to" in verdict.sentence
 
 
+def test_the_layer_at_fault_is_that_of_now() -> None:
+    """Every stream grows in the first block; here it runs away in the third, later."""
+
+    def stream(step: int) -> list[list[float]]:
+        early = min(1 + step / 5, 30.0)
+        return [
+            [10.0],
+            [10 * early],
+            [10 * early],
+            [10 * early * 1.1 ** max(0, step - 90)],
+        ]
+
+    readings: list[Reading] = []
+    for reading in healthy():
+        readings.append(reading)
+        if reading.quantity == "gradient.norm":
+            step, rows = reading.step, stream(reading.step)
+            readings.append(per_site(step, "residual.B", rows, BLOCKS))
+            readings.append(per_site(step, "attention.B", [[8.0]] * 4, SITES))
+    verdict = judged(readings)[0].verdict
+    fired = next(f for f in verdict.findings if f.rule == "residual.growing")
+    assert (fired.site, verdict.where, verdict.seen) == (
+        BLOCKS[0],
+        BLOCKS[2],
+        BLOCKS[3],
+    )
+
+
 def test_how_a_model_was_made_comes_before_what_it_does() -> None:
     """Saturated from the first sample, because projections began five times too large.
 

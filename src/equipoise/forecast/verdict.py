@@ -22,6 +22,8 @@ from equipoise.forecast.wording import (
     explained,
     is_episode,
     onset,
+    places,
+    plainest,
     what_is_over,
     with_rate,
 )
@@ -59,6 +61,11 @@ class Verdict(Record):
     """Rule → what holds now, for every rule that fires: findings say what held then."""
     cause: str = ""
     """The family of trouble that the forecast named, if it has warned."""
+    where: str | None = None
+    """The site at fault as things stand now; nothing where it is the whole model, None
+    where no rule about the model fires."""
+    seen: str = ""
+    """The site in which one sees it most, as things stand now."""
     recovered: bool = False
     """Whether a loss that had gone wrong came back: healthy, and worth a look."""
     quantities: tuple[str, ...] = ()
@@ -319,11 +326,11 @@ def _judged(judge: Judge) -> Verdict | None:
     firing = [f for f in judge.firing if f.severity != "info"]
     if not firing:
         return None
-    loss = sorted((f for f in firing if about[f.rule] == "loss"), key=_plainest)
+    loss = sorted((f for f in firing if about[f.rule] == "loss"), key=plainest)
     causes = [f for f in firing if about[f.rule] != "loss"]
     lead = now[(began_first(causes) if causes else loss[0]).rule]
     forecast = now.get(FORECAST)
-    cause = cause_of(forecast)
+    cause, place = cause_of(forecast), places(lead)
     rate = judge.history.curve("learning_rate")
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
@@ -337,13 +344,9 @@ def _judged(judge: Judge) -> Verdict | None:
             advice_for(lead, forecast) or (loss[0].advice if loss else ""), rate
         ),
         cause=cause,
+        where=place[0],
+        seen=place[1],
     )
-
-
-def _plainest(finding: Finding) -> int:
-    """That a loss is above chance says more than that it rose or does not fall."""
-    said = ("loss.above_chance", "loss.risen", finding.rule)
-    return said.index(finding.rule)
 
 
 def _unread(judge: Judge) -> Verdict | None:

@@ -39,6 +39,12 @@ def _onset(finding: Finding) -> tuple[int, bool]:
     return began, finding.rule not in STARTS
 
 
+def plainest(finding: Finding) -> int:
+    """That a loss is above chance says more than that it rose or does not fall."""
+    said = ("loss.above_chance", "loss.risen", finding.rule)
+    return said.index(finding.rule)
+
+
 def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
     """Return the step from which it is true; of a rate that grows, since it grows."""
     first = min(_onset(finding)[0] for finding in firing)
@@ -81,6 +87,18 @@ def advice_for(lead: Condition, forecast: Condition | None) -> str:
     if forecast is None or forecast.reported is None:
         return lead.advice
     return forecast.advice or forecast.reported.advice or lead.advice
+
+
+def places(lead: Condition) -> tuple[str, str]:
+    """Return the site at fault and the site in which one sees it, as things stand now.
+
+    A stream that grows in one block begins as every stream does, in the first: the
+    site at which a rule fired may be another.
+    """
+    if lead.latest is None:
+        return "", ""
+    found = lead.latest[1]
+    return found.site, str(found.evidence.get("most_in") or found.site)
 
 
 def is_episode(condition: Condition) -> bool:

@@ -111,13 +111,14 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
     if quantity is None:
         return None
     view = "depth" if cause.rule.startswith(DEPTH) else "curve"
-    seen, blocks = seen_at(cause), blocks_of(run)
-    site = cause.site or seen
+    seen, blocks = verdict.seen or seen_at(cause), blocks_of(run)
+    at_fault = verdict.where if verdict.where is not None else cause.site
+    site = at_fault or seen
     return _chart(quantity, site, since_of(cause), view) | {
         "layer": layer_of(site, blocks) if site else None,
         "seen": seen,
         "seen_layer": layer_of(seen, blocks) if seen else None,
-        "everywhere": not cause.site or is_model_wide(verdict),
+        "everywhere": not at_fault or is_model_wide(verdict),
         "limit": _limit(run, quantity, cause),
     }
 

@@ -36,7 +36,7 @@ EQ.verdictCard = (run, { folded = false } = {}) => {
 function where(chart) {
   if (!chart?.site) return [["Where", "whole model"]];
   const at = EQ.siteName(chart.site, chart.layer);
-  if (chart.everywhere) return [["Where", `whole model, at first most in ${at}`]];
+  if (chart.everywhere) return [["Where", `whole model, most in ${at}`]];
   return [["Where", at], ...(chart.seen === chart.site ? [] : [["Seen in", EQ.siteName(chart.seen, chart.seen_layer)]])];
 }
 
