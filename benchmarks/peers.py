@@ -15,6 +15,7 @@ RUNS = (
     ("balance_speed",),
     ("overhead", "small"),
     ("watch_compile",),
+    ("fsdp2_truth",),
     ("lipschitz",),
     ("fragility_models",),
     ("curvature_speed",),

@@ -14,8 +14,8 @@ one process on a shared machine with 2 cores, without a GPU.
 
 {tables}
 
-Not a figure but a test: readings under FSDP2 and tensor parallelism on real processes
-equal those of one process (`tests/watching/test_group.py`, to 1e-5).
+Tests hold FSDP2 and tensor parallelism on real processes to the readings of one process
+(`tests/watching/test_two_ranks.py`, `tests/watching/test_four_ranks.py`, to 1e-5).
 """
 
 
@@ -84,6 +84,19 @@ def _compile() -> list[list[str]]:
             for row in value("watch_compile/rows")
         ),
     ]
+
+
+def _sharded() -> list[list[str]]:
+    found = [
+        [row["monitor"], row["reads"], f"{row['apart']:.1g}"]
+        for row in value("fsdp2_truth/rows")
+    ]
+    for row in value("fsdp2_truth/wandb"):
+        ranks = "one process" if row["processes"] == 1 else "FSDP2"
+        read = f"{row.get('gradients', 0)} of {row['parameters']} gradients"
+        said = "raises" if "error" in row else read
+        found.append([f'wandb.watch(log="{row["log"]}"), {ranks}', "gradient", said])
+    return [["monitor", "reading", "largest difference from one process"], *found]
 
 
 def _bounds() -> list[list[str]]:
@@ -163,6 +176,7 @@ PARTS: tuple[tuple[str, str, Rows], ...] = (
     ("θ of attention rows", "20 × 1024 × 1024 causal float32 rows.", _speed),
     ("What watching costs", "A 4-layer, 192-wide GPT, one step in ten.", _overhead),
     ("`torch.compile`", "What watching adds to compiled training.", _compile),
+    ("FSDP2", "Two processes, a tiny model; relative to the largest value.", _sharded),
     ("Bounds of attention", "Against a bracket of the local constant.", _bounds),
     ("Rounding error", "Measured ÷ predicted; 1 is right.", _precision),
     ("Top-5 Hessian eigenvalues", "12-layer GPT, residual ≤ 1e-3.", _curvature),

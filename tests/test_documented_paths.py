@@ -68,6 +68,25 @@ def test_a_documented_path_imports(path: str) -> None:
     resolved(path)
 
 
+FILE = re.compile(r"`((?:tests|benchmarks|docs|src|examples)/[\w./-]+)`")
+
+
+def missing_files(text: str) -> list[str]:
+    return [name for name in FILE.findall(text) if not (ROOT / name).exists()]
+
+
+def test_a_file_that_a_document_names_exists() -> None:
+    """A reader is sent to tests as proof: seven had moved when this was written."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    texts = {p: p.read_text(encoding="utf-8") for p in pages}
+    found = {p.name: missing_files(t) for p, t in texts.items()}
+    del found["CHANGELOG.md"]
+    assert {name: files for name, files in found.items() if files} == {}
+    assert missing_files("`tests/no_such.py` and `docs/README.md`") == [
+        "tests/no_such.py"
+    ]
+
+
 BEFORE = """
 equipoise.anatomy.families
 equipoise.anatomy.families.Block
