@@ -186,6 +186,19 @@ def test_a_loss_that_jumped_and_came_back_is_told_first() -> None:
     assert not judged(healthy(400))[0].verdict.recovered
 
 
+def test_a_loss_that_jumps_and_trains_on_is_told_beside() -> None:
+    """A curriculum: other data from step 200 on, and nothing is wrong."""
+
+    def loss(step: int) -> float:
+        later = 0.8 * math.exp(-(step - 200) / 60)
+        return falling(step) + (later if step >= 200 else -0.8)
+
+    verdict = judged(healthy(400, loss=loss))[0].verdict
+    assert verdict.state == "healthy" and not verdict.recovered
+    assert "earlier: the loss jumped from 1." in verdict.sentence
+    assert "at step 200 with no sign in the model: new data?" in verdict.sentence
+
+
 def test_a_jump_after_a_sign_in_the_model_is_not_called_data() -> None:
     def gradient(step: int, layer: int) -> float:
         return 10.0 ** (layer - 3) if 50 <= step < 200 else 0.3

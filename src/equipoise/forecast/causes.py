@@ -37,7 +37,7 @@ WORDS: dict[str, str] = {
     "corrupted data": "the data look wrong",
     "adam": "Adam's settings look wrong (β₂ or ε)",
     "router": "the router looks unbalanced",
-    "residual": "the residual stream looks too large",
+    "residual": "one block looks to run away",
     "init": "the first weights look too large",
 }
 """Family of trouble → what it is, for a reader who has never seen our storms."""

@@ -190,6 +190,8 @@ class History:
     """What the run says of itself: blocks, attention sites, classes of the output."""
     step: int = -1
     """The step of the reading that was added last."""
+    first_step: int = -1
+    """The step of the first reading."""
     sampled: int = 0
     """Steps with readings of the model, not only with the loop's scalars."""
     _tracks: dict[str, Track] = field(default_factory=dict)
@@ -204,6 +206,8 @@ class History:
         first of a step's two readings waits for the other.
         """
         self.step = reading.step
+        if self.first_step < 0:
+            self.first_step = reading.step
         track = self._tracks.get(reading.quantity)
         if track is None:
             track = self._tracks[reading.quantity] = Track()

@@ -24,6 +24,7 @@ from equipoise.forecast.wording import (
     onset,
     places,
     plainest,
+    possible,
     what_is_over,
     with_rate,
 )
@@ -335,13 +336,15 @@ def _judged(judge: Judge) -> Verdict | None:
     state: State = "failing" if loss else "at risk"
     state = "dead" if _is_stuck(judge, loss) else state
     effect = [now[loss[0].rule].sentence] if loss and causes else []
+    advice = advice_for(lead, forecast) or (loss[0].advice if loss else "")
+    since = onset(firing, cause, rate)
     return Verdict(
         state=state,
         sentence="; ".join([*effect, explained(lead, forecast)]),
-        since=onset(firing, cause, rate),
+        since=since,
         findings=tuple(judge.firing),
         advice=with_rate(
-            advice_for(lead, forecast) or (loss[0].advice if loss else ""), rate
+            possible(advice, since=since, first=judge.history.first_step), rate
         ),
         cause=cause,
         where=place[0],

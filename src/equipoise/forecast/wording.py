@@ -62,10 +62,17 @@ def explained(lead: Condition, forecast: Condition | None) -> str:
     if not seen or lead is forecast:
         return lead.sentence
     parts = [lead.sentence]
-    if forecast is not None and forecast.finding is not None:
+    if forecast is not None and _is_open(forecast, seen):
         parts.append(ODDS.format(**seen))
     known = lead.rule.name in STARTS
     return "; ".join(parts) if known else f"{seen['words']}: {'; '.join(parts)}"
+
+
+def _is_open(forecast: Condition, seen: Mapping[str, Scalar]) -> bool:
+    """Say whether what the forecast expects may still come: its time is not over."""
+    if forecast.finding is None or forecast.latest is None:
+        return False
+    return forecast.latest[0] - forecast.since <= float(seen["horizon"] or 0)
 
 
 def _seen_by(forecast: Condition | None) -> Mapping[str, Scalar]:
@@ -105,6 +112,22 @@ def is_episode(condition: Condition) -> bool:
     """Say whether the loss had gone wrong and has come back; a plateau is no wrong."""
     over = condition.reported is not None and condition.finding is None
     return over and condition.rule.name in ("loss.above_chance", "loss.risen")
+
+
+GO_BACK = "go back to a checkpoint from before the trouble, then"
+EARLY = 20
+"""Steps before which there is no checkpoint to go back to."""
+
+
+def possible(advice: str, *, since: int, first: int) -> str:
+    """Return the advice; of trouble from the start, without a way back.
+
+    >>> possible(f"{GO_BACK} weight_cap; or clip", since=5, first=0)
+    'start again with weight_cap; or clip'
+    """
+    return (
+        advice.replace(GO_BACK, "start again with") if since < first + EARLY else advice
+    )
 
 
 def with_rate(advice: str, curve: Curve) -> str:
@@ -167,12 +190,16 @@ def _jump(spikes: Spikes, past: Sequence[Condition]) -> list[str]:
     A model does not become twice as bad in one step without a sign: the data do.
     """
     back = max((c.ended for c in past if is_episode(c)), default=None)
-    for step, before, after in spikes.stayed if back is not None else ():
+    for step, before, after in spikes.stayed:
         signs = [c for c in past if c.rule.about == "model" and c.since < step]
-        if after > 1.5 * before and not signs:
+        jumped = f"the loss jumped from {before:.3g} to {after:.3g} at step {step} with"
+        if signs or after < 1.3 * before:
+            continue
+        if back is None:
+            return [f"{jumped} no sign in the model: new data?"]
+        if after > 1.5 * before:
             return [
-                f"the loss jumped from {before:.3g} to {after:.3g} at step {step} with "
-                f"no sign in the model before, and was back by step {back}: look at "
-                "the data in between"
+                f"{jumped} no sign in the model before, and was back by step {back}: "
+                "look at the data in between"
             ]
     return []

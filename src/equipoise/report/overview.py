@@ -92,12 +92,27 @@ def verdict_json(run: Run, verdict: Verdict) -> Json:
     begun = [verdict.since, chart["step"] if chart else None]
     return {
         **record,
-        "headline": WHEN.sub("", verdict.sentence),
+        **_in_two(WHEN.sub("", verdict.sentence)),
         "began": min((step for step in begun if step is not None), default=None),
         "read": max(map(int, WHEN.findall(verdict.sentence)), default=None),
         "chart": chart,
         "basis": basis(run),
     }
+
+
+def _in_two(sentence: str) -> Json:
+    """Return what is the matter, and apart from it by what one sees that.
+
+    >>> _in_two("the rate looks too high: updates are large: 3 %")
+    {'headline': 'the rate looks too high', 'because': 'updates are large: 3 %'}
+    >>> _in_two("none fires; earlier: one spike")["because"]
+    'earlier: one spike'
+    """
+    now, earlier, past = sentence.partition("; earlier: ")
+    if earlier:
+        return {"headline": now, "because": f"earlier: {past}"}
+    headline, _, because = sentence.partition(": ")
+    return {"headline": headline, "because": because}
 
 
 def chart_json(run: Run, verdict: Verdict) -> Json | None:

@@ -26,6 +26,7 @@ EQ.verdictCard = (run, { folded = false } = {}) => {
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
     EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state, verdict.recovered), EQ.h("span", { class: "hidden" }, " verdict")),
     EQ.h("p", { class: "sentence" }, upper(verdict.headline)),
+    verdict.because ? EQ.h("p", { class: "because" }, upper(verdict.because)) : null,
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
     verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
     past.length ? firedList("What fired earlier, in order", past.slice(0, 5), (f) => ` ${f.message}`, folded) : others(verdict, folded),
