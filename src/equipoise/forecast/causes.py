@@ -76,8 +76,8 @@ def growth(curve: Curve) -> tuple[int, float, float] | None:
     >>> curve = Curve()
     >>> rates = [0.002] * 96 + [0.002 * 1.02**i for i in range(96)]
     >>> for step, rate in enumerate(rates): curve.add(step, rate)
-    >>> growth(curve)
-    (96, 0.002, 0.013125...)
+    >>> growth(curve)[:2]
+    (96, 0.002)
     """
     means = curve.blocks
     i = len(means) - 1
