@@ -64,7 +64,9 @@ PAGE = StudyPage(
     title="Claims of four papers",
     heading="What of the four papers can be relied on",
     body=_BODY,
-    style="form { display: flex; gap: 1rem; margin: 1rem 0 } dd { margin: 0 0 .3rem }",
+    style="form { display: flex; flex-wrap: wrap; gap: .4rem 1rem; margin: 1rem 0 } "
+    "select { max-width: 100% } dd { margin: 0 0 .3rem } "
+    ".wide table { min-width: 64rem } .wide td { white-space: normal }",
 )
 
 

@@ -72,6 +72,7 @@ _SHELL = """<!doctype html>
 .wide { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
         border-radius: 8px; padding: 6px 14px }
 figure.plain { background: var(--card) }
+section > h2:not(:first-child) { margin-top: 26px } .wide + .wide { margin-top: 14px }
 {{ page.style }}
 </style></head><body>
 <header><p class="brand">Equipoise</p><h1>{{ page.heading }}</h1></header>
