@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.accessibility AXE.min.js``; axe-core is not shipped:
 ``npm install axe-core`` in any folder brings ``node_modules/axe-core/axe.min.js``. A
-report of one run, one of two, and the pages of a board are looked at in light, dark and
-on a phone.
+report of one run, one of two, the pages of a board and of studies are looked at in
+light, dark and on a phone.
 """
 
 import shutil
@@ -16,6 +16,7 @@ from benchmarks.board import served
 from benchmarks.table import publish
 from equipoise.report.html import write_report
 from tests.report.runs import pre_and_post
+from tests.report.test_browser import study_pages
 
 VIEWS = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
@@ -32,7 +33,8 @@ def audited(browser: Any, axe: str, address: str) -> list[dict[str, Any]]:
         context = browser.new_context(bypass_csp=True, **options)
         page = context.new_page()
         page.goto(address)
-        page.wait_for_selector("html[data-drawn=true]")
+        if page.locator("script").count():  # a study's page is drawn as it comes
+            page.wait_for_function("document.querySelector('main').children.length")
         page.wait_for_timeout(1500)
         page.evaluate(axe)
         found = page.evaluate("async () => (await axe.run()).violations")
@@ -69,7 +71,9 @@ def main() -> None:
         )
         rows = []
         with served(folder) as (address, *_):
-            for page in (one.as_uri(), two.as_uri(), address, f"{address}run/post"):
+            studies = [page.as_uri() for page in study_pages(folder).values()]
+            runs_of_board = [address, f"{address}run/post"]
+            for page in (one.as_uri(), two.as_uri(), *runs_of_board, *studies):
                 rows += audited(browser, axe, page)
         browser.close()
     publish("accessibility", rows, serious=sum(row["serious"] for row in rows))

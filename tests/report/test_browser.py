@@ -15,6 +15,8 @@ from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.study import study as precision_study
 from equipoise.auditing.selection import page as selection
 from equipoise.auditing.selection import study as selection_study
+from equipoise.claims.page import write_claims
+from equipoise.claims.result import ClaimResult
 from equipoise.report.html import write_report
 from tests.conftest import PATIENCE
 from tests.probes.reading import gpt, tokens
@@ -295,9 +297,13 @@ def test_every_focusable_element_has_a_name(browser, report: Path) -> None:
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages about one model, as the commands write them."""
+    return study_pages(tmp_path_factory.mktemp("pages"))
+
+
+def study_pages(folder: Path) -> dict[str, Path]:
+    """Return pages about one model and about claims, as the commands write them."""
     torch.manual_seed(0)
-    folder, model, batch = tmp_path_factory.mktemp("pages"), gpt(), tokens()
+    model, batch = gpt(), tokens()
     bf16 = precision_study(model, batch, storage=Storage.named("bf16"))
     bent = sharpness_study(model, batch, count=1, probes=1, steps=4)
     heads = selection_study(model, batch)
@@ -305,7 +311,20 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "precision": precision.write_study(bf16, folder / "precision.html"),
         "curvature": sharpness.write_study(bent, folder / "curvature.html"),
         "selection": selection.write_study(heads, folder / "selection.html"),
+        "claims": write_claims([LONG_CLAIM] * 3, folder / "claims.html"),
     }
+
+
+LONG_CLAIM = ClaimResult(
+    id="emadi2026.made",
+    paper="emadi2026",
+    where="Thm 1",
+    kind="theorem",
+    statement="a statement of many words " * 9,
+    verdict="refuted",
+    evidence={"gap": 1.0},
+    instead="what is true, in many words " * 9,
+)
 
 
 def ink(page) -> list[str]:
@@ -314,12 +333,9 @@ def ink(page) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["precision", "curvature", "selection"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_page_about_a_model(
-    browser, studies: dict[str, Path], name: str, width: int
-) -> None:
-    file = studies[name]
+@pytest.mark.parametrize("name", ["precision", "curvature", "selection", "claims"])
+def test_a_study_page(browser, studies: dict[str, Path], name: str) -> None:
+    file, width = studies[name], 390
     page, seen = opened(browser, file, width=width)
     assert seen.requests == [file.as_uri()] and seen.complaints == []
     # A wide table scrolls in its own box, never the page.
