@@ -248,7 +248,7 @@ def soak(
     address: str, path: Path, process: int, *, cycles: int = CYCLES
 ) -> dict[str, float]:
     """Return what grew over as many looks at a live run as a browser has in 8 hours."""
-    seen = []
+    start, seen = megabytes(process, "VmRSS"), []
     with RunWriter.resume(path) as writer, httpx.Client(timeout=60) as client:
         last = int(open_run(path).steps[-1])
         cursor = client.get(f"{address}api/run/{path.stem}").json()["cursor"]
@@ -263,7 +263,8 @@ def soak(
     growth = [after - before for before, after in zip(*seen, strict=True)]
     names = ("growth in MB", "more descriptors", "more threads")
     found = {f"soak, {name}": value for name, value in zip(names, growth, strict=True)}
-    return {"soak, cycles": cycles, **found}
+    ends = {"soak, MB at the start": start, "soak, MB at the end": seen[1][0]}
+    return {"soak, cycles": cycles, **ends, **found, "soak, load": os.getloadavg()[0]}
 
 
 def _handles(process: int) -> tuple[int, int]:
