@@ -124,6 +124,11 @@ def test_bad_requests_are_one_line_and_leave_no_file(
     assert page.read_text() == "mine"
     assert export(capsys, run.path, "--csv", page, "--force")[0] == 0
     assert page.read_text().startswith("step,")
+    long = (
+        tmp_path / f"{'x' * 245}.csv"
+    )  # its draft's name is longer than a name may be
+    code, _, err = export(capsys, run.path, "--csv", long)
+    assert code == InputError.exit_code and f"{long}:" in err.replace("\n", "")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     code, _, err = export(capsys, run.path, "--parquet", tmp_path / "x.parquet")

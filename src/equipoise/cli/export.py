@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -109,8 +109,13 @@ def _draft(path: Path) -> Iterator[Path]:
     try:
         yield draft
         draft.replace(path)
+    except OSError as error:
+        if error.filename not in (draft, str(draft)):
+            raise
+        raise InputError(f"{path}: {error.strerror}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # it was moved, or could not be made
+            draft.unlink()
 
 
 def _rows(
