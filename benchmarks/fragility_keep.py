@@ -29,11 +29,12 @@ from benchmarks.fragility_subjects import (
 )
 from benchmarks.table import publish
 from equipoise.auditing.precision.emulation import Bench, Storage, relative_error
-from equipoise.auditing.precision.prediction import predicted
+from equipoise.auditing.precision.prediction import Prediction, predicted
 from equipoise.auditing.precision.study import (
     KeepList,
     kept_by_measurement,
     kept_by_prediction,
+    kept_within,
 )
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.remedies.precision import kept_in_fp32
@@ -43,10 +44,15 @@ DRAWS = 5
 
 
 class Work(TorchDispatchMode):
-    """Counts what is computed in float32, and all matrix products."""
+    """Counts what is computed in float32, and all matrix products.
 
-    def __init__(self) -> None:
+    A product counts as one in float32 if an operand holds a number that the narrow
+    dtype cannot hold. A cast computes nothing.
+    """
+
+    def __init__(self, narrow: torch.dtype) -> None:
         super().__init__()
+        self.narrow = narrow
         self.products = self.wide_products = self.wide_numbers = 0
 
     def __torch_dispatch__(
@@ -58,19 +64,29 @@ class Work(TorchDispatchMode):
         if count is not None:
             flops = count(*args, **(kwargs or {}), out_val=made)
             self.products += flops
-            read = next(x for x in args if isinstance(x, Tensor))
-            self.wide_products += flops if read.dtype is torch.float32 else 0
-        elif isinstance(first, Tensor) and first.dtype is torch.float32:
-            self.wide_numbers += first.numel() if first._base is None else 0
+            wide = any(isinstance(x, Tensor) and self._is_wide(x) for x in args)
+            self.wide_products += flops if wide else 0
+        if isinstance(first, Tensor) and first.dtype is torch.float32:
+            new = first._base is None and func is not torch.ops.aten._to_copy.default
+            self.wide_numbers += first.numel() if new else 0
         return made
+
+    def _is_wide(self, x: Tensor) -> bool:
+        return x.dtype is torch.float32 and not torch.equal(
+            x.to(self.narrow).float(), x
+        )
 
 
 def applied(
-    bench: Bench, model: nn.Module, batch: Batch, around: AbstractContextManager[Any]
+    bench: Bench,
+    model: nn.Module,
+    around: AbstractContextManager[Any],
+    *,
+    format: str,
 ) -> dict[str, float]:
     """Return the error of a native run inside a context, and its work in float32."""
-    with torch.no_grad(), around, Work() as work:
-        found = output_of(model, batch)
+    with torch.no_grad(), around, Work(NARROW[format]) as work:
+        found = output_of(model, bench.batch)
     return {
         "error": relative_error(found, bench.reference),
         "fp32 products": work.wide_products / work.products,
@@ -79,42 +95,71 @@ def applied(
 
 
 def keeping(
-    bench: Bench, subject: tuple[nn.Module, Batch], names: Sequence[str], format: str
+    bench: Bench, names: Sequence[str], format: str, *, narrow_products: bool = False
 ) -> dict[str, float]:
-    twin = copy.deepcopy(subject[0])
-    kept = kept_in_fp32(twin, list(names), narrow=NARROW[format])
-    return applied(bench, twin, subject[1], kept)
+    twin, narrow = copy.deepcopy(bench.model), NARROW[format]
+    kept = kept_in_fp32(
+        twin, list(names), narrow=narrow, narrow_products=narrow_products
+    )
+    return applied(bench, twin, kept, format=format)
 
 
-def advice(bench: Bench, subject: tuple[nn.Module, Batch], format: str) -> KeepList:
-    storage = Storage.named(format)
-    found = predicted(*subject, storage=storage, probes=4)
+def promise(bench: Bench, found: Prediction, storage: Storage) -> KeepList:
+    """Return the set for half of the error, as ``equipoise precision`` names it."""
     target = bench.keeping(storage) / 2
     return kept_by_prediction(bench, found, storage=storage, target=target)
 
 
-def row(name: str, subject: tuple[nn.Module, Batch], format: str) -> dict[str, Any]:
-    bench, rng = Bench(*subject), random.Random(f"{name} {format}")
-    kept = advice(bench, subject, format)
-    ours = keeping(bench, subject, kept.sites, format)
+def at_equal_work(
+    bench: Bench, found: Prediction, storage: Storage, *, most: float
+) -> tuple[KeepList, dict[str, float]]:
+    """Return the set and what it comes to with no more wide numbers than autocast's.
+
+    What reads a wide number computes wide too, so the budget of the set itself is
+    lowered until the numbers counted in the native run suffice.
+    """
+    budget = most
+    while True:
+        kept = kept_within(bench, found, storage=storage, numbers=budget)
+        ours = keeping(bench, kept.sites, storage.format.name, narrow_products=True)
+        if ours["fp32 numbers"] <= most:
+            return kept, ours
+        budget *= 0.96
+
+
+def random_errors(
+    bench: Bench, count: int, format: str, **options: bool
+) -> list[float]:
+    rng = random.Random(f"{count} {format}")
     sites = list(bench.sites(Storage.named(format)))
-    others = [
-        keeping(bench, subject, rng.sample(sites, len(kept.sites)), format)["error"]
+    return [
+        keeping(bench, rng.sample(sites, count), format, **options)["error"]
         for _ in range(DRAWS)
     ]
+
+
+def row(name: str, subject: tuple[nn.Module, Batch], format: str) -> dict[str, Any]:
+    bench, storage = Bench(*subject), Storage.named(format, fused=True)
+    found = predicted(*subject, storage=storage, probes=4)
+    kept = promise(bench, found, storage)
+    ours = keeping(bench, kept.sites, format)
+    others = random_errors(bench, len(kept.sites), format)
     cast = torch.autocast("cpu", NARROW[format])
-    auto = applied(bench, *subject, cast)
-    plain = keeping(bench, subject, (), format)
-    whole = applied(bench, *subject, nullcontext())
+    auto = applied(bench, bench.model, cast, format=format)
+    whole = applied(bench, bench.model, nullcontext(), format=format)
+    most = auto["fp32 numbers"]
+    equal, within = at_equal_work(bench, found, storage, most=most)
+    rest = random_errors(bench, len(equal.sites), format, narrow_products=True)
     return {
         "model": name,
         "format": format,
-        "kept": f"{len(kept.sites)} of {len(sites)}",
+        "kept": f"{len(kept.sites)} of {len(found.variance)}",
         "promised": kept.measured,
         "predicted": kept.predicted,
         "applied": ours["error"],
         "applied / promised": ours["error"] / kept.measured,
-        "all narrow": plain["error"],
+        "applied / predicted": ours["error"] / kept.predicted,
+        "all narrow": keeping(bench, (), format)["error"],
         "autocast": auto["error"],
         "random sets": sum(others) / DRAWS,
         "best random set": min(others),
@@ -122,19 +167,30 @@ def row(name: str, subject: tuple[nn.Module, Batch], format: str) -> dict[str, A
         "fp32 products, autocast": auto["fp32 products"],
         "fp32 numbers, ours": ours["fp32 numbers"] / whole["fp32 numbers"],
         "fp32 numbers, autocast": auto["fp32 numbers"] / whole["fp32 numbers"],
+        "equal work: kept": f"{len(equal.sites)} of {len(found.variance)}",
+        "equal work: promised": equal.measured,
+        "equal work: applied": within["error"],
+        "equal work: applied / promised": within["error"] / equal.measured,
+        "equal work: applied / autocast": within["error"] / auto["error"],
+        "equal work: fp32 products": within["fp32 products"],
+        "equal work: fp32 numbers / autocast": within["fp32 numbers"] / most,
+        "equal work: random sets": sum(rest) / DRAWS,
     }
 
 
-def natively() -> None:
+def natively(names: Sequence[str] = ()) -> None:
     batch = text_batch()
     subjects = {
-        "MiniLM": minilm(long=True),
-        "MiniLM, 6 sentences": minilm(each=True),
-        "lab GPT": (trained_gpt()[0], batch),
-        "HF GPT-2": (trained_gpt2()[0], batch),
+        "MiniLM": lambda: minilm(long=True),
+        "MiniLM, 6 sentences": lambda: minilm(each=True),
+        "lab GPT": lambda: (trained_gpt()[0], batch),
+        "HF GPT-2": lambda: (trained_gpt2()[0], batch),
     }
-    rows = [row(n, subject, f) for n, subject in subjects.items() for f in NARROW]
-    publish("fragility_applied", rows)
+    rows = [row(n, subjects[n](), f) for n in names or subjects for f in NARROW]
+    if names:
+        print(*rows, sep="\n")
+    else:
+        publish("fragility_applied", rows)
 
 
 def counted() -> None:
@@ -170,7 +226,7 @@ def counted() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     if "applied" in sys.argv[1:]:
-        natively()
+        natively([word for word in sys.argv[1:] if word != "applied"])
     else:
         counted()
 

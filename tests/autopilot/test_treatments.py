@@ -8,6 +8,7 @@ from torch.optim import SGD, AdamW
 
 from equipoise.autopilot.treatments import (
     BY_NAME,
+    NOT_BY_RATE,
     TREATMENTS,
     Evidence,
     candidates,
@@ -16,6 +17,7 @@ from equipoise.autopilot.treatments import (
 )
 from equipoise.forecast.history import Curve
 from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.forecast.rules import load_rules
 from equipoise.forecast.verdict import Judge
 from equipoise.records import Reading
 from equipoise.remedies.catalogue import remedy
@@ -50,6 +52,17 @@ CASES = [
 @pytest.mark.parametrize(("found", "name"), CASES)
 def test_first_choice(found: Evidence, name: str) -> None:
     assert next(candidates(found)).name == name
+
+
+def test_a_model_that_is_not_too_fast_is_not_slowed() -> None:
+    """Adam's settings are still set right; beside another rule the rate is."""
+    starved = replace(PLAIN, since={"gradient.qk_starved": 60})
+    assert not list(candidates(starved))
+    both = replace(PLAIN, since={"gradient.qk_starved": 60, "update.too_large": 90})
+    assert next(candidates(both)).name == "a tenth of the rate"
+    small = replace(PLAIN, since={"update.too_small": 60}, epsilon=1e-3)
+    assert [t.name for t in candidates(small)] == ["usual Adam settings"]
+    assert set(load_rules()) >= NOT_BY_RATE
 
 
 def test_what_failed_is_not_tried_again_and_what_is_active_changes_nothing() -> None:

@@ -104,6 +104,9 @@ class _Recorder:
             bias = self.parameter(site, bias)
         return self._keep(site, torch.nn.functional.linear(call.x, weight, bias))
 
+    def operand(self, x: Tensor) -> Tensor:
+        return x
+
 
 def module_variance(
     model: nn.Module, batch: Tensor, site: str, storage: Storage

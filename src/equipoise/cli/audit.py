@@ -122,7 +122,7 @@ def _study(model: str, found: "Subject", wanted: dict[str, Any]) -> None:
         from equipoise.auditing.precision.emulation import Storage
         from equipoise.auditing.precision.study import study as precision_study
 
-        storage = Storage.named(wanted["precision"])
+        storage = Storage.named(wanted["precision"], fused=True)
         given = checked_batch(model, _inputs(found))
         result = precision_study(found.model, given, storage=storage)
         precision_page.print_study(result, source=found.source)

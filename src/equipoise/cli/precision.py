@@ -28,6 +28,13 @@ def command(
         bool | None,
         typer.Option(help="Scale each tensor to fill the range; on for 8 bits."),
     ] = None,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused/--opened",
+            help="Fused attention stores no scores, or is opened and stores them.",
+        ),
+    ] = True,
     every_module: Annotated[
         bool, typer.Option(help="Also measure each module alone (slow).")
     ] = False,
@@ -40,7 +47,7 @@ def command(
     from equipoise.cli.subject import checked_batch
 
     # First what is cheap to refuse: weights may take minutes to load.
-    storage = Storage.named(format, scaled=scaled)
+    storage = Storage.named(format, scaled=scaled, fused=fused)
     found = typed.opened(f"measuring {format} in")
     batch = checked_batch(typed.model, found)
     result = study(

@@ -45,6 +45,7 @@ class Running:
     """Whether each of the modules that are running is kept, innermost last."""
 
     dtype: torch.dtype
+    narrow_products: bool = False
     shared: list[nn.Parameter] = field(default_factory=list)
     """Wide parameters that narrow modules read too."""
     stack: list[bool] = field(default_factory=list)
@@ -101,7 +102,12 @@ class KeptOperations(TorchFunctionMode):
             made = func(*args, **kwargs)
             narrowed = isinstance(made, Tensor) and made.dtype in NARROW
             return _wide(read[0]) if narrowed and read else made
-        if not any(x.dtype in NARROW for x in read) and not _autocasts(read):
+        narrows = self.running.narrow_products and _multiplies(func)
+        if narrows and func in FUSED:
+            return self._fused(func, args, kwargs)
+        if narrows:
+            args, kwargs = mapped([args, kwargs], self._operand)
+        elif not any(x.dtype in NARROW for x in read) and not _autocasts(read):
             return func(*args, **kwargs)
         device = read[0].device.type
         with torch.autocast(device, enabled=False):
@@ -116,10 +122,29 @@ class KeptOperations(TorchFunctionMode):
         mixed = self.running.dtype in widths and torch.float32 in widths
         if not mixed or name_of(func) in CASTS or _autocasts(read):
             return func(*args, **kwargs)
+        narrows = self.running.narrow_products and _multiplies(func)
         if func in FUSED and {x.dtype for x in read[:3]} == {self.running.dtype}:
             return func(*mapped(args, self._as_mask), **mapped(kwargs, self._as_mask))
+        if narrows and func in FUSED:
+            return self._fused(func, args, kwargs)
+        if narrows:
+            return func(*mapped(args, self._stored), **mapped(kwargs, self._stored))
         made = func(*mapped(args, _wide), **mapped(kwargs, _wide))
         return mapped(made, self._stored)
+
+    def _fused(self, func: Function, args: Any, kwargs: Any) -> Any:
+        """Attention in one kernel reads narrow numbers, and stores narrow ones."""
+        device = next(x for x in leaves([args, kwargs]) if _is_float(x)).device.type
+        with torch.autocast(device, enabled=False):
+            return func(*mapped(args, self._as_mask), **mapped(kwargs, self._as_mask))
+
+    def _operand(self, x: Tensor) -> Tensor:
+        """Return a matrix as a product reads it, in float32 for the sum to be wide.
+
+        A GPU has kernels for narrow matrices and a wide result (``out_dtype`` of
+        torch.mm); a CPU multiplies the same numbers in float32.
+        """
+        return x.to(self.running.dtype)
 
     def _read_narrow(self, x: Tensor) -> Tensor:
         """Return a parameter that another module keeps wide as this one stores it."""
@@ -145,6 +170,10 @@ def _computes(func: Function) -> bool:
     if name in ASKS or writes(func):
         return False
     return name_of(func) in CASTS or role_of(func) not in (Role.RESHAPE, Role.SLICE)
+
+
+def _multiplies(func: Function) -> bool:
+    return func in FUSED or role_of(func) in (Role.PRODUCT, Role.PROJECTION)
 
 
 def _is_float(x: Any) -> bool:
@@ -181,6 +210,9 @@ class KeepFp32(RecordedRemedy):
     """Names from ``equipoise precision``; norms and the output map by default."""
     narrow: torch.dtype | None = None
     """``torch.bfloat16`` or ``torch.float16``: cast every other parameter to it."""
+    narrow_products: bool = False
+    """No product of matrices reads a float32 number: what is read is rounded first, a
+    kept module leaves its sum wide. Costs no float32 multiplication."""
     name: ClassVar[str] = "keep_fp32"
     # In a narrow model the kept modules lose their rounding, on purpose.
     preserves_function: ClassVar[bool] = False
@@ -199,7 +231,7 @@ class KeepFp32(RecordedRemedy):
                 f"no module called {', '.join(unknown)} to keep in fp32; names are "
                 "those of model.named_modules()"
             )
-        running = Running(self.narrow or _dtype(model))
+        running = Running(self.narrow or _dtype(model), self.narrow_products)
         wide = {id(p) for n in names for p in _own_parameters(found, n)}
         for name, module in found.items():
             _follow(changes, module, Followed(running, name in names))
@@ -276,9 +308,11 @@ def kept_in_fp32(
     modules: Sequence[str] | None = None,
     *,
     narrow: torch.dtype | None = None,
+    narrow_products: bool = False,
 ) -> Iterator[None]:
     """Keep modules in float32 for the length of a block."""
-    undo = KeepFp32(modules=modules, narrow=narrow).apply(model)
+    kept = KeepFp32(modules=modules, narrow=narrow, narrow_products=narrow_products)
+    undo = kept.apply(model)
     try:
         yield
     finally:

@@ -46,20 +46,42 @@ def test_every_stored_tensor_is_rounded_once(rng: torch.Generator) -> None:
     assert torch.equal(found, fl(x + down))
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_fused_attention_is_opened(causal: bool, rng: torch.Generator) -> None:
+def test_fused_attention_is_opened(
+    causal: bool, fused: bool, rng: torch.Generator
+) -> None:
+    """A fused kernel stores its probabilities and its result, and no scores."""
     model = Attends(causal=causal).double()
     x = torch.randn(1, 5, 8, generator=rng, dtype=torch.float64)
     qkv = fl(nn.functional.linear(x, fl(model.qkv.weight), fl(model.qkv.bias)))
     q, k, v = qkv.view(1, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
-    s = fl(q @ k.mT / 2)
+    s = q @ k.mT / 2
+    s = s if fused else fl(s)
     if causal:
         s = s.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -math.inf)
     a = fl(fl(s.softmax(-1)) @ v).transpose(1, 2).flatten(2)
     out = fl(nn.functional.linear(a, fl(model.out.weight), fl(model.out.bias)))
-    with torch.no_grad(), emulated(model, BF16) as sites:
+    storage = Storage.named("bf16", fused=fused)
+    with torch.no_grad(), emulated(model, storage) as sites:
         assert torch.equal(model(x), out)
     assert list(sites) == ["qkv", "", "out"]
+
+
+def test_narrow_products_read_narrow_numbers_and_may_leave_a_sum_wide(
+    rng: torch.Generator,
+) -> None:
+    """Kept: the norm and the last product; their readers and its matrix are narrow."""
+    model = Residual().double()
+    x = torch.randn(3, 8, generator=rng, dtype=torch.float64)
+    w = {name: p.detach() for name, p in model.named_parameters()}
+    n = torch.layer_norm(x, (8,), w["norm.weight"], w["norm.bias"])
+    up = fl(nn.functional.linear(fl(n), fl(w["up.weight"]), fl(w["up.bias"])))
+    a = fl(nn.functional.gelu(up))
+    down = nn.functional.linear(a, fl(w["down.weight"]), fl(w["down.bias"]))
+    storage = Storage.named("bf16", narrow_products=True)
+    with torch.no_grad(), emulated(model, storage, narrow=all_but({"norm", "down"})):
+        assert torch.equal(model(x), fl(x + down))
 
 
 def test_only_and_all_but_are_complements() -> None:
@@ -217,6 +239,9 @@ def test_sites_are_the_innermost_modules() -> None:
         def linear(self, site: str, call: LinearCall) -> Tensor:
             y = nn.functional.linear(call.x, call.oriented(call.weight), call.bias)
             return self.stored(site, "product", y)
+
+        def operand(self, x: Tensor) -> Tensor:
+            return x
 
     model, ids = tokens()
     with walked(model, Notes()):

@@ -30,10 +30,12 @@ from equipoise.auditing.precision.published import published_blocks
 from equipoise.auditing.precision.study import (
     kept_by_measurement,
     kept_by_prediction,
+    kept_within,
     lost_epsilons,
     range_by_module,
     study,
 )
+from equipoise.auditing.precision.walk import numbers_by_module
 from equipoise.auditing.subject import loaded, loaded_batch, output_of
 from equipoise.cli import main
 from equipoise.errors import InputError
@@ -81,6 +83,34 @@ def test_gradient_mismatch_shrinks_with_precision() -> None:
     assert set(coarse) == {n for n, _ in model.named_parameters() if "head" not in n}
     for name, error in fine.items():
         assert 0 < error < coarse[name] < 0.2
+
+
+def test_a_fused_kernel_has_no_scores_to_round() -> None:
+    model, ids = tokens()
+    opened, fused = (
+        predicted(model, ids, storage=replace(BF16, fused=fused), probes=2)
+        for fused in (False, True)
+    )
+    assert set(opened.variance["attend"]) - set(fused.variance["attend"]) == {"score"}
+    assert fused.variance["mlp.up"] == opened.variance["mlp.up"]
+    assert fused.total < opened.total
+
+
+def test_a_set_within_a_budget_keeps_what_is_read_wide() -> None:
+    """Only a product reads what attend.qkv makes: keeping it would change nothing."""
+    model, ids = tokens()
+    bench = Bench(model, ids)
+    found = predicted(model, ids, storage=BF16, probes=4)
+    size = numbers_by_module(model, ids)
+    assert size["mlp.up"] == size["mlp"] // 1.5 == ids.numel() * 16
+    everything = kept_within(bench, found, storage=BF16, numbers=1e9)
+    assert {"attend.qkv", "mlp.norm"}.isdisjoint(everything.sites)
+    assert {"", "embed", "mlp.down"} <= set(everything.sites)
+    some = kept_within(bench, found, storage=BF16, numbers=2 * size["mlp.down"])
+    assert 0 < sum(size[s] for s in some.sites) <= 2 * size["mlp.down"]
+    narrow = bench.keeping(replace(BF16, narrow_products=True))
+    assert everything.measured < narrow
+    assert kept_within(bench, found, storage=BF16, numbers=0).sites == ()
 
 
 def test_kept_sets_reach_their_target() -> None:

@@ -33,11 +33,20 @@ class Storage:
     scaled: bool | None = None
     """Scale each tensor by a power of two to fill the range, as fp8 recipes do.
     None: only for formats of 8 bits or fewer."""
+    fused: bool = False
+    """Attention that a model calls fused stores no scores, as its kernel does not;
+    else it is opened like attention that is written out."""
+    narrow_products: bool = False
+    """Products of matrices read narrow numbers only, in modules kept in fp32 too."""
 
     @classmethod
-    def named(cls, name: str, *, scaled: bool | None = None) -> Self:
-        """Return the storage of a format by its name."""
-        return cls(format=format_named(name), scaled=scaled)
+    def named(cls, name: str, **options: bool | None) -> Self:
+        """Return the storage of a format by its name; options are its fields."""
+        return cls(format=format_named(name), **options)
+
+    def stores(self, kind: str) -> bool:
+        """Return whether a result of some kind is stored at all."""
+        return not (self.fused and kind == "score")
 
     @property
     def scales(self) -> bool:
@@ -100,18 +109,24 @@ class _Rounding:
 
     def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
         self.sites[site] = None
-        return self._round(x) if self.narrow(site) else x
+        read = self.storage.narrow_products and kind in ("score", "prob", "mix")
+        narrow = (read or self.narrow(site)) and self.storage.stores(kind)
+        return self._round(x) if narrow else x
+
+    def operand(self, x: Tensor) -> Tensor:
+        return self._round(x) if self.storage.narrow_products else x
 
     def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:
         # Rounding the rows read is cheaper than the table, and the same.
         return self.stored(site, "weight", nn.functional.embedding(ids, weight))
 
     def linear(self, site: str, call: LinearCall) -> Tensor:
-        weight_MK = self.parameter(site, call.weight)
+        weight_MK = self.operand(self.parameter(site, call.weight))
         bias = call.bias
         if isinstance(bias, nn.Parameter):
-            bias = self.parameter(site, bias)
-        y = nn.functional.linear(call.x, call.oriented(weight_MK), bias)
+            bias = self.operand(self.parameter(site, bias))
+        x = self.operand(call.x)
+        y = nn.functional.linear(x, call.oriented(weight_MK), bias)
         return self.stored(site, "product", y)
 
     def _round(self, x: Tensor) -> Tensor:

@@ -63,8 +63,12 @@ class ErrorTerms:
 
     def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
         y = _with_history(x)
-        self._note(site, kind, y)
+        if self.storage.stores(kind):
+            self._note(site, kind, y)
         return y
+
+    def operand(self, x: Tensor) -> Tensor:
+        return x
 
     def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:
         # A row used twice carries one residual, not two: gather from unique rows.

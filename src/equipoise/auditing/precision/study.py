@@ -9,7 +9,7 @@ modules whose numbers a format cannot hold (too large, too small) and norms that
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from equipoise.auditing.precision.emulation import NATIVE, Bench, Storage, all_but
 from equipoise.auditing.precision.prediction import Prediction, predicted
-from equipoise.auditing.precision.walk import LinearCall, walked
+from equipoise.auditing.precision.walk import (
+    LinearCall,
+    numbers_by_module,
+    walked,
+)
 from equipoise.auditing.subject import Batch, output_of
 from equipoise.errors import InputError
 from equipoise.numerics.formats import Format
@@ -147,6 +151,46 @@ def kept_by_measurement(bench: Bench, *, storage: Storage, target: float) -> Kee
     )
 
 
+def kept_within(
+    bench: Bench, prediction: Prediction, *, storage: Storage, numbers: float
+) -> KeepList:
+    """Return modules that make at most so many wide numbers on the batch.
+
+    Products read narrow numbers here, so what is wide costs no multiplication in
+    float32. What only products read need not be wide: keeping it changes nothing. The
+    others are taken by predicted share per number while the numbers suffice: all of
+    them, or first those that hold no product (sums and norms). The better set stays.
+    """
+    storage = replace(storage, narrow_products=True)
+    size, none = numbers_by_module(*bench.widened), bench.keeping(storage)
+    helps = [s for s in size if bench.keeping(storage, [s]) != none]
+    kinds = {s: prediction.variance.get(s, {}) for s in helps}
+    worth = {s: _results(kinds[s]) / max(1, size[s]) for s in helps}
+    orders = (worth.__getitem__, lambda s: ("product" not in kinds[s], worth[s]))
+    sets = [_filled(sorted(helps, key=k, reverse=True), size, numbers) for k in orders]
+    kept = min(sets, key=lambda sites: bench.keeping(storage, sites))
+    measured = bench.keeping(storage, kept)
+    return KeepList(
+        sites=tuple(kept), target=math.nan, measured=measured, predicted=math.nan
+    )
+
+
+def _filled(order: list[str], size: Mapping[str, int], room: float) -> list[str]:
+    """Return the first modules that fit, and later ones where one is too large."""
+    kept: list[str] = []
+    for site in order:
+        if size[site] <= room:
+            kept.append(site)
+            room -= size[site]
+    return kept
+
+
+def _results(kinds: Mapping[str, float]) -> float:
+    """Return what rounding a module's results adds; a product's matrix stays narrow."""
+    weight = kinds.get("weight", 0.0) if "product" in kinds else 0.0
+    return _size(kinds) - weight
+
+
 def _check(target: float) -> None:
     if not target > 0:
         raise InputError(f"the error target must be positive, got {target}")
@@ -189,7 +233,11 @@ class _Looking:
         return parameter
 
     def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
-        self._look(site, x)
+        if self.storage.stores(kind):
+            self._look(site, x)
+        return x
+
+    def operand(self, x: Tensor) -> Tensor:
         return x
 
     def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:

@@ -12,6 +12,7 @@ Only numbers that depend on the data or on a parameter are visited. Tables made 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,7 @@ from equipoise.anatomy.operations import (
     writes,
 )
 from equipoise.anatomy.sdpa import OpenAttention, WrittenOut
+from equipoise.auditing.subject import Batch, output_of
 
 _LIVE = "_equipoise_live"
 _MASKED = "_equipoise_masked"
@@ -54,6 +56,10 @@ class Visitor(Protocol):
 
     def linear(self, site: str, call: "LinearCall") -> Tensor:
         """Return x·W + b as the site shall store it; W and b are still as given."""
+        ...
+
+    def operand(self, x: Tensor) -> Tensor:
+        """Return a result as a product of matrices shall read it."""
         ...
 
 
@@ -91,9 +97,9 @@ class _Walk(OpenAttention):
         super().__init__()
         self.running, self.visitor = running, visitor
         self.attention = WrittenOut(
-            scores=lambda q, k: self._store("score", q @ k),
+            scores=lambda q, k: self._store("score", self._read(q) @ self._read(k)),
             weigh=lambda z: self._store("prob", z.softmax(-1)),
-            mix=lambda a, v: _enliven(self._store("mix", a @ v)),
+            mix=lambda a, v: _enliven(self._store("mix", a @ self._read(v))),
         )
 
     def call(
@@ -115,6 +121,8 @@ class _Walk(OpenAttention):
         args, kwargs = mapped(
             [args, kwargs], lambda p: self.visitor.parameter(site, p), nn.Parameter
         )
+        if role_of(func) is Role.PRODUCT:
+            args, kwargs = mapped([args, kwargs], self.visitor.operand)
         masked = _carries_mask(func, [args, kwargs])
         result = func(*args, **kwargs)
         if masked:
@@ -123,6 +131,9 @@ class _Walk(OpenAttention):
         if moves(func):
             return result
         return mapped(result, lambda x: self._store(_kind(func), x))
+
+    def _read(self, x: Tensor) -> Tensor:
+        return self.visitor.operand(x) if self.running else x
 
     def _store(self, kind: str, x: Tensor) -> Tensor:
         """Return a result as it is stored; of masked scores zeros are shown instead."""
@@ -207,3 +218,34 @@ def _enliven(value: Any) -> Any:
         for item in value.values():
             _enliven(item)
     return value
+
+
+def numbers_by_module(model: nn.Module, batch: Batch) -> dict[str, int]:
+    """Return how many numbers each module stores on a batch, parameters not counted."""
+    counting = _Counting()
+    with torch.no_grad(), walked(model, counting):
+        output_of(model, batch)
+    return counting.numbers
+
+
+@dataclass(slots=True)
+class _Counting:
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def parameter(self, site: str, parameter: nn.Parameter) -> Tensor:
+        self.numbers.setdefault(site, 0)
+        return parameter
+
+    def stored(self, site: str, kind: str, x: Tensor) -> Tensor:
+        self.numbers[site] = self.numbers.get(site, 0) + x.numel()
+        return x
+
+    def operand(self, x: Tensor) -> Tensor:
+        return x
+
+    def rows(self, site: str, ids: Tensor, weight: nn.Parameter) -> Tensor:
+        return self.stored(site, "weight", F.embedding(ids, weight))
+
+    def linear(self, site: str, call: LinearCall) -> Tensor:
+        y = F.linear(call.x, call.oriented(call.weight), call.bias)
+        return self.stored(site, "product", y)
