@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_the_cause_comes_before_what_it_does_to_the_loss() -> None:
     assert names[:2] == ["beta2", "optimizer_reset"]
     assert "update_clip" in names and "normaliser" not in names
     assert names.index("update_clip") < names.index("roll_back")
+    findings = found("gradient.exploding"), found("residual.growing")
+    names = offered_for(replace(verdict, findings=findings))
+    assert names.index("weight_cap") < names.index("gradient_clip"), "not measured"
     dead = Verdict(
         state="dead", sentence="…", findings=(found("nonfinite.loss", "error"),)
     )

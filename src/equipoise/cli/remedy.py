@@ -52,7 +52,8 @@ def command(
 def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
     """Return what fits a verdict's findings and against which family of trouble.
 
-    The first to try is in front.
+    The first to try is in front: in the order of the findings, but what was measured
+    against its family comes before what was not.
     """
     if verdict.state in ("healthy", "not judged"):
         return []
@@ -64,7 +65,7 @@ def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
     for names, family in map(_of, ordered):
         for entry in offered(names, family):
             found.setdefault(entry.name, (entry, family))
-    return list(found.values())
+    return sorted(found.values(), key=lambda pair: pair[0].best(pair[1]) is None)
 
 
 def _of(finding: Finding) -> tuple[tuple[str, ...], str]:
