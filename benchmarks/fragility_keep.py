@@ -1,18 +1,21 @@
 """How many modules prediction keeps wide, and what keeping them natively comes to.
 
 ``python -m benchmarks.fragility_keep`` counts modules, by prediction and by greedy
-re-measurement. ``python -m benchmarks.fragility_keep applied`` applies the advice with
-the remedy ``keep_fp32`` and runs the model in the narrow dtype: the error beside the
-promised one, autocast's, and those of random sets of the same size. *fp32 products*:
-multiplications of matrix products whose operands are float32, as a share of all;
-*fp32 numbers*: results of other operations that are float32.
+re-measurement. ``python -m benchmarks.fragility_keep applied [MODEL …]`` applies the
+advice with the remedy ``keep_fp32`` and runs the model in the narrow dtype: the error
+beside the promised one, autocast's, and those of random sets of the same size. *fp32
+products*: multiplications of matrix products that read a number which the narrow dtype
+cannot hold, as a share of all; *fp32 numbers*: results that are float32. *Equal work*:
+a set with narrow products and no more fp32 numbers than autocast makes.
 """
 
 import copy
+import json
 import random
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,11 +189,18 @@ def natively(names: Sequence[str] = ()) -> None:
         "lab GPT": lambda: (trained_gpt()[0], batch),
         "HF GPT-2": lambda: (trained_gpt2()[0], batch),
     }
-    rows = [row(n, subjects[n](), f) for n in names or subjects for f in NARROW]
-    if names:
-        print(*rows, sep="\n")
-    else:
-        publish("fragility_applied", rows)
+    made = [row(n, subjects[n](), f) for n in names or subjects for f in NARROW]
+    others = [r for r in _known() if r["model"] not in {m["model"] for m in made}]
+    order = list(subjects)
+    rows = sorted([*others, *made], key=lambda r: order.index(r["model"]))
+    publish("fragility_applied", rows)
+
+
+def _known() -> list[dict[str, Any]]:
+    """Return the rows of the last run, so that single models can be run again."""
+    path = Path(__file__).parent / "results" / "fragility_applied.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return found
 
 
 def counted() -> None:
