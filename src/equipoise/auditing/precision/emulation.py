@@ -40,7 +40,7 @@ class Storage:
     """Products of matrices read narrow numbers only, in modules kept in fp32 too."""
 
     @classmethod
-    def named(cls, name: str, **options: bool | None) -> Self:
+    def named(cls, name: str, **options: Any) -> Self:
         """Return the storage of a format by its name; options are its fields."""
         return cls(format=format_named(name), **options)
 
