@@ -47,6 +47,32 @@ def test_lbfgs_records_its_last_evaluation(set_to_none: bool, tmp_path: Path) ->
     handle.close()
     assert losses(handle) == ([0, 1], last)
     assert not [f for f in handle.findings if f.rule == "watch.silent"]
+    moved = equipoise.open_run(handle.path).series("update.norm")["blocks.0"]
+    assert list(moved[0]) == [0, 1]
+
+
+def test_an_update_whose_pass_runs_in_a_closure_is_read(tmp_path: Path) -> None:
+    """As Lightning does: no gradient is there before the step, nor any pass."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    moved = []
+    for batch in batches(3):
+
+        def closure(batch: Tensor = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss = objective(model, batch)
+            loss.backward()
+            return loss
+
+        before = nn.utils.parameters_to_vector(model.blocks[1].parameters()).detach()
+        optimizer.step(closure=closure)
+        after = nn.utils.parameters_to_vector(model.blocks[1].parameters()).detach()
+        moved.append((after - before).norm().item())
+    handle.close()
+    steps, read = equipoise.open_run(handle.path).series("update.norm")["blocks.1"]
+    assert list(steps) == [0, 1, 2]
+    assert read.tolist() == pytest.approx(moved, rel=1e-5)  # float32 sums
 
 
 def test_backward_passes_before_the_first_step(tmp_path: Path) -> None:
@@ -213,36 +239,78 @@ def test_an_optimiser_that_steps_after_the_counted_one_is_named(tmp_path: Path) 
     assert found.severity == "info" and "is not read" in found.message
 
 
-def test_gradients_of_autograd_grad_are_named_unread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_gradients_of_autograd_grad_are_read(
+    given: bool, clips: bool, tmp_path: Path
+) -> None:
+    """No backward pass shows the loss: it is given, or named as not recorded."""
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = watched(model, optimizer, tmp_path, every=1)
-    weights = [*model.parameters()]
-    for batch in batches(4):
-        given = torch.autograd.grad(objective(model, batch), weights)
-        for weight, gradient in zip(weights, given, strict=True):
+    weights, norms = [*model.parameters()], []
+    for batch in batches(3):
+        loss = objective(model, batch)
+        gradients = torch.autograd.grad(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
+        norms.append(
+            float(nn.utils.get_total_norm(p.grad for p in model.head.parameters()))
+        )
+        if clips:
+            nn.utils.clip_grad_norm_(weights, 0.01)
         optimizer.step()
+        if given:
+            handle.step(loss=loss)
+    handle.close()
+    run = equipoise.open_run(handle.path)
+    steps, read = run.series("gradient.norm")["head"]
+    assert list(steps) == [0, 1, 2]
+    assert read.tolist() == pytest.approx(norms, rel=1e-5)  # float32 sums
+    assert list(run.series("attention.entropy")["blocks.0.attention"][0]) == [0, 1, 2]
+    if given:
+        assert losses(handle)[0] == [0, 1, 2] and not handle.findings
+    else:
+        (found,) = handle.findings
+        assert found.severity == "warn" and "torch.autograd.grad" in found.message
+
+
+def test_an_optimiser_that_steps_inside_the_backward_pass(tmp_path: Path) -> None:
+    """It leaves no gradient behind: the loss is recorded, what is unread is named."""
+    model = TinyModel()
+    each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        each[parameter].step()
+        each[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    last = each[model.embedding.weight]  # whose gradient arrives last
+    handle = watched(model, last, tmp_path, every=1)
+    seen = []
+    for batch in batches(3):
+        loss = objective(model, batch)
+        loss.backward()
+        seen.append(loss.item())
+    handle.close()
+    assert losses(handle) == ([0, 1, 2], seen)
+    (found,) = handle.findings
+    assert found.severity == "info" and "gradient.* is not read" in found.message
+
+
+def test_optimisers_that_take_turns_with_batches_are_named(tmp_path: Path) -> None:
+    model = TinyModel()
+    first = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    second = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    handle = watched(model, first, tmp_path, every=2)
+    for number, batch in enumerate(batches(6)):
+        objective(model, batch).backward()
+        (first, second)[number % 2].step()
+        model.zero_grad()
     handle.close()
     (found,) = handle.findings
-    assert found.severity == "warn" and "torch.autograd.grad" in found.message
-    run = equipoise.open_run(handle.path)
-    assert list(run.series("attention.entropy")["blocks.0.attention"][0]) == [*range(4)]
-
-
-def test_a_loss_that_is_given_after_each_step_is_no_gap(tmp_path: Path) -> None:
-    model = TinyModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = watched(model, optimizer, tmp_path, every=1)
-    for batch in batches(4):
-        loss = objective(model, batch)
-        given = torch.autograd.grad(loss, [*model.parameters()])
-        for weight, gradient in zip(model.parameters(), given, strict=True):
-            weight.grad = gradient
-        optimizer.step()
-        handle.step(loss=loss)
-    handle.close()
-    assert losses(handle)[0] == [*range(4)] and not handle.findings
+    assert "batches of its own" in found.message and losses(handle)[0] == [0, 1, 2]
 
 
 def test_a_loss_changed_in_place_after_its_backward_pass(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
 from torch.overrides import _get_current_function_mode_stack
 
 import equipoise
 from equipoise.cli import COMMANDS
 from equipoise.errors import InputError
 from equipoise.watching import Watch
-from tests.watching.models import WIDTH, TinyModel, batches, objective
+from tests.watching.models import WIDTH, TinyBlock, TinyModel, batches, objective
 
 
 def watched(model: nn.Module, path: Path, **options: Any) -> tuple[Any, Watch]:
@@ -149,6 +150,7 @@ def test_a_batch_without_rows_costs_no_probe(tmp_path: Path) -> None:
     [
         (lambda m: ([m], None), "list.*torch.nn.Module"),
         (lambda m: (m, m.parameters()), "no torch.optim.Optimizer.*step"),
+        (lambda m: (nn.Sequential(m, nn.LazyLinear(2)), None), "lazy.*one batch"),
     ],
 )
 def test_what_is_no_model_and_no_optimiser(given: Any, words: str) -> None:
@@ -236,3 +238,63 @@ def test_the_first_line_names_commands_that_exist(
     assert "only its calls will show" in first and "0 steps watched" in last
     named = re.findall(r"equipoise (\w+) \S+\.eqp", f"{first} {last}")
     assert len(named) == 2 and {*named} <= {*COMMANDS}
+
+
+def parametrised(model: TinyModel) -> None:
+    """Weights that move, or draw random numbers, whenever they are asked for."""
+    for block in model.blocks:
+        nn.utils.parametrizations.spectral_norm(block.attention.q_proj)
+    register_parametrization(model.blocks[0].norm_1, "weight", nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_parametrised_weights_are_not_asked_for(when: int, tmp_path: Path) -> None:
+    """Before watching begins, and while it runs; the second is found by itself."""
+    ended = []
+    for path in (None, tmp_path):
+        torch.manual_seed(0)
+        model = TinyModel()
+        if when == 0:
+            parametrised(model)
+        handle = None if path is None else watched(model, path)[1]
+        for number, batch in enumerate(batches(4)):
+            if number and number == when:
+                parametrised(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            objective(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ended.append([*model.state_dict().values(), torch.get_rng_state()])
+    assert handle is not None
+    handle.close()
+    for plain, mine in zip(*ended, strict=True):
+        assert torch.equal(plain, mine)
+    unread = {f.site for f in handle.findings if "parametrised" in f.message}
+    assert unread == {"blocks.0.attention", "blocks.0.norm_1"}
+
+
+def test_modules_that_are_replaced_and_added_have_their_names(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer, handle = watched(model, tmp_path)
+    for number, batch in enumerate(batches(4)):
+        if number == 2:
+            model.blocks[0] = TinyBlock()
+            model.blocks.append(TinyBlock())
+            optimizer.add_param_group({"params": [*model.blocks[2].parameters()]})
+            optimizer.add_param_group({"params": [*model.blocks[0].parameters()]})
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    run, added = equipoise.open_run(handle.path), "blocks.2"
+    for quantity, inside in {
+        "attention.entropy": ".attention",
+        "projection.G": ".attention",
+        "residual.B": "",
+        "gradient.norm": "",
+        "update.norm": "",
+    }.items():
+        steps = {site: list(s) for site, (s, _) in run.series(quantity).items()}
+        assert steps["blocks.0" + inside] == [0, 1, 2, 3]
+        assert steps[added + inside] == [2, 3]
+    assert [f.rule for f in handle.findings] == ["watch.modules"]

@@ -19,7 +19,13 @@ from equipoise.anatomy.sharding import (
     split,
     whole,
 )
-from equipoise.anatomy.sites import Interleaved, Projections, Weight, effective
+from equipoise.anatomy.sites import (
+    Interleaved,
+    Projections,
+    Weight,
+    effective,
+    stored,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,10 @@ class Place:
 
     def weight(self, path: str) -> Weight | None:
         """Return the weight at a path: a module's, or a parameter of this module."""
-        if _is_matrix(getattr(self.module, path, None)):
+        if _is_matrix(stored(self.module, path)):
             return Weight(self.module, path)
         found = self.follow(path)
-        if found is None or not _is_matrix(getattr(_base(found[1]), "weight", None)):
+        if found is None or not _is_matrix(stored(_base(found[1]), "weight")):
             return None
         return Weight(found[1], transposed=type(_base(found[1])).__name__ == "Conv1D")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from equipoise.anatomy.sharding import local_part
 
@@ -61,6 +62,15 @@ class Weight:
         if isinstance(self.rows, Interleaved):
             return self.rows.rows(weight)
         return weight[self.rows]
+
+
+def stored(module: nn.Module, name: str) -> Any:
+    """Return an attribute of a module; None where asking for it would run code.
+
+    A parametrised weight is computed anew whenever it is asked for: spectral_norm takes
+    a step of its power iteration, others may draw random numbers.
+    """
+    return None if is_parametrized(module, name) else getattr(module, name, None)
 
 
 def effective(module: nn.Module, attribute: str = "weight") -> Tensor:

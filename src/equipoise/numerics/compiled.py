@@ -185,11 +185,16 @@ VIEWED = {torch.float32: np.dtype("=f4").str, torch.float64: np.dtype("=f8").str
 
 
 class _Memory:
-    """What NumPy asks of an object whose numbers it may read where they lie."""
+    """What NumPy asks of an object whose numbers it may read where they lie.
 
-    __slots__ = ("__array_interface__",)
+    An array keeps this object, and it keeps the tensor: of a temporary one the memory
+    would be free, and another's, while it is read.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
 
     def __init__(self, x: Tensor) -> None:
+        self._tensor = x
         self.__array_interface__ = {
             "version": 3,
             "shape": x.shape,
@@ -199,7 +204,7 @@ class _Memory:
 
 
 def host_view(x: Tensor) -> npt.NDArray[np.floating[Any]]:
-    """Return the values of a contiguous CPU tensor, uncopied; keep x alive meanwhile.
+    """Return the values of a contiguous CPU tensor, uncopied; the array keeps x.
 
     ``Tensor.numpy()`` forbids the storage to be resized from then on; FSDP
     frees a gathered weight by resizing it, and would fail on every weight we looked at.

@@ -43,6 +43,10 @@ MOST_NUMBERS = 1 << 20
 """In one exchange; beyond it the sites take turns."""
 LARGEST_ERROR = 0.1
 
+UNKNOWN = (
+    "the weights of its queries, keys, values and output were not found, or are "
+    "parametrised: projection.*, sensitivity.* and gradient.qk are not read"
+)
 ALONE = (
     "its weights are sharded over tensor-parallel ranks and this rank watches alone: "
     "projection.norm, projection.G, sensitivity and attention.lipschitz are not read"
@@ -199,6 +203,8 @@ class ProjectionGain(WithAnatomy):
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_of(self._anatomy, call)
+        if projections is None:
+            emit.not_read(site, UNKNOWN)
         if projections is None or call.kind == OTHER_WEIGHTS:
             return
         if not is_whole(projections):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
@@ -20,6 +21,7 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.numerics.token_statistics import kurtosis, token_cosine, token_sizes
 from equipoise.probes.protocols import Emit, Guarded
 
+PARAMETRISED = "its weight is parametrised: norm.gain is not read"
 Listen = Callable[[str, nn.Module, Tensor], None]
 """Called with the site, the module, and the hidden states (…, tokens, width)."""
 
@@ -159,6 +161,9 @@ def _read_norm(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
     least = sigma_N.amin()
     emit(site, "norm.sigma.p50", sigma_N.median(), how="mean")
     emit(site, "norm.sigma.min", least, how="min")
+    if is_parametrized(module, "weight"):  # to ask for it would run code
+        emit.not_read(site, PARAMETRISED)
+        return
     emit(site, "norm.gain", _largest_weight(module, least) / least, how="max")
 
 

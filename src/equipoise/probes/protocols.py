@@ -158,5 +158,9 @@ class WithAnatomy:
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        self._anatomy = anatomy
+        self.describe(anatomy)
         yield from ()
+
+    def describe(self, anatomy: Anatomy) -> None:
+        """Take the anatomy before any pass, or a newer one."""
+        self._anatomy = anatomy

@@ -54,7 +54,7 @@ class Updates(WithAnatomy):
             return
         turn = self._turns.get(optimizer, 0)
         self._turns[optimizer] = turn + 1
-        groups, too_large = _groups(self._layers(optimizer), self.copied)
+        groups, too_large = _groups(self._layers(optimizer, ahead=True), self.copied)
         for site in too_large:
             emit.not_read(site, TOO_LARGE)
         for _, parameters in groups[turn % len(groups)] if groups else ():
@@ -65,7 +65,7 @@ class Updates(WithAnatomy):
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Emit the update that ``optimizer.step()`` has just applied."""
         before, self._before = self._before, {}
-        if self._anatomy is None:  # no forward pass was measured in this step
+        if self._anatomy is None:
             return
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         states = optimizer.state if _is_adam(optimizer) else {}
@@ -82,13 +82,17 @@ class Updates(WithAnatomy):
                 emit(site, "update.norm", _norm(moved), how="norm")
                 emit(site, "weight.norm", _norm(size), how="norm")
 
-    def _layers(self, optimizer: Optimizer) -> Iterator[Layer]:
-        """Yield each block with the parameters of it that this optimiser moves."""
+    def _layers(self, optimizer: Optimizer, *, ahead: bool = False) -> Iterator[Layer]:
+        """Yield each block with the parameters of it that this optimiser moves.
+
+        ``ahead`` of a step with a closure, gradients are still to come.
+        """
         assert self._anatomy is not None
         theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
         layers: dict[str, list[nn.Parameter]] = {}
         for site, parameter in owned_parameters(self._anatomy):
-            if id(parameter) in theirs and parameter.grad is not None:
+            moves = parameter.grad is not None or (ahead and parameter.requires_grad)
+            if id(parameter) in theirs and moves:
                 layers.setdefault(site, []).append(parameter)
         yield from layers.items()
 

@@ -20,12 +20,36 @@ import torch
 from torch import nn
 
 from equipoise.anatomy.hooks import inside_torch_func
-from equipoise.anatomy.sites import unwrapped
+from equipoise.anatomy.sites import Anatomy, unwrapped
 
 EVAL_FRAME = "torch._dynamo.eval_frame"
 SLOT = "_compiled_call_impl"
 """Where torch looks for a stand-in of a module's call. It is no hook, so torch's own
 layers keep their fast path; copies and pickles leave it out."""
+
+PART_BY_PART = (
+    "it is not called as model(...) but part by part: output.logit_* and curvature.*, "
+    "which need its output, are not read"
+)
+BY_FORWARD = (
+    "its parts ran and it was not called itself, but as .forward(); beside compiled "
+    "code its attention is read only where it is called as module(...)"
+)
+
+
+INLINE = (
+    "its parts ran and it was not called itself (it cannot be, ran as .forward(), or "
+    "was traced into its caller): residual.*, the sensitivity.* made of it, and norm.* "
+    "of norms that ran as .forward() are not read"
+)
+NO_GRADIENTS = (
+    "no gradient was left on its parameters after the backward pass (an optimiser that "
+    "steps inside it, gradients kept elsewhere): gradient.* is not read"
+)
+CHANGED = (
+    "its modules were added, replaced or removed since watching began: what is new is "
+    "read under the name of what holds it; watch the model anew to name it"
+)
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[nn.Module], None]
@@ -212,3 +236,26 @@ def _inside_compiled_function() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def parts_not_read(window: Window, anatomy: Anatomy) -> Iterator[tuple[str, str]]:
+    """Yield what was not called itself but part by part: name, and what is not read."""
+    if not window.model_called:
+        yield "", PART_BY_PART
+    for name, block in anatomy.blocks.items():
+        if _in_parts(window, block):
+            yield name, INLINE
+
+
+def called_as_forward(window: Window, anatomy: Anatomy) -> Iterator[str]:
+    """Yield the attention sites whose parts were called, and they themselves not."""
+    for site in anatomy.attention:
+        # A ModuleDict cannot be called, only its parts can.
+        can_be_called = type(site.module).forward is not nn.Module.forward
+        if can_be_called and _in_parts(window, site.module):
+            yield site.name
+
+
+def _in_parts(window: Window, module: nn.Module) -> bool:
+    inside = any(id(part) in window.called for part in module.modules())
+    return inside and id(module) not in window.called

@@ -205,26 +205,31 @@ class CoverageCheck:
 
     def other_optimizer(self, step: int) -> list[Finding]:
         """Return the finding, once, that another optimiser steps these parameters."""
-        if OTHER_OPTIMIZER in self._reported:
-            return []
-        self._reported.add(OTHER_OPTIMIZER)
-        rule = "watch.optimizer"
-        message = OTHER_OPTIMIZER.format(step=step)
-        return [Finding(step=step, severity="info", rule=rule, message=message)]
+        return self._once(step, "watch.optimizer", OTHER_OPTIMIZER)
 
     def late_optimizer(self, step: int) -> list[Finding]:
         """Return the finding, once, that an optimiser steps after the counted one."""
-        if LATE_OPTIMIZER in self._reported:
+        advice = "give watch the optimiser that steps last"
+        return self._once(step, "watch.unread", LATE_OPTIMIZER, advice)
+
+    def other_batches(self, step: int) -> list[Finding]:
+        """Return the finding, once, that two optimisers take turns with batches."""
+        advice = "to record all: watch(model) without an optimiser, .step(loss=loss)"
+        return self._once(step, "watch.unread", OTHER_BATCHES, advice)
+
+    def modules_changed(self, step: int) -> list[Finding]:
+        """Return the finding, once, that the model has other modules than before."""
+        return self._once(step, "watch.modules", MODULES_CHANGED)
+
+    def _once(
+        self, step: int, rule: str, message: str, advice: str = ""
+    ) -> list[Finding]:
+        if message in self._reported:
             return []
-        self._reported.add(LATE_OPTIMIZER)
+        self._reported.add(message)
+        text = message.format(step=step)
         return [
-            Finding(
-                step=step,
-                severity="info",
-                rule="watch.unread",
-                message=LATE_OPTIMIZER,
-                advice="give watch the optimiser that steps last",
-            )
+            Finding(step=step, severity="info", rule=rule, message=text, advice=advice)
         ]
 
     def _silent(
@@ -273,10 +278,20 @@ OTHER_OPTIMIZER = (
     "are recorded too"
 )
 
+OTHER_BATCHES = (
+    "a second optimiser of this model steps on batches of its own: steps are counted "
+    "and losses recorded of the first one only"
+)
+
+MODULES_CHANGED = (
+    "modules of this model were added, replaced or removed: from step {step} on, sites "
+    "have the names of the modules as they are now"
+)
+
 NO_LOSS_SEEN = (
-    "steps end, but no backward pass from a scalar loss was seen: loss, gradient.norm "
-    "and backward.* are not read. Call loss.backward(), not torch.autograd.grad, or "
-    "give the loss after each step: handle.step(loss=loss)"
+    "steps end, but no backward pass from a scalar loss was seen: the loss is not "
+    "recorded. Call loss.backward(), not torch.autograd.grad, or give the loss after "
+    "each step: handle.step(loss=loss)"
 )
 
 NO_STEP_SEEN = (

@@ -30,7 +30,6 @@ from equipoise.watching.coverage import (
     watch_html,
 )
 from equipoise.watching.loop_hooks import (
-    Relation,
     Relations,
     StepLosses,
     listening_to_loop,
@@ -93,9 +92,8 @@ class Watch:
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = self._stop = False
-        self._other, self._number = 0, id(self)
+        self._number, self._other = id(self), 0
         self._relations = Relations(anatomy.model)
-        self._optimizer_hooks = ExitStack()
         on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
@@ -215,36 +213,53 @@ class Watch:
     # Called by the loop hooks, in the order of a training step.
 
     def before_backward(self, loss: Tensor, root: Tensor) -> None:
+        cleared, alone = self._losses.cleared, self._other and not self._updating
         with self._meter.running():
-            self._losses.before_backward(in_closure=self._updating)
+            self._losses.before_backward(loss, in_closure=self._updating)
             self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
             self._guarded(self._sampler.before_backward)()
         if self.sampling and not self._sampler.opened and from_compiled_code(root):
             self._coverage.compiled = True
         if self._losses.weights_moved and not (self._updating or self._step_seen):
             self._report_now(self._coverage.moved_unseen(self._schedule.step))
+        if alone and self._losses.cleared > cleared:
+            self._report_now(self._coverage.other_batches(self._schedule.step))
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
         self._scaled = scale is not None
         if self._losses.after_backward(loss) or not self._losses.ever_reached_model:
             self._guarded(self._sampler.after_backward)(scale)
 
+    def _renew(self, anatomy: Anatomy) -> None:
+        """Follow a model whose modules are no longer those that were watched."""
+        if anatomy is not self.anatomy:
+            self.anatomy = self._coverage.anatomy = anatomy
+            self._recorder.blocks[:] = anatomy.blocks
+            self._losses.mark(anatomy.model)
+            self._report_now(self._coverage.modules_changed(self.current_step))
+
     def before_clipping(self, norm: Tensor) -> None:
         with self._meter.running():
             step, ranks = self._schedule.step, self._recorder.ranks.count
             norm = self._recorder.scalars.add_norm(step, norm, ranks=ranks)
             self._guarded(self._nonfinite.check_norm)(step, norm, scaled=self._scaled)
+            self._guarded(self._sampler.read_missed_gradients)()
 
     def after_scaler_update(self) -> None:
         """After an overflow a scaler leaves the optimiser out: the step is over."""
         if self.optimizer is not None and self._losses.reached_model:
             self._end_step()
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        own = self._relation(optimizer) != "another model"
-        if self.sampling and own and not self._losses.step_is_over:
+    def before_update(self, optimizer: Optimizer, *, closure: bool) -> None:
+        counted = optimizer is self.optimizer
+        own = self._relations.of(optimizer, self.optimizer) != "another model"
+        self._updating |= counted
+        # In a closure, and inside a backward pass, gradients are still to come.
+        if counted and not closure and self._losses.running is None:
+            self._guarded(self._sampler.read_missed_gradients)()
+        if self.sampling and own and (counted or not self._losses.step_is_over):
             self._guarded(self._sampler.before_update)(optimizer)
-        if optimizer is self.optimizer and self.autopilot is not None:
+        if counted:
             self._guarded(self._actions.before_update)(optimizer)
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -252,39 +267,26 @@ class Watch:
         if self.optimizer is None or self.closed:
             return
         if optimizer is self.optimizer:
-            if self.autopilot is not None:  # its hooks have run: remedies may add some
-                self._guarded(self._actions.act)(optimizer)
+            self._guarded(self._actions.act)(optimizer)  # its own hooks have run
             return
-        relation = self._relation(optimizer)
+        relation = self._relations.of(optimizer, self.optimizer)
+        if relation == "another model":
+            return
         again, self._other = self._other == id(optimizer), id(optimizer)
-        if relation == "same parameters" or (relation == "same model" and again):
+        if relation == "same parameters" or again:
             self._follow(optimizer)
             self._after_optimizer(optimizer, (), {})
-        elif relation == "same model" and self._losses.step_is_over:
+        elif self._losses.step_is_over:
             self._report_now(self._coverage.late_optimizer(self.current_step - 1))
-        elif relation == "same model":
+        else:
             self._guarded(self._sampler.after_update)(optimizer)
-
-    def _relation(self, optimizer: Optimizer) -> Relation:
-        if self.optimizer is None:
-            return "another model"
-        return self._relations.of(optimizer, self.optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Count the steps of this optimiser from now on."""
         if self.optimizer is not None and optimizer is not self.optimizer:
             self._report_now(self._coverage.other_optimizer(self.current_step))
         self.optimizer, self._other = optimizer, 0
-        self._relations.clear()
-        self._optimizer_hooks.close()
-        before = optimizer.register_step_pre_hook(self._before_optimizer)
-        after = optimizer.register_step_post_hook(self._after_optimizer)
-        for hook in (before, after):
-            self._optimizer_hooks.callback(hook.remove)
-
-    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._updating = True
+        self._relations.follow(optimizer, self._after_optimizer)
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -311,7 +313,7 @@ class Watch:
         self._off.callback(self._sampler.close)
         self._off.callback(self._stored.close)
         self._stack.callback(self._off.close)
-        self._stack.callback(self._optimizer_hooks.close)
+        self._stack.callback(self._relations.close)
         if self.optimizer is not None:
             self._follow(self.optimizer)
         close = partial(recorder.close_handle, weakref.ref(self))
@@ -330,6 +332,7 @@ class Watch:
             self._guarded(self._stored.renew)(self.optimizer is not None)
 
     def _end_step(self, *, loss_given: bool = False) -> None:
+        self._renew(self._sampler.anatomy)
         step, sampled, self._step_seen = self.current_step, self.sampling, True
         reached_model, loss = self._losses.reached_model, self._losses.pop()
         seen, add = self._sampler.coverage, self._recorder.add_findings
@@ -375,8 +378,7 @@ class Watch:
         findings += self._recorder.write_arrived(check, self._meter, self._sampler)
         if moving.step is not None:
             self._nonfinite.note_other_ranks(findings)
-            if self.autopilot is not None:
-                self._actions.consider(self.optimizer)
+            self._actions.consider(self.optimizer)
 
     def _settle(self) -> None:
         """Write what is still on its way: its numbers are asked for."""

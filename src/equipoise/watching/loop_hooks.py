@@ -8,7 +8,7 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
@@ -34,7 +34,7 @@ class LoopListener(Protocol):
 
     def after_scaler_update(self) -> None: ...
 
-    def before_update(self, optimizer: Optimizer) -> None: ...
+    def before_update(self, optimizer: Optimizer, *, closure: bool) -> None: ...
 
     def after_update(self, optimizer: Optimizer) -> None: ...
 
@@ -96,8 +96,10 @@ def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Called by torch before the step of any optimiser."""
     if torch.compiler.is_compiling():
         return
+    # The first argument is the optimiser; a closure runs the pass inside the step.
+    closure = any(map(callable, (*args[1:], *kwargs.values())))
     for listener in _listeners():
-        listener.before_update(optimizer)
+        listener.before_update(optimizer, closure=closure)
 
 
 def _after_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -163,9 +165,7 @@ class StepLosses:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        stride = max(1, len(trainable) // MARKED)
-        self._marked = trainable[::stride]
+        self.mark(model)
         self._before: list[object] = []
         self._weights: list[int] = []
         self.ever_reached_model = False
@@ -175,6 +175,13 @@ class StepLosses:
         """Whether weights changed between the last two backward passes."""
         self._own: Tensor | None = None
         self._others: Tensor | None = None
+        self.running: Tensor | None = None
+        """The loss whose backward pass is under way."""
+
+    def mark(self, model: nn.Module) -> None:
+        """Choose the parameters to look at."""
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        self._marked = trainable[:: max(1, len(trainable) // MARKED)]
 
     @property
     def reached_model(self) -> bool:
@@ -186,8 +193,8 @@ class StepLosses:
         """Whether the next step's gradients are still to come."""
         return self.ever_reached_model and not self.reached_model
 
-    def before_backward(self, *, in_closure: bool) -> None:
-        self._before = self._state()
+    def before_backward(self, loss: Tensor, *, in_closure: bool) -> None:
+        self._before, self.running = self._state(), loss
         self.cleared += self.reached_model and not (in_closure or any(self._before))
         if not any(self._before) or (in_closure and self._all_zero()):
             self._own = self._others = None
@@ -199,6 +206,9 @@ class StepLosses:
         """Add a loss, and return whether its backward pass reached the model."""
         reached = self._state() != self._before
         self.ever_reached_model = self.ever_reached_model or reached
+        if self.running is None:  # an optimiser stepped inside the backward pass
+            return reached
+        self.running = None
         if reached:
             self._own = _added(self._own, loss)
         else:
@@ -208,7 +218,8 @@ class StepLosses:
     def pop(self) -> Tensor | None:
         """Return the step's objective, the sum over its micro-batches."""
         total = self._others if self._own is None else self._own
-        self._own = self._others = None
+        total = self.running if total is None else total
+        self._own = self._others = self.running = None
         return total
 
     def _state(self) -> list[object]:
@@ -228,6 +239,7 @@ def _mark(grad: Tensor | None) -> tuple[int, int] | None:
     return None if grad is None else (id(grad), grad._version)
 
 
+Hook = Callable[[Optimizer, Any, Any], None]
 Relation = Literal["same parameters", "same model", "another model"]
 
 
@@ -235,19 +247,27 @@ class Relations:
     """How other optimisers relate to the one whose steps count, and to its model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model, self._hooks = model, ExitStack()
         self._known: weakref.WeakKeyDictionary[Optimizer, Relation] = (
             weakref.WeakKeyDictionary()
         )
 
-    def of(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
+    def of(self, optimizer: Optimizer, counted: Optimizer | None) -> Relation:
+        if counted is None:
+            return "another model"
         if optimizer not in self._known:
             self._known[optimizer] = self._compared(optimizer, counted)
         return self._known[optimizer]
 
-    def clear(self) -> None:
-        """Compare anew: another optimiser counts now."""
+    def follow(self, optimizer: Optimizer, after: Hook) -> None:
+        """Call this after each step of this optimiser, which counts from now on."""
+        self.close()
+        self._hooks.callback(optimizer.register_step_post_hook(after).remove)
+
+    def close(self) -> None:
+        """Leave the optimiser, and compare others anew."""
         self._known.clear()
+        self._hooks.close()
 
     def _compared(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
         theirs = {id(p) for g in optimizer.param_groups for p in g["params"]}

@@ -12,10 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.sites import Anatomy, named
 from equipoise.probes.capture import (
     Arriving,
     Boundary,
@@ -24,7 +25,6 @@ from equipoise.probes.capture import (
     PassCoverage,
     Pending,
     Table,
-    attached,
 )
 from equipoise.probes.protocols import (
     BeforeUpdateProbe,
@@ -33,22 +33,21 @@ from equipoise.probes.protocols import (
     SharingProbe,
     StepProbe,
     UpdateProbe,
+    WithAnatomy,
     is_a,
 )
 from equipoise.probes.sharding import Parts
-from equipoise.probes.window import Window
+from equipoise.probes.window import (
+    BY_FORWARD,
+    CHANGED,
+    NO_GRADIENTS,
+    Window,
+    called_as_forward,
+    parts_not_read,
+)
 from equipoise.records import Finding
 from equipoise.watching.batch import BatchCapture, compiled_parts
 from equipoise.watching.ranks import Ranks
-
-PART_BY_PART = (
-    "it is not called as model(...) but part by part: output.logit_* and curvature.*, "
-    "which need its output, are not read"
-)
-BY_FORWARD = (
-    "its parts ran and it was not called itself, but as .forward(); beside compiled "
-    "code its attention is read only where it is called as module(...)"
-)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,13 +199,24 @@ class Sampler:
         self._collector = Collector(self.coverage.gaps)
         self._stack = ExitStack()
         self._batch_capture: BatchCapture | None = None
+        self._capture: Capture | None = None
         self._window: Window | None = None
         self.armed = self._replayed = False
+        self._backward_seen = self._gradients_seen = self._shared = False
+        self._describe(anatomy)
+
+    def _describe(self, anatomy: Anatomy) -> None:
+        """Let probes know the model before its first pass: a closure runs it late."""
+        self.anatomy = anatomy
+        for probe in self.probes:
+            if isinstance(probe, WithAnatomy):
+                probe.describe(anatomy)
 
     def begin(self, ranks: Ranks) -> None:
         """Let probes ask the other ranks, all of which are here, outside any pass."""
         if ranks.count == 1:
             return
+        self._shared = True
         numbers = [0]
 
         def begin(probe: SharingProbe) -> None:
@@ -222,6 +232,7 @@ class Sampler:
             if is_a(probe, StepProbe):
                 probe.begin_step(step)
         self.coverage, self.armed, self._replayed = PassCoverage(), True, False
+        self._capture, self._backward_seen, self._gradients_seen = None, False, False
         self._collector = Collector(self.coverage.gaps)
         if compiled_parts(self.anatomy.model):
             capture = BatchCapture(
@@ -230,10 +241,33 @@ class Sampler:
             self._stack.enter_context(capture.installed())
             self._batch_capture = capture
             return
-        window = attached(
-            *self._probed, only_training=self._only_training, **self._reported
-        )
-        self._window = self._stack.enter_context(window)
+        model, training = self.anatomy.model, self._only_training
+        self._window = Window(model, self, only_training=training)
+        self._stack.enter_context(self._window.installed())
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Attach the probes to the model as it is when its pass begins."""
+        if self._capture is None:
+            self.boundary.guarded("anatomy", self._renew)()
+            self._capture = Capture(*self._probed, **self._reported)
+        with self._capture.open():
+            yield
+
+    def settle(self) -> None:
+        """Finish a closing that began where a mode cannot leave the stack."""
+        if self._capture is not None:
+            self._capture.settle()
+
+    def _renew(self) -> None:
+        """Find the sites anew where modules were added, replaced or removed."""
+        model = self.anatomy.model
+        if {id(module): name for name, module in named(model)} == self.anatomy.names:
+            return
+        if self._shared:  # what the ranks agreed on at the start still counts
+            self._collector.not_read("", CHANGED)
+        else:
+            self._describe(anatomy_of(model))
 
     @property
     def _probed(self) -> tuple[Any, ...]:
@@ -263,11 +297,19 @@ class Sampler:
         """Read gradients while they are complete, and what compiled code hid."""
         if not self.armed:
             return
+        self._backward_seen = True
+        parameters = self.anatomy.model.parameters()
+        self._gradients_seen |= any(p.grad is not None for p in parameters)
         for probe in self.probes:
             if is_a(probe, GradientProbe):
                 read = self.boundary.guarded(probe.name, probe.on_gradients)
                 read(self.anatomy, self._collector, scale=scale)
         self._probe_pass()
+
+    def read_missed_gradients(self) -> None:
+        """Read the gradients an optimiser will use if no backward pass showed them."""
+        if self.armed and not self._backward_seen:
+            self.after_backward(None)
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Let probes copy weights that an optimiser is about to move."""
@@ -324,19 +366,17 @@ class Sampler:
         self._batch_capture, self._window, self.armed = None, None, False
 
     def _note_parts(self) -> None:
-        """Note what is not read of a model that is called part by part."""
+        """Note what is not read of parts that ran, and of gradients."""
         if self._window is None or not self._window.opened:
             return
-        called = self._window.called
-        if not self._window.model_called:
-            self._collector.not_read("", PART_BY_PART)
-        for site in self.anatomy.attention:
-            if type(site.module).forward is nn.Module.forward:
-                continue  # a ModuleDict: it cannot be called, only its parts can
-            inside = any(id(module) in called for module in site.module.modules())
-            if inside and id(site.module) not in called:
-                if site.name not in self.coverage.read:
-                    self.coverage.gaps.unread.setdefault(site.name, BY_FORWARD)
+        not_read = self._collector.not_read
+        for name, why in parts_not_read(self._window, self.anatomy):
+            not_read(name, why)
+        if not self._gradients_seen and (self._only_training or self._backward_seen):
+            not_read("", NO_GRADIENTS)
+        for name in called_as_forward(self._window, self.anatomy):
+            if name not in self.coverage.read:
+                self.coverage.gaps.unread.setdefault(name, BY_FORWARD)
 
     def _probe_pass(self) -> None:
         """Run the stored micro-batch again with the probes attached, once."""
@@ -347,7 +387,7 @@ class Sampler:
         self._batch_capture, self._replayed = None, True
 
         def replay() -> None:
-            with Capture(*self._probed, **self._reported).open():
+            with self.open():
                 batch.replay(model)
 
         self.boundary.guarded("probe pass", replay)()

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 import equipoise
@@ -138,6 +139,11 @@ def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
             "the torch.nn.Module that you train, then the optimiser"
         )
     _refuse_deepspeed(model, optimizer)
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} has lazy layers whose weights do not exist yet: "
+            "run one batch through the model, then watch it"
+        )
     inner = getattr(optimizer, "optimizer", optimizer)
     if inner is not None and not isinstance(inner, Optimizer):
         raise InputError(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.numerics.compiled import cache_folder, over_rows
+from equipoise.numerics.compiled import cache_folder, host_view, over_rows
 from equipoise.numerics.rows import balance as balance_ladder
 from equipoise.numerics.rows import torch_rows as balance_torch
 from equipoise.numerics.rows.balance import MASS_TOLERANCE, balance
@@ -124,6 +125,16 @@ def test_the_cache_is_the_users_and_of_this_version() -> None:
     assert cache_folder().parent.name == "equipoise"
     assert cache_folder().name.startswith("kernels-")
     assert not cache_folder().is_relative_to(Path(__file__).parents[3])
+
+
+def test_an_array_keeps_the_tensor_whose_memory_it_reads() -> None:
+    """Of a temporary tensor the memory would be another's while it is read."""
+    x = torch.ones(3)
+    tensor, array = weakref.ref(x), host_view(x)[1:]
+    del x
+    assert tensor() is not None and array.tolist() == [1.0, 1.0]
+    del array
+    assert tensor() is None
 
 
 def attention(rows: int = 2048, keys: int = 64) -> Tensor:
