@@ -1,7 +1,12 @@
 """What users may rely on: the names, the commands, and what importing costs."""
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import typer
@@ -9,6 +14,8 @@ from typer.main import get_command
 
 import equipoise
 from equipoise.cli import COMMANDS, application
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_names() -> None:
@@ -108,3 +115,24 @@ def test_a_function_is_not_shadowed_by_a_module() -> None:
         "import equipoise.store; assert equipoise.open_run is first"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def imported_by_tests() -> Iterator[str]:
+    """Yield the first name of everything that the tests import."""
+    for path in (ROOT / "conftest.py", *ROOT.glob("tests/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module.partition(".")[0]
+            elif isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+def test_the_source_distribution_holds_what_its_tests_need() -> None:
+    """Without ``benchmarks`` the tests of an unpacked sdist fail at collection."""
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    included = {*built["build"]["targets"]["sdist"]["include"]}
+    ours = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"src"}
+    links = re.findall(r"\]\(([\w./-]+)", (ROOT / "README.md").read_text("utf-8"))
+    linked = {link.split("/")[0] for link in links if (ROOT / link).exists()}
+    assert {"tests", "conftest.py", "src", "benchmarks", "docs"} <= included
+    assert ours.intersection(imported_by_tests()) | linked <= included

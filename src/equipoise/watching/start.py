@@ -32,7 +32,7 @@ from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
-_written: "WeakValueDictionary[Path, Watch]" = WeakValueDictionary()
+_written: "WeakValueDictionary[str, Watch]" = WeakValueDictionary()
 
 
 def watch(
@@ -105,7 +105,7 @@ def watch(
         step=int(step),
     )
     _watched[id(unwrapped(model))] = handle
-    _written[handle.path.resolve()] = handle
+    _written[_key(handle.path)] = handle
     if any(parameter.is_cpu for parameter in model.parameters()):
         compile_kernels(handle.reporter.print_line)
     handle.reporter.print_line(
@@ -115,9 +115,14 @@ def watch(
     return handle
 
 
+def _key(run: str | Path) -> str:
+    # A text: when Python ends, two paths can no longer be compared.
+    return str(Path(run).expanduser().resolve())
+
+
 def _close_writer_of(run: str | Path | None) -> None:
     """Close a handle of this process that still writes the file: a cell run again."""
-    stale = None if run is None else _written.get(Path(run).expanduser().resolve())
+    stale = None if run is None else _written.get(_key(run))
     if stale is not None and not stale.closed:
         log.warning(
             "equipoise: %s is still written by an earlier watch of this process; that "
