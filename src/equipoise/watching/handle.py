@@ -20,15 +20,9 @@ from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.records import Finding
-from equipoise.watching import recorder
+from equipoise.watching import coverage, recorder
 from equipoise.watching.acting import Actions
 from equipoise.watching.batch import StoredBatch
-from equipoise.watching.coverage import (
-    CoverageCheck,
-    describe_watch,
-    from_compiled_code,
-    watch_html,
-)
 from equipoise.watching.loop_hooks import (
     Relations,
     StepLosses,
@@ -78,7 +72,7 @@ class Watch:
         self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
         self._losses = StepLosses(anatomy.model)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
-        self._coverage = CoverageCheck(anatomy, strict=options.strict)
+        self._coverage = coverage.CoverageCheck(anatomy, strict=options.strict)
         self.reporter = recorder.Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
@@ -200,8 +194,8 @@ class Watch:
         line = self.reporter.summary(self.current_step, self.verdict)
         self.reporter.print_line(f"{line}; equipoise report {self.path}")
 
-    __repr__ = describe_watch
-    _repr_html_ = watch_html
+    __repr__ = coverage.describe_watch
+    _repr_html_ = coverage.watch_html
 
     def __enter__(self) -> Self:
         return self
@@ -218,8 +212,8 @@ class Watch:
             self._losses.before_backward(loss, in_closure=self._updating)
             self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
             self._guarded(self._sampler.before_backward)()
-        if self.sampling and not self._sampler.opened and from_compiled_code(root):
-            self._coverage.compiled = True
+        if self.sampling and not self._sampler.opened:
+            self._coverage.compiled |= coverage.from_compiled_code(root)
         if self._losses.weights_moved and not (self._updating or self._step_seen):
             self._report_now(self._coverage.moved_unseen(self._schedule.step))
         if alone and self._losses.cleared > cleared:
@@ -259,7 +253,7 @@ class Watch:
             self._guarded(self._sampler.read_missed_gradients)()
         if self.sampling and own and (counted or not self._losses.step_is_over):
             self._guarded(self._sampler.before_update)(optimizer)
-        if counted:
+        if counted and self.autopilot is not None:
             self._guarded(self._actions.before_update)(optimizer)
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -267,7 +261,8 @@ class Watch:
         if self.optimizer is None or self.closed:
             return
         if optimizer is self.optimizer:
-            self._guarded(self._actions.act)(optimizer)  # its own hooks have run
+            if self.autopilot is not None:  # its hooks have run: remedies may add some
+                self._guarded(self._actions.act)(optimizer)
             return
         relation = self._relations.of(optimizer, self.optimizer)
         if relation == "another model":
@@ -378,7 +373,8 @@ class Watch:
         findings += self._recorder.write_arrived(check, self._meter, self._sampler)
         if moving.step is not None:
             self._nonfinite.note_other_ranks(findings)
-            self._actions.consider(self.optimizer)
+            if self.autopilot is not None:
+                self._actions.consider(self.optimizer)
 
     def _settle(self) -> None:
         """Write what is still on its way: its numbers are asked for."""
