@@ -32,7 +32,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEYS = (3, 9, 17, 24, 40, 64, 65, 100, 160, 300)
 SHARPNESS = (0.25, 0.5, 1.0, 2.0)
 HEADS = ((2, 2), (4, 2), (4, 1))
-QUERIES = 96
+QUERIES, SQUARE = 1024, 512
+"""Queries of a call, and of one with as many keys: the interpreter likes many rows."""
 LONG = (1024, 8192, 32768, 131072)
 """Keys of the longest rows, a few of each; part 0, 1, …"""
 REAL = (8, 24, 64, 160)
@@ -52,10 +53,15 @@ def variants() -> Iterator[tuple[str, Any]]:
         yield f"{K} keys", Case(sizes=(8, K, 16), scale=one_of(SHARPNESS) / 4)
     for name, case in itertools.cycle(CASES.items()):
         (Q, K, _), width = case.sizes, one_of(WIDTHS)
-        if not case.mask and "document" not in (case.rows or {}):
-            Q, K = (QUERIES, one_of(KEYS)) if Q != K else (QUERIES, QUERIES)
+        if "document" in (case.rows or {}):
+            Q, K = (x * (SQUARE // Q) for x in (Q, K))
+        elif Q == K:
+            Q = K = SQUARE
+        else:
+            Q, K = QUERIES, K if case.mask else one_of(KEYS)
         scale = 2.0 ** -round(width.bit_length() / 2) * one_of(SHARPNESS)
         more = {"dtype": one_of(DTYPES), "heads": one_of(HEADS), "scale": scale}
+        more |= {"chosen": case.chosen and QUERIES // 2}
         yield name, replace(case, sizes=(Q, K, width), **more)
 
 
@@ -105,7 +111,7 @@ def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any
 
 def _given(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kernel_agreement")
-    parser.add_argument("--parts", type=int, default=520)
+    parser.add_argument("--parts", type=int, default=68)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument(
         "--results", type=Path, default=RESULTS / "kernel_agreement.json"

@@ -87,20 +87,22 @@ def _rows(case: Case, H: int) -> Rows:
     """Return the rows; tensors are made where a case names them."""
     given = dict(case.rows or {})
     if "slopes_BH" in given:
-        given["slopes_BH"] = torch.tensor([0.25, 0.0625])[:H]
+        given["slopes_BH"] = torch.tensor([0.25, 0.0625]).repeat(H)[:H]
     if given.get("document") == "longer":
-        given |= _documents([3, 12, 9], [20, 12, 29], kinds=3)
+        times = case.sizes[0] // 24
+        given |= _documents([3, 12, 9] * times, [20, 12, 29] * times, rest=0)
     elif "document" in given:
-        given |= {**_documents([1, 20, 40, 3], [1, 20, 40, 3], kinds=3), "place": None}
+        lengths = [1, 20, 40, 3] * (case.sizes[0] // 64)
+        given |= {**_documents(lengths, lengths, rest=1), "place": None}
     return Rows(**given)
 
 
-def _documents(queries: list[int], keys: list[int], *, kinds: int) -> dict[str, Any]:
-    """Return documents of some lengths, ends aligned; those past ``kinds`` are none."""
+def _documents(queries: list[int], keys: list[int], *, rest: int) -> dict[str, Any]:
+    """Return documents of some lengths, ends aligned; the last ``rest`` are none."""
     of, place = [], []
     for n, lengths in enumerate((queries, keys)):
         number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        of.append(number.where(number < kinds, -1 - n))
+        of.append(number.where(number < len(lengths) - rest, -1 - n))
         more = [b - a for a, b in zip(lengths, keys, strict=True)]
         at = [range(m, m + length) for m, length in zip(more, lengths, strict=True)]
         place.append(torch.tensor([i for r in at for i in r]))
@@ -260,13 +262,22 @@ def _columns(z: Tensor, p: Tensor, first: Tensor) -> list[Tensor]:
     ]
 
 
+def _in_large_blocks(columns: Any, q: Tensor, *args: Any, **given: Any) -> Tensor:
+    """The interpreter takes as long for a program of many rows as for one of few."""
+    chosen = given.get("chosen_n")
+    rows = q.shape[2] if chosen is None else len(chosen)
+    block = min(max(16, 1 << (rows - 1).bit_length()), 1024)
+    found: Tensor = columns(q, *args, block=block, **given)
+    return found
+
+
 def enter(device: str) -> None:
     """Have the kernel read calls of a device, with blocks that suit the interpreter."""
     from equipoise.numerics.rows import triton_rows
 
     fused_rows.DEVICES.add(device)
     if device == "cpu":
-        triton_rows.columns = partial(triton_rows.columns, block=128)
+        triton_rows.columns = partial(_in_large_blocks, triton_rows.columns)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ them alone or all others together cannot reach half of the mass, the best deal i
 proven. Otherwise each of the deals that leave about half of the others to be taken is
 completed by a run of them, found in the running sum by binary search: runs start at
 several places, so that some end is near. A run is a real subset, so ``lower`` is
-attained. Rows that stay open keep 1 as ``upper``.
+attained. Rows of few keys are also completed by every subset of the next six, with all
+others or none: of up to 15 keys that is every subset. Rows that stay open keep 1 as
+``upper``.
 """
 
 import math
@@ -23,7 +25,7 @@ from torch import Tensor
 from equipoise.numerics.rows.ladder import Options
 from equipoise.numerics.rows.ladder import intervals as intervals_on_cpu
 
-_DEALT = 10
+_DEALT, _NEXT = 10, 6
 # Keys of one group are that many apart: neighbours are often large together.
 _GROUPS = 256
 # Deals tried, and starts of runs: rows of few keys need more of either.
@@ -60,15 +62,16 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def largest(x_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return up to ten of the largest entries of each row, falling, and their places.
+    """Return some of the largest entries of each row, falling, and their places.
 
-    Long rows are asked for the largest entry of each group of keys: then the first is
-    the largest of all, and those after it are among the largest.
+    Of rows of few keys these are up to sixteen. Long rows are asked for the largest
+    entry of each group of keys: then the first of ten is the largest of all, and those
+    after it are among the largest.
     """
     N, K = x_NK.shape
     depth = K // _GROUPS
     if depth < 2:
-        found = x_NK.topk(min(_DEALT, K), -1)
+        found = x_NK.topk(min(_DEALT + _NEXT, K), -1)
         return found.values, found.indices
     tail = depth * _GROUPS
     x_Nc, row_Nc = x_NK[:, :tail].view(N, depth, _GROUPS).max(1)
@@ -93,8 +96,16 @@ def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
 
     ``v_Nm`` and ``place_Nm`` are the values and places of each row's largest keys.
     """
+    wide_Nm = v_Nm.to(_wide(w_NK))
+    found = _dealt(w_NK, wide_Nm[:, :_DEALT], place_Nm[:, :_DEALT])
+    if v_Nm.shape[1] <= _DEALT:
+        return found
+    return _nearer(found, wide_Nm, place_Nm, w_NK.shape[1])
+
+
+def _dealt(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
+    """Return a deal of the largest keys, completed by a run of others."""
     w_NK.scatter_(1, place_Nm, 0.0)
-    v_Nm = v_Nm.to(_wide(w_NK))
     first_N, others_N = v_Nm[:, 0], v_Nm[:, 1:].sum(-1)
     rest_N = w_NK.sum(-1, dtype=v_Nm.dtype)
     half_N = (first_N + others_N + rest_N) / 2
@@ -124,6 +135,87 @@ def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
         taken_Nm,
         begin_N.masked_fill(proven_N, 0),
         torch.where(proven_N, whole_N, end_N),
+    )
+
+
+def _nearer(found: Split, v_Nm: Tensor, place_Nm: Tensor, K: int) -> Split:
+    """Return the split, or a nearer one by the next keys and all others or none."""
+    total_N = found.inside_N + found.outside_N
+    dealt_Nm, next_Nm = v_Nm[:, 1:_DEALT], v_Nm[:, _DEALT:]
+    # The smallest is nothing, or there are no more: every key is dealt or next.
+    every_N = (v_Nm[:, -1] == 0) | (v_Nm.shape[1] == K)
+    others_N = (total_N - v_Nm.sum(-1)).clamp(min=0) * ~every_N
+    some_Nf = subset_sums(next_Nm)
+    some_Nf = torch.cat((some_Nf, some_Nf + others_N[:, None]), 1)
+    sums_Ns, deal_Ns = _rising_sums(dealt_Nm)
+    goal_Nf = (total_N / 2 - v_Nm[:, 0])[:, None] - some_Nf
+    after_Nf = torch.searchsorted(sums_Ns, goal_Nf).clamp(max=sums_Ns.shape[1] - 1)
+    ends_N2f = torch.cat((after_Nf, (after_Nf - 1).clamp(min=0)), 1)
+    off_N2f = (goal_Nf.repeat(1, 2) - sums_Ns.gather(1, ends_N2f)).abs_()
+    best_N1 = off_N2f.argmin(-1, keepdim=True)
+    at_N1 = ends_N2f.gather(1, best_N1)
+    taken_N1 = best_N1 % some_Nf.shape[1]
+    inside_N1 = v_Nm[:, :1] + sums_Ns.gather(1, at_N1) + some_Nf.gather(1, taken_N1)
+    far_N = (found.inside_N - found.outside_N).abs() / 2
+    near_N = every_N | (off_N2f.gather(1, best_N1)[:, 0] <= far_N)
+    nearer_N = near_N & ~found.proven_N
+    with_others_N = (taken_N1 >= some_Nf.shape[1] // 2)[:, 0]
+    return _either(
+        nearer_N,
+        Split(
+            inside_N1[:, 0],
+            total_N - inside_N1[:, 0],
+            every_N,
+            place_Nm,
+            torch.cat(
+                (
+                    torch.ones_like(at_N1, dtype=torch.bool),
+                    _bits(deal_Ns.gather(1, at_N1), dealt_Nm.shape[1]),
+                    _bits(taken_N1, next_Nm.shape[1]),
+                ),
+                1,
+            ),
+            torch.zeros_like(found.begin_N),
+            K * with_others_N.to(found.end_N.dtype),
+        ),
+        found,
+    )
+
+
+def _rising_sums(v_Nm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all ``subset_sums`` from the smallest on, and their places there.
+
+    Sums without a key and with it are both in order: they are merged, not sorted.
+    """
+    sums_Ns = v_Nm.new_zeros(len(v_Nm), 1)
+    deal_Ns = torch.zeros_like(sums_Ns, dtype=torch.long)
+    for i, v_N in enumerate(v_Nm.unbind(-1)):
+        more_Ns, at_s = sums_Ns + v_N[:, None], torch.arange(1 << i, device=v_N.device)
+        place_Ns = torch.cat(
+            (
+                at_s + torch.searchsorted(more_Ns, sums_Ns),
+                at_s + torch.searchsorted(sums_Ns, more_Ns, right=True),
+            ),
+            1,
+        )
+        both_Ns = torch.cat((sums_Ns, more_Ns), 1)
+        deal_Ns = torch.cat((deal_Ns, deal_Ns + (1 << i)), 1)
+        sums_Ns = torch.zeros_like(both_Ns).scatter(1, place_Ns, both_Ns)
+        deal_Ns = torch.zeros_like(deal_Ns).scatter(1, place_Ns, deal_Ns)
+    return sums_Ns, deal_Ns
+
+
+def _either(which_N: Tensor, one: Split, other: Split) -> Split:
+    """Return each row's split: the one where so marked, else the other."""
+    next_Nm = one.place_Nm[:, _DEALT:]
+    in_run_Nm = (next_Nm >= other.begin_N[:, None]) & (next_Nm < other.end_N[:, None])
+    taken_Nm = torch.cat((other.taken_Nm, in_run_Nm), 1)
+    other = other._replace(place_Nm=one.place_Nm, taken_Nm=taken_Nm)
+    return Split(
+        *(
+            torch.where(which_N if x.ndim == 1 else which_N[:, None], x, y)
+            for x, y in zip(one, other, strict=True)
+        )
     )
 
 
