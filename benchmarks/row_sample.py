@@ -1,7 +1,12 @@
-"""A sample of rows: how often its 95 % intervals hold, and its cost at L = 8192."""
+"""A sample of rows: how often its 95 % intervals hold, its cost, and its memory.
+
+Intervals are counted over (head, step) pairs of models in training and of made-up
+heads, each sampled many times. A reading that every sample of a pair gives alike is
+held by any interval: such pairs are not counted.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,8 +14,13 @@ from torch.nn import functional as F
 
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.numerics.rows.statistics import row_statistics
-from equipoise.probes.attention import QUANTILES, AttentionRows
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.anatomy.interception import Interceptor
+from equipoise.lab.data.batches import Windows
+from equipoise.lab.data.corpus import embedded
+from equipoise.lab.models.gpt import GPT, GPTConfig
+from equipoise.numerics.rows.statistics import row_columns
+from equipoise.probes.attention import QUANTILES, AttentionRows, _rows
 from equipoise.probes.row_sample import (
     chosen_queries,
     query_weights,
@@ -19,33 +29,70 @@ from equipoise.probes.row_sample import (
     weighted_quantiles,
 )
 
-QUERIES, ROWS, STEPS, SITES = 2048, 512, 500, 4
+QUERIES, ROWS, SAMPLES, HEADS = 2048, 512, 100, 16
 LEVELS = {name: QUANTILES[name] for name in ("p5", "p50")}
-WEIGHTS = query_weights(QUERIES, ROWS)
-LENGTH, HEADS, WIDTH, REPEATS = 8192, 2, 64, 3
+SAME = 1e-6
+"""Readings closer than this are the same: θ of a row is known to so much."""
+LENGTH, CALL_HEADS, WIDTH, REPEATS = 8192, 2, 64, 5
 
 
-def noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+def trained(rate: float, seed: int) -> Tensor:
+    """θ of every head of a small GPT at five steps of its training, (pairs, 1, Q)."""
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(width=64, depth=2, heads=4, context=QUERIES))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    data, anatomy = Windows(embedded(), context=QUERIES, batch=1, seed=seed), None
+    anatomy, found = anatomy_of(model), []
+
+    def read(call: AttentionCall) -> None:
+        rows = _rows(call, None)
+        found.append(rows.theta_lower.where(rows.counted, torch.nan))
+
+    for step in range(61):
+        tokens, targets = data.take()
+        if step % 15 == 0:
+            with torch.no_grad(), Interceptor(anatomy, read):
+                model(tokens)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat(found)[:, None]
 
 
-def projected(strength: float) -> Tensor:
-    """θ of causal rows from random queries and keys, two heads of two sequences."""
-    q, k = noise(2, 2, QUERIES, 16), noise(2, 2, QUERIES, 17)[..., :16]
-    read = row_statistics(strength * (q @ k.mT), causal_from=0)
-    return read.theta_lower.where(read.counted, torch.nan).transpose(0, 1)
+def made_up(scale: float, *, sizes: float = 0.0, window: float = 0.0) -> Tensor:
+    """θ of causal rows of random queries and keys, (heads, 1, Q).
+
+    Queries differ in size by ``sizes`` (in ln), scores fall by ``window`` per key.
+    """
+    rng = torch.Generator().manual_seed(int(100 * (scale + sizes + window)))
+    rows = []
+    for _ in range(HEADS):
+        q, k = (torch.randn(QUERIES, 32, generator=rng) for _ in range(2))
+        q *= (sizes * torch.randn(QUERIES, 1, generator=rng)).exp()
+        z = scale / 32**0.5 * (q @ k.mT)
+        at = torch.arange(QUERIES)
+        read = row_columns(z - window * (at[:, None] - at).abs(), causal_from=0)
+        rows.append(read[0].masked_fill(read[8] < 2, torch.nan))
+    return torch.stack(rows)[:, None]
 
 
 def drifting() -> Tensor:
     """θ that falls along the sequence, with noise that its neighbours share."""
-    own, shared = noise(2, 2, QUERIES), noise(2, 2, QUERIES // 64)
+    rng = torch.Generator().manual_seed(0)
+    own, shared = (torch.randn(HEADS, 1, QUERIES // n, generator=rng) for n in (1, 64))
     place = torch.linspace(2, -2, QUERIES)
     return (place + 0.5 * own + 0.5 * shared.repeat_interleave(64, -1)).sigmoid()
 
 
 POPULATIONS: dict[str, Callable[[], Tensor]] = {
-    "rows of random scores, scale 1": lambda: projected(0.25),
-    "rows of random scores, scale 4": lambda: projected(1.0),
+    "GPT in training, rate 0.003": lambda: trained(0.003, 10),
+    "GPT in training, rate 0.03": lambda: trained(0.03, 11),
+    "random scores, scale 2": lambda: made_up(2.0),
+    "random scores, scale 4": lambda: made_up(4.0),
+    "random scores, scale 8": lambda: made_up(8.0),
+    "queries of different sizes": lambda: made_up(3.0, sizes=0.7),
+    "near keys preferred": lambda: made_up(2.0, window=0.02),
     "a drift along the sequence": drifting,
 }
 
@@ -57,25 +104,47 @@ def _readings(theta_HBn: Tensor, weight_n: Tensor) -> dict[str, Tensor]:
     return {"mean": mean, **dict(zip(LEVELS, found, strict=True))}
 
 
-def coverage(name: str) -> dict[str, object]:
-    """Return the share of intervals that hold what all rows give."""
-    theta_HBQ = POPULATIONS[name]()
-    truth, weight_n = _readings(theta_HBQ, torch.ones(QUERIES)), WEIGHTS
+def sampled(theta_HBQ: Tensor) -> dict[str, Tensor]:
+    """Return, by reading, whether each sample's interval holds, of pairs that vary."""
+    truth, weight_n = (
+        _readings(theta_HBQ, torch.ones(QUERIES)),
+        query_weights(QUERIES, ROWS),
+    )
     held: dict[str, list[Tensor]] = {reading: [] for reading in truth}
-    off: list[Tensor] = []
-    for step in range(STEPS):
-        for site in range(SITES):
-            chosen = chosen_queries(QUERIES, ROWS, step=step, site=str(site))
-            read = theta_HBQ[:, :, chosen]
-            error = sampling_errors(read, weight_n, at=LEVELS)
-            found = _readings(read, weight_n)
-            for reading, value in found.items():
-                inside = (value - truth[reading]).abs() <= error[reading]
-                held[reading].append(inside.float())
-            off.append(found["mean"] - truth["mean"])
-    shares = {key: float(torch.stack(all_).mean()) for key, all_ in held.items()}
-    rms = float(torch.stack(off).square().mean().sqrt())
-    return {"θ": name, "intervals": 2 * STEPS * SITES, **shares, "mean off by": rms}
+    values: dict[str, list[Tensor]] = {reading: [] for reading in truth}
+    for step in range(SAMPLES):
+        chosen = chosen_queries(QUERIES, ROWS, step=step, site="layer")
+        read = theta_HBQ[:, :, chosen]
+        error = sampling_errors(read, weight_n, at=LEVELS)
+        for reading, value_H in _readings(read, weight_n).items():
+            off_H = (value_H - truth[reading]).abs()
+            held[reading].append((off_H <= error[reading]).float())
+            values[reading].append(value_H)
+    vary = {key: torch.stack(x).std(0) > SAME for key, x in values.items()}
+    return {key: torch.stack(x)[:, vary[key]] for key, x in held.items()}
+
+
+def shares(name: str, held: dict[str, Tensor], pairs: int) -> dict[str, object]:
+    """Return how many pairs vary, and the share of their intervals that hold."""
+    row: dict[str, object] = {"θ": name, "pairs": pairs}
+    for reading, held_sP in held.items():
+        row[f"{reading} vary"] = held_sP.shape[1]
+        row[reading] = float(held_sP.mean()) if held_sP.numel() else None
+    return row
+
+
+def coverage() -> list[dict[str, object]]:
+    """Return the shares of each population, and of all pairs together."""
+    rows, together, pairs = [], {}, 0
+    for name, make in POPULATIONS.items():
+        theta_HBQ = make()
+        held = sampled(theta_HBQ)
+        rows.append(shares(name, held, len(theta_HBQ)))
+        pairs += len(theta_HBQ)
+        for reading, held_sP in held.items():
+            together.setdefault(reading, []).append(held_sP)
+    all_held = {reading: torch.cat(x, 1) for reading, x in together.items()}
+    return [*rows, shares("all", all_held, pairs)]
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -84,33 +153,56 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
+def _call(length: int, heads: int = CALL_HEADS) -> AttentionCall:
+    rng = torch.Generator().manual_seed(length)
+    q, k = (torch.randn(1, heads, length, WIDTH, generator=rng) for _ in range(2))
+    return AttentionCall(
+        module=None,
+        kind="sdpa",
+        q_BHQD=q,
+        k_BGKD=k,
+        v_BGKD=k,
+        causal=True,
+        scale=WIDTH**-0.5,
+    )
+
+
+def _forward(call: AttentionCall) -> Tensor:
+    assert call.q_BHQD is not None and call.k_BGKD is not None
+    keys = (call.k_BGKD, call.k_BGKD)
+    return F.scaled_dot_product_attention(call.q_BHQD, *keys, is_causal=True)
+
+
+def _read(call: AttentionCall, rows: object) -> None:
+    probe = AttentionRows(rows=rows)  # type: ignore[arg-type]
+    probe.on_attention("site", call, lambda *_, **__: None)
+
+
 def cost() -> dict[str, object]:
     """Return CPU seconds of a call's readings beside its own forward pass."""
-    q, k = noise(1, HEADS, LENGTH, WIDTH), noise(1, HEADS, LENGTH, WIDTH + 1)[..., :-1]
-    call = AttentionCall(
-        module=None, kind="sdpa", q_BHQD=q, k_BGKD=k, causal=True, scale=WIDTH**-0.5
-    )
-    runs: dict[str, Callable[[], object]] = {
-        "forward s": lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True)
-    }
+    call = _call(LENGTH)
+    runs: dict[str, Callable[[], object]] = {"forward s": lambda: _forward(call)}
     for rows in (ROWS, "all"):
-        probe = AttentionRows(rows=rows)  # type: ignore[arg-type]
-        runs[f"rows={rows} s"] = lambda probe=probe: probe.on_attention(  # type: ignore[misc]
-            "site", call, lambda *_, **__: None
-        )
+        runs[f"rows={rows} s"] = lambda rows=rows: _read(call, rows)  # type: ignore[misc]
     for run in runs.values():
         run()
     rounds = [
         {name: _seconds(run) for name, run in runs.items()} for _ in range(REPEATS)
     ]
-    least = {name: min(row[name] for row in rounds) for name in runs}
-    ratio = {f"× {name[:-2]}": s / least["forward s"] for name, s in least.items()}
-    return {"keys": LENGTH, **least, **ratio}
+    middle = {name: _median([row[name] for row in rounds]) for name in runs}
+    ratio = {
+        f"× {name[:-2]}": _median([row[name] / row["forward s"] for row in rounds])
+        for name in runs
+    }
+    return {"keys": LENGTH, **middle, **ratio}
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def main() -> None:
-    shares = [coverage(name) for name in POPULATIONS]
-    publish("row_sample", shares, read=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
+    publish("row_sample", coverage(), read=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
     publish("row_sample_cost", [cost()], bar="0.5 × the forward pass")
 
 

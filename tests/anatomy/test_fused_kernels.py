@@ -152,7 +152,10 @@ def expected_of(site: Site, x: Tensor) -> Tensor:
 
 
 @pytest.mark.needs("flash-attn")
-@pytest.mark.parametrize("form", ["plain", "qkvpacked", "kvpacked", "varlen"])
+@pytest.mark.parametrize(
+    "form",
+    ["plain", "qkvpacked", "kvpacked", "varlen", "varlen qkvpacked", "varlen kvpacked"],
+)
 def test_flash_attns_own_functions_are_read(form: str) -> None:
     flash = flash_attn()
 
@@ -166,13 +169,138 @@ def test_flash_attns_own_functions_are_read(form: str) -> None:
             both = torch.stack((k, v), 2)
             return flash.flash_attn_kvpacked_func(q, both, causal=True)
         starts = torch.arange(0, 11, 5, dtype=torch.int32)
-        flat = (y.flatten(0, 1) for y in (q, k, v))
-        return flash.flash_attn_varlen_func(*flat, starts, starts, 5, 5, causal=True)
+        flat = [y.flatten(0, 1) for y in (q, k, v)]
+        if form == "varlen qkvpacked":
+            packed = torch.stack(flat, 1)
+            return flash.flash_attn_varlen_qkvpacked_func(
+                packed, starts, 5, causal=True
+            )
+        ends = (starts, starts, 5, 5)
+        if form == "varlen kvpacked":
+            both = torch.stack(flat[1:], 1)
+            return flash.flash_attn_varlen_kvpacked_func(
+                flat[0], both, *ends, causal=True
+            )
+        return flash.flash_attn_varlen_func(*flat, *ends, causal=True)
 
     site, x = Site(attend), seeded(2, 5, 16)
     (call,) = read(site, x)
     assert call.module is site
     torch.testing.assert_close(whole(call), expected_of(site, x), **CLOSE)
+
+
+_HALF = """Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None,
+ Tensor? {qv}=None, Tensor? out=None, Tensor? cu_seqlens_q=None,
+ Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None,
+ Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None,
+ Tensor? page_table=None, Tensor? kv_batch_idx=None, Tensor? leftpad_k=None,
+ Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? seqlens_rotary=None,
+ Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None,
+ float? softmax_scale=None, bool {causal}=False, int window_size_left=-1,
+ int window_size_right=-1, int attention_chunk=0, float softcap=0.0,
+ bool rotary_interleaved=True, Tensor? scheduler_metadata=None, int num_splits=1,
+ bool? pack_gqa=None, int sm_margin=0"""
+
+
+def third(name: str, **words: str) -> Any:
+    """flash-attn 3's operator of that name, with the arguments it documents."""
+    if not hasattr(torch.ops.flash_attn_3, name):
+        schema = _HALF.replace("\n", "").format(**words)
+        torch.library.define(f"flash_attn_3::{name}", f"({schema}) -> Tensor")
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **how: Any) -> Tensor:
+            if q.ndim == 4:
+                return dense(q, k, v, 8**-0.5, True)
+            turned = (x.unflatten(0, (2, 5)) for x in (q, k, v))
+            return dense(*turned, 8**-0.5, True).flatten(0, 1)
+
+        torch.library.impl(f"flash_attn_3::{name}", "cpu", kernel)
+    return getattr(torch.ops.flash_attn_3, name)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["_flash_attn_forward", "fwd"])
+def test_the_operators_of_flash_attn_3_are_read(name: str, packed: bool) -> None:
+    """By their published arguments: version 3 is built for one kind of GPU."""
+    causal = "causal" if name == "_flash_attn_forward" else "is_causal"
+    run = third(
+        name, qv="qv" if name == "_flash_attn_forward" else "q_v", causal=causal
+    )
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        how: dict[str, Any] = {causal: True}
+        if packed:
+            starts = torch.arange(0, 11, 5, dtype=torch.int32)
+            how |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+            how |= {"max_seqlen_q": 5, "max_seqlen_k": 5}
+            q, k, v = (y.flatten(0, 1) for y in (q, k, v))
+        return run(q, k, v, **how)
+
+    site, x = Site(attend), seeded(2, 5, 16)
+    (call,) = read(site, x)
+    torch.testing.assert_close(whole(call), expected_of(site, x), **CLOSE)
+
+
+class Lengths:
+    """xFormers' ``_SeqLenInfo``: where blocks start, and the longest."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.seqstart = torch.tensor([0, *lengths]).cumsum(0).int()
+        self.max_seqlen = max(lengths)
+
+
+def bias(name: str, **fields: Any) -> Any:
+    """A bias of xFormers by its published fields; only some can be written out."""
+    return type(name, (), fields)()
+
+
+def _square(rows: int, keys: int) -> dict[str, Any]:
+    infos = Lengths(3, rows - 3), Lengths(4, keys - 4)
+    return {"q_seqinfo": infos[0], "k_seqinfo": infos[rows != keys]}
+
+
+LOCAL, LEFT = "LocalAttentionFromBottomRightMask", {"window_left": 2, "window_right": 1}
+CAUSAL = {"causal": True}
+BIASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    # fields, what the definition is given, keys beside five queries
+    "LowerTriangularMask": ({}, CAUSAL, 5),
+    "LowerTriangularFromBottomRightMask": ({}, CAUSAL, 7),
+    LOCAL: (LEFT, {"left": 2, "right": 1}, 7),
+    "BlockDiagonalMask": (_square(5, 7), {}, 7),
+    "BlockDiagonalCausalMask": (_square(5, 5), CAUSAL, 5),
+    "BlockDiagonalCausalFromBottomRightMask": (_square(5, 7), CAUSAL, 7),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_biases_of_xformers_that_hide_by_place_are_not_written_out(name: str) -> None:
+    """By their published fields; a pack of two is one batch of one sequence."""
+    fields, how, keys = BIASES[name]
+    q, k = seeded(1, 5, 2, 8), seeded(1, keys, 2, 8, seed=1)
+    given = {"q": q, "k": k, "v": k, "attn_bias": bias(name, **fields), "scale": 0.7}
+    z = whole(kernel_functions._xformers(Caller(), given))
+    if not name.startswith("Block"):
+        expected = scores_of_one(q[0], k[0], scale=0.7, **how)
+        torch.testing.assert_close(z[0], expected.float(), **CLOSE)
+        return
+    at = [fields[f"{x}_seqinfo"].seqstart.tolist() for x in "qk"]
+    for n in range(2):
+        i, j = (slice(x[n], x[n + 1]) for x in at)
+        expected = scores_of_one(q[0, i], k[0, j], scale=0.7, **how)
+        found = z[n, :, : expected.shape[1], : expected.shape[2]]
+        torch.testing.assert_close(found, expected.float(), **CLOSE)
+
+
+def test_other_biases_are_written_out_or_refused() -> None:
+    q, k = seeded(1, 5, 2, 8), seeded(1, 7, 2, 8, seed=1)
+    given = {"q": q, "k": k, "v": k}
+    upper = {**given, "attn_bias": LowerTriangularMask()}  # 5 of 7 from the upper left
+    z = whole(kernel_functions._xformers(Caller(), upper))
+    shown = torch.ones(5, 7, dtype=torch.bool).tril()
+    assert torch.equal(z[0, 0] > -math.inf, shown)
+    with pytest.raises(fused_kernels.NotReadError, match="Paged"):
+        paged = {**given, "attn_bias": bias("PagedBlockDiagonalPaddedKeysMask")}
+        kernel_functions._xformers(Caller(), paged)
 
 
 def _as_published() -> dict[str, Any]:
@@ -307,6 +435,25 @@ def test_transformer_engines_module_is_read_or_refused() -> None:
     with torch.no_grad(), Interceptor(anatomy_of(refused), lambda call: None) as seen:
         refused(x)
     assert any("arbitrary" in why for why in seen.gaps.unread.values())
+
+
+@pytest.mark.parametrize("kind", ["padding", "padding_causal"])
+def test_transformer_engines_packs_are_read_by_document(kind: str) -> None:
+    q, starts = seeded(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
+    given = {"module": DotProductAttention(), "q": q, "k": q, "v": q}
+    given |= {"qkv_format": "thd", "attn_mask_type": kind}
+    given |= {"starts_q": starts, "starts_k": starts, "longest_q": 5, "longest_k": 5}
+    z = whole(kernel_functions._transformer_engine(Caller(), given))
+    for n, part in enumerate((slice(0, 4), slice(4, 9))):
+        how = {"causal": "causal" in kind}
+        expected = scores_of_one(q[part], q[part], **how)
+        found = z[n, :, : expected.shape[1], : expected.shape[2]]
+        torch.testing.assert_close(found, expected.float(), **CLOSE)
+    refused = {"cu_seqlens_q_padded": starts}
+    if "causal" in kind:  # each aligns the diagonal in its way
+        refused = {"starts_k": starts.clone()}
+    with pytest.raises(fused_kernels.NotReadError):
+        kernel_functions._transformer_engine(Caller(), {**given, **refused})
 
 
 def readings(model: nn.Module, path: Path, **batch: Tensor) -> dict[str, Any]:

@@ -261,7 +261,8 @@ def test_weights_repeat_rows() -> None:
 
 def test_rows_that_were_all_read_have_no_error_and_weights_count_rows() -> None:
     errors = sampling_errors(trend(queries=90), torch.ones(90), at={})
-    assert errors["mean"].tolist() == [0.0, 0.0]
+    # Nothing but what θ itself is known to.
+    assert errors["mean"].tolist() == pytest.approx([1e-6, 1e-6])
     rows, weight_N = _rows(given(), None), torch.full((300,), 2.0)
     real_HN = torch.ones(4, 300, dtype=torch.bool)
     once_3H = _kappa_parts(rows, real_HN, None)
@@ -279,6 +280,19 @@ def test_a_few_first_rows_do_not_decide_the_mean() -> None:
         found = float(weighted_mean(read[0], weights)[0])
         error = float(sampling_errors(read, weights, at={})["mean"][0])
         assert abs(found - truth) <= error + 1e-6
+
+
+def test_rare_rows_that_a_sample_misses_are_within_the_error_of_the_mean() -> None:
+    """Three of 2048 rows are saturated; two samples in five see none of them."""
+    theta = torch.ones(1, 1, 2048)
+    theta[..., [700, 1200, 1900]] = 0.1
+    weights, held, missed = query_weights(2048, 512), 0.0, 0
+    for step in range(100):
+        read = theta[..., chosen_queries(2048, 512, step=step, site="s")]
+        off = float(weighted_mean(read[0], weights)[0]) - float(theta.mean())
+        error = float(sampling_errors(read, weights, at={})["mean"][0])
+        held, missed = held + (abs(off) <= error), missed + bool((read == 1).all())
+    assert missed > 20 and held >= 90
 
 
 def test_training_does_not_change_and_the_step_chooses(

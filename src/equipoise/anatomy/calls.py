@@ -12,7 +12,7 @@ every format. Only scores and the masks added to them are judged so: an activati
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -93,6 +93,8 @@ class Where(NamedTuple):
     queries: slice = ALL
 
 
+Room = tuple[Tensor, Tensor]
+"""A buffer for scores, and the keys of some heads in one piece."""
 Modify = Callable[[Tensor, Where, Tensor], Tensor]
 """Changes scores_bhqk: where they are in the call, and which queries they are of."""
 
@@ -143,7 +145,8 @@ class AttentionCall:
         Under a causal mask the keys stop at the block's last query: what lies beyond
         is hidden from every row of the block.
         """
-        for queries in self._steps():
+        B, H, Q, K = self.shape
+        for queries in _cut(Q, max(1, BLOCK_ELEMENTS // max(1, B * H * K))):
             yield queries, self.scores(queries)
 
     def pieces(self) -> Iterator[tuple[Where, Tensor]]:
@@ -155,14 +158,14 @@ class AttentionCall:
         not hidden, which saves a visit to all scores.
         """
         sizes = self._piece()
-        whole = self.shape[:3]
         buffer = self._buffer(sizes)
-        call = self
-        if self.k_BGKD is not None:  # once: each product would copy its part
-            call = replace(self, k_BGKD=self.k_BGKD.detach().contiguous())
-        parts = (_cut(n, size) for n, size in zip(whole, sizes, strict=True))
-        for where in map(Where._make, product(*parts)):
-            yield where, call._scores(where, hide_future=False, buffer=buffer)
+        parts = [_cut(n, size) for n, size in zip(self.shape[:3], sizes, strict=True)]
+        for sequences, heads in product(*parts[:2]):
+            # Copied once for all queries, and not for all heads at once.
+            k_bgKD = self._keys(Where(sequences, heads))
+            room = None if buffer is None else (buffer, k_bgKD.contiguous())
+            for where in (Where(sequences, heads, queries) for queries in parts[2]):
+                yield where, self._scores(where, hide_future=False, room=room)
 
     def _piece(self) -> tuple[int, int, int]:
         """Return how many sequences, heads and queries a piece holds."""
@@ -181,28 +184,21 @@ class AttentionCall:
         dtype = _wide(self.q_BHQD.dtype)
         return self.q_BHQD.new_empty(prod(sizes) * self.shape[3], dtype=dtype)
 
-    def _steps(self) -> list[slice]:
-        """Return queries in parts of one size, as many as one block holds."""
-        B, H, Q, K = self.shape
-        return _cut(Q, max(1, BLOCK_ELEMENTS // max(1, B * H * K)))
-
     def scores(self, queries: slice) -> Tensor:
         """Return scores_BHqK of some queries, hidden keys at -inf, at least float32."""
         return self._scores(Where(queries=queries), hide_future=True)
 
     def _scores(
-        self, where: Where, *, hide_future: bool, buffer: Tensor | None = None
+        self, where: Where, *, hide_future: bool, room: Room | None = None
     ) -> Tensor:
         queries = where.queries
         keys = slice(0, queries.stop if self.causal else self.shape[3])
-        scores = self._raw(where, keys, buffer)
+        scores = self._raw(where, keys, room)
         if self.mask is not None:
             scores = _masked(scores, _window(self.mask, *where, keys))
         if self.causal and hide_future:
-            scores = scores.masked_fill_(
-                future_QK(queries, scores.shape[-1], device=scores.device),
-                float("-inf"),
-            )
+            future_qk = future_QK(queries, scores.shape[-1], device=scores.device)
+            scores = scores.masked_fill_(future_qk, -math.inf)
         if self.modify is not None:
             i_q = torch.arange(queries.start, queries.stop, device=scores.device)
             scores = self.modify(scores, where, i_q)
@@ -324,20 +320,24 @@ class AttentionCall:
         best = [F.pad(b_Bk, (0, K - b_Bk.shape[1]), value=MASKED) for b_Bk in best]
         return ~is_masked(torch.stack(best).amax(0))
 
-    def _raw(self, where: Where, keys: slice, buffer: Tensor | None) -> Tensor:
+    def _raw(self, where: Where, keys: slice, room: Room | None) -> Tensor:
         """Return scores that are ours to change."""
         if self.scores_BHQK is not None:
             theirs = self.scores_BHQK.detach()[(*where, keys)]
             return theirs.to(_wide(theirs.dtype), copy=True)
-        assert self.q_BHQD is not None and self.k_BGKD is not None
-        q_bhqD, k_BGKD = self.q_BHQD.detach()[where], self.k_BGKD.detach()
-        group = self.shape[1] // k_BGKD.shape[1]
-        served = slice(
-            *(h and h // group for h in (where.heads.start, where.heads.stop))
-        )
-        k_bgkD = k_BGKD[where.sequences, served, keys]
-        wide = _wide(q_bhqD.dtype)
-        return _grouped_scores(q_bhqD.to(wide) * self.scale, k_bgkD.to(wide), buffer)
+        assert self.q_BHQD is not None
+        q_bhqD, wide = self.q_BHQD.detach()[where], _wide(self.q_BHQD.dtype)
+        buffer, k_bgKD = room or (None, self._keys(where))
+        k_bgkD = k_bgKD[:, :, keys].to(wide)
+        return _grouped_scores(q_bhqD.to(wide) * self.scale, k_bgkD, buffer)
+
+    def _keys(self, where: Where) -> Tensor:
+        """Return the keys that serve some heads of some sequences, none of scores."""
+        if self.k_BGKD is None:
+            return torch.empty(0)
+        group, part = self.shape[1] // self.k_BGKD.shape[1], where.heads
+        served = slice(*(h and h // group for h in (part.start, part.stop)))
+        return self.k_BGKD.detach()[where.sequences, served]
 
 
 def _grouped_scores(q_bhqD: Tensor, k_bgkD: Tensor, buffer: Tensor | None) -> Tensor:

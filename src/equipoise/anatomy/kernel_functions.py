@@ -2,10 +2,10 @@
 
 Axes, in this file:  B batch · H head · S sequence · Q query · K key · D width.
 
-Most kernels are torch operators, which a mode sees. Some are not: FlashAttention 4,
-xFormers' and SageAttention's functions, Transformer Engine's module, and whatever
-Hugging Face's registry calls. Those are wrapped while a pass is read, wherever the
-model's own modules hold them; if nothing inside was read, their arguments are.
+Most kernels are torch operators, which a mode sees. FlashAttention 4, xFormers' and
+SageAttention's functions, Transformer Engine's module and what Hugging Face's registry
+calls are not: they are wrapped while a pass is read, wherever the model's own modules
+hold them; if nothing inside was read, their arguments are.
 
 ``flex_attention`` is neither a torch function nor free of compiled code, so the mode
 must not be active when it runs. torch looks ``setup_compilation_env`` up at each call;
@@ -52,27 +52,46 @@ def _sage(caller: Caller, given: Given) -> AttentionCall:
 
 def _refuse_unaligned(given: Given) -> None:
     """Refuse a causal mask over other keys than queries: each aligns it in its way."""
-    if given.get("causal") and given["q"].shape[1] != given["k"].shape[1]:
+    packed = given.get("starts_q") is not None  # lengths that may differ
+    if given.get("causal") and (packed or given["q"].shape[1] != given["k"].shape[1]):
         raise NotReadError("is causal, with more keys than queries or fewer")
 
 
 def _xformers(caller: Caller, given: Given) -> AttentionCall:
-    """xFormers: (B, S, H, D), or (B, S, G, H, D); its biases can be written out."""
-    q, k, v = (given[name] for name in "qkv")
-    if q.ndim == 3:
-        q, k, v = (x.unsqueeze(2) for x in (q, k, v))
-    q, k, v = (x.flatten(2, -2) for x in (q, k, v))
-    scale = given.get("scale")
+    """xFormers: (B, S, H, D), or (B, S, G, H, D); its other biases are written out."""
+    flat = (x[:, :, None] if x.ndim == 3 else x for x in map(given.get, "qkv"))
+    q, k, v = (x.flatten(2, -2) for x in flat)
+    scale, bias = given.get("scale"), given.get("attn_bias")
+    places = _places(bias, square=q.shape[1] == k.shape[1])
+    if places is not None:
+        q, k, v = (x.flatten(0, 1) if "starts_q" in places else x for x in (q, k, v))
+        return kernel_call(caller, {"q": q, "k": k, "v": v, "scale": scale, **places})
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
-    mask = _written_out(given.get("attn_bias"), heads_first)
+    mask = _written_out(bias, heads_first)
     return make_call(caller, heads_first, scale, Rows(), mask)
+
+
+def _places(bias: Any, *, square: bool) -> Given | None:
+    """Return a flash kernel's arguments for a bias that hides keys by place alone."""
+    kind, infos = type(bias).__name__, [getattr(bias, f"{x}_seqinfo", 0) for x in "qk"]
+    if kind == "LocalAttentionFromBottomRightMask":
+        return {"left": bias.window_left, "right": bias.window_right}
+    square = infos[0] is infos[1] and (bool(infos[0]) or square)
+    if kind not in LOWER_RIGHT and not (kind in UPPER_LEFT and square):
+        return None
+    found: Given = {"causal": kind != "BlockDiagonalMask"}
+    for x, info in zip("qk", infos if infos[0] else (), strict=False):
+        found |= {f"starts_{x}": info.seqstart, f"longest_{x}": info.max_seqlen}
+    return found
 
 
 def _written_out(bias: Any, heads_first: list[Tensor]) -> Tensor | None:
     q_BHQD, k_BHKD, _ = heads_first
     if bias is None or isinstance(bias, Tensor):
         return bias
+    if not hasattr(bias, "materialize"):
+        raise NotReadError(f"is called with a bias of a kind of its own ({type(bias)})")
     shape = (*q_BHQD.shape[:3], k_BHKD.shape[2])
     written: Tensor = bias.materialize(shape, device=q_BHQD.device)
     return written.detach()
@@ -133,22 +152,23 @@ def _documents(given: Given) -> Tensor | None:
 
 
 def _transformer_engine(caller: Caller, given: Given) -> AttentionCall:
-    """Transformer Engine's ``DotProductAttention``: (S, B, H, D) unless it says so."""
+    """Transformer Engine's ``DotProductAttention``: (S, B, H, D), or as it says."""
     module = given["module"]
     layout = str(given.get("qkv_format") or getattr(module, "qkv_format", "sbhd"))
     kind = str(given.get("attn_mask_type") or getattr(module, "attn_mask_type", ""))
     _refuse_engine(module, given, layout, kind)
-    order = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3)}[layout]
+    order = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3)}.get(layout, (0, 1, 2))
     window = given.get("window_size") or getattr(module, "window_size", None)
-    left, right = (-1, -1) if window is None else window
+    packed = ("starts_q", "starts_k", "longest_q", "longest_k")
     given = {
         **{name: given[name].permute(order) for name in "qkv"},
+        **{name: given.get(name) for name in packed if layout == "thd"},
         "causal": "causal" in kind,
         "scale": getattr(module, "softmax_scale", None),
-        "left": left,
-        "right": right,
+        "window_size": window,
     }
-    _refuse_unaligned(given)
+    if layout != "thd" or given["starts_q"] is not given["starts_k"]:
+        _refuse_unaligned(given)
     return kernel_call(caller, given)
 
 
@@ -156,10 +176,16 @@ def _refuse_engine(module: nn.Module, given: Given, layout: str, kind: str) -> N
     vanilla = getattr(module, "softmax_type", "vanilla") == "vanilla"
     bias = given.get("core_attention_bias_type", "no_bias") == "no_bias"
     known = layout in {"sbhd", "bshd"} and kind in {"causal", "no_mask"}
+    packed = layout == "thd" and kind in {"padding", "padding_causal"}
+    known |= packed and given.get("cu_seqlens_q_padded") is None
     if not (vanilla and bias and known):
         raise NotReadError(f"is called with layout {layout} and mask {kind}")
 
 
+# xFormers' biases that hide keys by place, by where their diagonal ends or starts.
+LOWER_RIGHT = {"BlockDiagonalMask", "BlockDiagonalCausalFromBottomRightMask"}
+LOWER_RIGHT |= {"LowerTriangularFromBottomRightMask"}
+UPPER_LEFT = {"LowerTriangularMask", "BlockDiagonalCausalMask"}
 # Where functions that no mode sees are defined, by package.
 FUNCTIONS: dict[str, dict[str, Reader]] = {
     "sageattention": {"sageattn": _sage},
@@ -274,10 +300,8 @@ def _registered() -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yield what transformers' registry calls for flash attention, under any name."""
     registry = getattr(sys.modules.get(REGISTRY), "ALL_ATTENTION_FUNCTIONS", None)
     flash = getattr(sys.modules.get(FLASH), "flash_attention_forward", None)
-    for mapping in (
-        getattr(registry, "_global_mapping", {}),
-        getattr(registry, "_local_mapping", {}),
-    ):
+    for place in ("_global_mapping", "_local_mapping"):
+        mapping = getattr(registry, place, {})
         for name, function in list(mapping.items()):
             if function is flash:
                 yield mapping, name, function

@@ -11,7 +11,10 @@ however a batch is spread over ranks, the same rows are read.
 
 One query of a part says nothing about the spread within it, so the error comes from
 differences between neighbours (successive differences; Wolter, 2007, ch. 8), and that
-of a quantile from the error of the share of rows below it (Woodruff, 1952).
+of a quantile from the error of the share of rows below it (Woodruff, 1952). Rows that
+are rare may all be missed, and then no difference shows them: to the variance of the
+mean is added what half a row at the far end of θ's range would add (as Agresti and
+Coull, 1998, add rows to a share).
 """
 
 import hashlib
@@ -37,6 +40,10 @@ from equipoise.numerics.rows.statistics import (
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
+# θ of a row is known to so much; readings that differ by less are the same.
+_KNOWN = 1e-6
+# Rows of the far end of the range that a sample is taken to have missed.
+_UNSEEN = 0.5
 
 
 # One in so many of the rows that are read is one of the first.
@@ -225,7 +232,8 @@ def sampling_errors(
     """
     known_HBn = ~theta_HBn.isnan()
     ranked = _ranked(theta_HBn.flatten(1), weight_n.repeat(theta_HBn.shape[1]))
-    found = {"mean": _error(theta_HBn, weight_n)}
+    mean_H = torch.hypot(_error(theta_HBn, weight_n), _unseen(theta_HBn, weight_n))
+    found = {"mean": mean_H + _KNOWN}
     for name, level in at.items():
         level_H1 = torch.full_like(ranked.total_H1, level)
         value_H1 = ranked.at(level_H1)
@@ -235,8 +243,17 @@ def sampling_errors(
         off_H1 = share_H[:, None].double() + weight_n.amax() / (2 * ranked.total_H1)
         low_H1, _, _ = ranked.around(level_H1 - off_H1)
         _, high_H1, _ = ranked.around(level_H1 + off_H1)
-        found[name] = (high_H1 - low_H1)[:, 0] / 2
+        found[name] = (high_H1 - low_H1)[:, 0] / 2 + _KNOWN
     return found
+
+
+def _unseen(theta_HBn: Tensor, weight_n: Tensor) -> Tensor:
+    """Return half of the interval that rows not seen at all would leave of a mean."""
+    weight_N = weight_n.repeat(theta_HBn.shape[1])
+    mean_H = weighted_mean(theta_HBn.flatten(1), weight_N)
+    total_H = (~theta_HBn.isnan()).to(weight_N.dtype).flatten(1) @ weight_N
+    spread = (weight_n * (weight_n - 1)).amax().sqrt()
+    return _WIDTH * _UNSEEN * spread * torch.maximum(mean_H, 1 - mean_H) / total_H
 
 
 def _error(y_HBn: Tensor, weight_n: Tensor) -> Tensor:
