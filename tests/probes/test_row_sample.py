@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import equipoise
 from equipoise.anatomy.call_stack import Caller
-from equipoise.anatomy.calls import AttentionCall, Where
+from equipoise.anatomy.calls import PIECE_ELEMENTS, AttentionCall, Where
 from equipoise.anatomy.fused_kernels import kernel_call
 from equipoise.errors import InputError
 from equipoise.numerics.token_statistics import nan_quantiles
@@ -201,6 +204,60 @@ def test_a_sample_forms_only_its_own_scores(
     emitted(call, 40)
     B, H, _, K = call.shape
     assert sum(formed) <= B * H * 40 * K
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, and the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = {_storage(x) for x in tree_leaves((args, kwargs))}
+        out = function(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            key = _storage(x)
+            if key is not None and key not in given | self.known:
+                self._take(key, x.untyped_storage())
+        return out
+
+    def _take(self, key: int, storage: torch.UntypedStorage) -> None:
+        def gone(size: int) -> None:
+            self.now -= size
+            self.known.discard(key)
+
+        self.known.add(key)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        finalize(storage, gone, storage.nbytes())
+
+
+def _storage(x: object) -> int | None:
+    return x.untyped_storage()._cdata if isinstance(x, Tensor) else None
+
+
+def room(length: int) -> int:
+    """The most bytes that reading a call of 8 heads allocates at once."""
+    qkv = drawn(1, length, 3, 8, 64)
+    q, k, _ = (x.transpose(1, 2) for x in qkv.unbind(2))
+    call = AttentionCall(module=None, kind="sdpa", q_BHQD=q, k_BGKD=k, causal=True)
+    with Allocated() as counted:
+        emitted(call, 128)
+    return counted.most
+
+
+def test_a_sample_needs_room_for_tiles_and_not_for_scores() -> None:
+    """Buffers of a piece before and now, what masks it, and one head's keys in order.
+
+    All scores of one head of 8,192 tokens are 256 MiB.
+    """
+    tile = 4 * PIECE_ELEMENTS
+    short, long = room(2048), room(8192)
+    assert long <= 3 * tile
+    one_heads_keys = 4 * 64 * (8192 - 2048)
+    assert long - short <= one_heads_keys + tile / 4
 
 
 def test_short_calls_are_read_whole() -> None:
