@@ -59,7 +59,8 @@ def _refuse_unaligned(given: Given) -> None:
 
 def _xformers(caller: Caller, given: Given) -> AttentionCall:
     """xFormers: (B, S, H, D), or (B, S, G, H, D); its other biases are written out."""
-    flat = (x[:, :, None] if x.ndim == 3 else x for x in map(given.get, "qkv"))
+    given_qkv = (given[name] for name in "qkv")
+    flat = (x[:, :, None] if x.ndim == 3 else x for x in given_qkv)
     q, k, v = (x.flatten(2, -2) for x in flat)
     scale, bias = given.get("scale"), given.get("attn_bias")
     places = _places(bias, square=q.shape[1] == k.shape[1])
@@ -74,7 +75,8 @@ def _xformers(caller: Caller, given: Given) -> AttentionCall:
 
 def _places(bias: Any, *, square: bool) -> Given | None:
     """Return a flash kernel's arguments for a bias that hides keys by place alone."""
-    kind, infos = type(bias).__name__, [getattr(bias, f"{x}_seqinfo", 0) for x in "qk"]
+    kind = type(bias).__name__
+    infos: list[Any] = [getattr(bias, f"{x}_seqinfo", None) for x in "qk"]
     if kind == "LocalAttentionFromBottomRightMask":
         return {"left": bias.window_left, "right": bias.window_right}
     square = infos[0] is infos[1] and (bool(infos[0]) or square)
