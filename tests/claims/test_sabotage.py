@@ -17,10 +17,14 @@ from equipoise.claims import catalogue, published_results
 from equipoise.claims.result import Claim
 from equipoise.cli import claims as command
 from equipoise.cli import lab_actions
+from equipoise.lab.results import publishing
+from equipoise.lab.studies.catalogue import recipe
 
 RESULTS = json.loads(
     (Path(__file__).parents[2] / "benchmarks/results/claims_sabotage.json").read_text()
 )
+PAIRED_SEEDS = 10
+"""Of the policies in the third part of ``fragility``; its other parts have three."""
 SECONDS = 0.3
 """CPU seconds that sabotaging a claim took: the dearer ones are in the benchmark."""
 CHEAP = {
@@ -60,6 +64,21 @@ def test_an_experiment_with_spoiled_results_is_judged_anew(
 ) -> None:
     what, _ = experiment_kills(claim, spoiled)
     assert what, f"no spoiled result changes the verdict on {claim.id}"
+
+
+@pytest.mark.parametrize("name", sorted({*published_results.EXPERIMENTS.values()}))
+def test_full_can_run_what_claims_are_judged_by(name: str) -> None:
+    """A page that no command makes stopped ``--full`` half way."""
+    assert all(recipe(one).tasks for one in lab_actions._named(name))
+
+
+@pytest.mark.parametrize("claim", EXPERIMENTS, ids=lambda claim: claim.id)
+def test_an_interval_counts_seeds_not_arms(claim: Claim) -> None:
+    """Arms of one seed share its data: counted one by one, intervals are too narrow."""
+    page = published_results.EXPERIMENTS[claim.id]
+    seeds = len(publishing.published(published_results.BUILT)[page].seeds)
+    most = PAIRED_SEEDS if page == "fragility" else seeds
+    assert claim.run().evidence.get("seeds", 0) <= most
 
 
 def test_nothing_at_all_supports_no_pattern(tmp_path: Path) -> None:

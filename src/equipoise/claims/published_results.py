@@ -192,7 +192,8 @@ def projection_gain_grows(evidence: Evidence) -> Found:
     Claim: G = ‖W_O‖‖W_Q‖‖W_K‖‖W_V‖ grows in training, steepest after warm-up.
 
     Instead: Refuted by an interval of either model that reaches 0. G of the rescaled
-    initialisation starts near its final size at this scale.
+    initialisation starts near its final size at width 64; its growth rises with width
+    and is above 0 at 128 in pre-LN, so that size may be the reason.
     """
     pre, post = (over_zero(evidence, arm, "growth_G") for arm in PRE_POST)
     return pattern(min(pre.low, post.low) > 0, pre=pre, post=post)

@@ -26,7 +26,7 @@ from equipoise.lab.results.statistics import (
     per_doubling,
     to_decide,
 )
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.studies import exponents, prepost
 from equipoise.lab.training.options import TrainOptions
 
@@ -60,6 +60,7 @@ def prepost_recipe(quick: bool) -> Experiment:
         name="prepost-sizes",
         question="Do the pre-LN and post-LN patterns depend on width?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         baselines={a.name: a.name.replace("post", "pre") for a in arms},
         measures=tuple(dict.fromkeys(p.measure for p in prepost.EMADI)),
     )
@@ -168,7 +169,7 @@ def finding(evidence: Evidence) -> Finding:
     widths = list(needs[0].by_width)
     return Finding(
         verdict=f"Of {len(needs)} needs over widths {', '.join(map(str, widths))}: "
-        + "; ".join(f"{count} {one}" for one, count in counted.items())
+        + "; ".join(f"{one} ({count})" for one, count in counted.items())
         + ".",
         grids=[
             Grid(
