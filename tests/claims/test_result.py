@@ -10,7 +10,8 @@ import torch
 
 from equipoise import claims
 from equipoise.claims import catalogue
-from equipoise.claims.exact import COUNTEREXAMPLES
+from equipoise.claims.exact import BY_HAND, COUNTEREXAMPLES
+from equipoise.claims.page import markdown, write_claims
 from equipoise.claims.result import (
     CLAIMS,
     EMADI,
@@ -171,3 +172,21 @@ def test_a_violation_found_by_the_search_refutes(
     wrong = Inequality(lambda x: 1 + x.square().sum(), 3)
     monkeypatch.setitem(INEQUALITIES, name, wrong)
     assert CLAIMS[name].run().verdict == "refuted"
+
+
+def test_the_page_groups_advice_and_can_be_filtered(tmp_path: Path) -> None:
+    names = ("peaked_bound", "greedy_prefix", "balanced_mass")
+    results = [CLAIMS[f"emadi2026.{name}"].run() for name in names]
+    text = write_claims(results, tmp_path / "claims.html").read_text()
+    assert "<h3>It holds</h3>" in text and "do this instead</h3>" in text
+    assert "Not decided" not in text
+    for one in results:
+        assert f'id="{one.id}" data-paper="emadi2026" data-verdict="{one.verdict}"' in (
+            text
+        )
+    assert text.count("<option>") == 1 + 2 and text.count(BY_HAND) == 2
+    page = markdown(results)
+    assert (
+        f"2 of 2 counterexamples are {BY_HAND}.\n" in page
+        and "### Use it as corrected" not in page
+    )

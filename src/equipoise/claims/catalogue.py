@@ -44,7 +44,7 @@ COUNTED: dict[ClaimVerdict, str] = {
     "pattern not reproduced": "patterns not reproduced",
     "not checkable here": "not checkable here",
 }
-"""Verdict → what so many claims do."""
+"""Verdict → what several claims do."""
 
 
 def select(*, paper: str | None = None, claim: str | None = None) -> list[Claim]:
@@ -98,7 +98,8 @@ def summary(results: Sequence[ClaimResult]) -> str:
     if not results:
         return "no claim was checked"
     firm = sum(result.verdict in RELIABLE for result in results)
-    parts = ", ".join(f"{n} {COUNTED[kind]}" for kind, n in counts(results).items())
+    tally = counts(results).items()
+    parts = ", ".join(f"{n} {kind if n == 1 else COUNTED[kind]}" for kind, n in tally)
     return f"{firm} of {len(results)} claims can be relied on as printed: {parts}"
 
 

@@ -55,9 +55,9 @@ INCOMPLETE = (
     "were wrong."
 )
 ADVICE: dict[str, tuple[ClaimVerdict, ...]] = {
-    "Rely on it": RELIABLE,
+    "It holds": RELIABLE,
     "Use it as corrected": ("corrected",),
-    "Do not rely on it": ("refuted", "pattern not reproduced"),
+    "It does not hold: do this instead": ("refuted", "pattern not reproduced"),
     "Not decided": ("not checkable here",),
 }
 PAGE = StudyPage(
@@ -122,10 +122,8 @@ def _confirmed(results: Sequence[ClaimResult]) -> str:
     wrong = [one for one in results if one.exact]
     left = [one for one in wrong if one.exact != BY_HAND]
     reasons = "; ".join(f"{one.id.split('.')[1]}: {one.exact}" for one in left)
-    return (
-        f"{len(wrong) - len(left)} of {len(wrong)} counterexamples are {BY_HAND}. The "
-        f"others are not algebraic: {reasons}."
-    )
+    found = f"{len(wrong) - len(left)} of {len(wrong)} counterexamples are {BY_HAND}."
+    return f"{found} The others are not algebraic: {reasons}." if left else found
 
 
 def _rows(results: Sequence[ClaimResult]) -> list[str]:
