@@ -150,7 +150,7 @@ def test_the_trend_with_width_is_judged(slope: float, start: float, says: str) -
 
     found = finding(evidence(experiment, run))
     assert {cells[-1] for cells in found.grids[0].cells} == {says}
-    assert f"4 {says}" in found.verdict
+    assert f"{says} (4)" in found.verdict
 
 
 def test_needs_of_every_page_of_sizes() -> None:

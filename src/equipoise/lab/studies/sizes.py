@@ -84,6 +84,7 @@ def sharpening_recipe(quick: bool) -> Experiment:
         name="sharpening-sizes",
         question="Does θ leave 1 earlier in a wider model?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         measures=("theta_p5", "theta_p5_start", "sharp_rows", "entropy", "validation"),
     )
 
@@ -112,6 +113,7 @@ def exponents_recipe(quick: bool) -> Experiment:
         name="exponents-sizes",
         question="Does the exponent of the largest gain depend on width?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         measures=("validation", "first_gradient"),
     )
 
