@@ -1,12 +1,12 @@
 """How many modules prediction keeps wide, and what keeping them natively comes to.
 
 ``python -m benchmarks.fragility_keep`` counts modules, by prediction and by greedy
-re-measurement. ``python -m benchmarks.fragility_keep applied [MODEL …]`` applies the
-advice with the remedy ``keep_fp32`` and runs the model in the narrow dtype: the error
-beside the promised one, autocast's, and those of random sets of the same size. *fp32
-products*: multiplications of matrix products that read a number which the narrow dtype
-cannot hold, as a share of all; *fp32 numbers*: results that are float32. *Equal work*:
-a set with narrow products and no more fp32 numbers than autocast makes.
+re-measurement. ``python -m benchmarks.fragility_keep applied [MODEL FORMAT …]`` applies
+the advice with the remedy ``keep_fp32`` and runs the model in the narrow dtype: the
+error beside the promised one, autocast's, and those of random sets of the same size.
+*fp32 products*: multiplications of matrix products that read a number which the narrow
+dtype cannot hold, as a share of all; *fp32 numbers*: results that are float32. *Equal
+work*: a set with narrow products and no more fp32 numbers than autocast makes.
 """
 
 import copy
@@ -181,7 +181,8 @@ def row(name: str, subject: tuple[nn.Module, Batch], format: str) -> dict[str, A
     }
 
 
-def natively(names: Sequence[str] = ()) -> None:
+def natively(words: Sequence[str] = ()) -> None:
+    """Run all models and formats, or those named; the other rows stay."""
     batch = text_batch()
     subjects = {
         "MiniLM": lambda: minilm(long=True),
@@ -189,10 +190,15 @@ def natively(names: Sequence[str] = ()) -> None:
         "lab GPT": lambda: (trained_gpt()[0], batch),
         "HF GPT-2": lambda: (trained_gpt2()[0], batch),
     }
-    made = [row(n, subjects[n](), f) for n in names or subjects for f in NARROW]
-    others = [r for r in _known() if r["model"] not in {m["model"] for m in made}]
-    order = list(subjects)
-    rows = sorted([*others, *made], key=lambda r: order.index(r["model"]))
+    names = [word for word in words if word in subjects] or list(subjects)
+    formats = [word for word in words if word in NARROW] or list(NARROW)
+    pairs = [(n, f) for n in names for f in formats]
+    made = [row(n, subjects[n](), f) for n, f in pairs]
+    others = [r for r in _known() if (r["model"], r["format"]) not in pairs]
+    order = [(n, f) for n in subjects for f in NARROW]
+    rows = sorted(
+        [*others, *made], key=lambda r: order.index((r["model"], r["format"]))
+    )
     publish("fragility_applied", rows)
 
 
