@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import equipoise
+from equipoise.anatomy import calls
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import PIECE_ELEMENTS, AttentionCall, Where
 from equipoise.anatomy.fused_kernels import kernel_call
@@ -185,6 +186,21 @@ def test_places_tell_what_the_scores_would(kind: str) -> None:
     placed, seen = call.first_key_BQ(), looked.first_key_BQ()
     assert placed is not None and seen is not None
     assert torch.equal(placed[real_BQ], seen[real_BQ])
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_pieces_of_a_kernels_call_are_its_scores(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads and sequences one by one: slopes, sinks and offsets are those of each."""
+    monkeypatch.setattr(calls, "PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(calls, "PIECE_QUERIES", 50)
+    call = KERNELS[kind]()
+    whole = call.scores(slice(0, call.shape[2]))
+    read = torch.full_like(whole, torch.nan)
+    for where, piece in call.pieces():
+        read[where] = piece
+    torch.testing.assert_close(read, whole)
 
 
 @pytest.mark.parametrize("kind", ["causal", *KERNELS])

@@ -41,7 +41,7 @@ def drawn(family: str, rows: int, K: int) -> Tensor:
     return torch.from_numpy(np.log(np.maximum(p, 1e-300))).float()
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 9, 10, 11, 40, 300, 600])
+@pytest.mark.parametrize("K", [1, 2, 3, 9, 10, 11, 15, 40, 300, 600])
 def test_intervals_hold_the_truth(K: int, device: torch.device) -> None:
     """The truth is that of the same float32 scores, from float64 exponentials.
 
@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth(K: int, device: torch.device) -> None:
     assert (read[0] <= truth.upper + 1e-14).all()
     assert (read[1] >= truth.lower - 1e-14).all()
     assert (read[0] <= read[1]).all()
-    if K <= 10:
+    if K <= 15:  # every subset is tried
         assert (read[1] - read[0] <= 2e-6).all()
         assert (read[1] - truth.upper).abs().max() <= 2e-6
 
