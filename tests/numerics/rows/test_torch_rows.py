@@ -114,3 +114,13 @@ def test_the_subset_is_the_one_that_was_summed(K: int) -> None:
         close = {"rtol": K * 2.0**-50, "atol": K * 2.0**-50}
         torch.testing.assert_close((p * side).sum(-1), found.inside_N, **close)
         torch.testing.assert_close((p * ~side).sum(-1), found.outside_N, **close)
+
+
+@pytest.mark.parametrize("K", [11, 15, 40, 300])
+def test_lower_is_attained_by_the_subset(K: int) -> None:
+    """Also where the next keys complete a deal: bits name the keys that are summed."""
+    p = drawn("scores × 0.5", 64, K).double().softmax(-1)
+    lower, _, side = torch_rows.vectorised(p)
+    inside = (p * side).sum(-1)
+    # Sums of up to 300 float64 numbers in another order.
+    torch.testing.assert_close(4 * inside * (1 - inside), lower, rtol=0, atol=1e-12)
