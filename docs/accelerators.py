@@ -159,10 +159,10 @@ sequences above 512.
 
 **No accelerator was at hand.** What is proven on a CPU: the kernel in triton's
 interpreter and the torch path against the CPU kernel (`tests/numerics/rows`; over
-{agreed:,} rows of every kind of call, `./dev bench kernel_agreement`, {missed} intervals
-of θ missed the truth), that it compiles for an A100 (`./dev bench kernel_compiled`),
-and that a step which is not sampled reads no data of the device, a sampled one in a
-single transfer (`tests/watching/test_no_wait.py`).
+{agreed:,} rows of every kind of call, `./dev bench kernel_agreement`, {missed}
+intervals of θ missed the truth), that it compiles for an A100
+(`./dev bench kernel_compiled`), and that a step which is not sampled reads no data of
+the device, a sampled one in a single transfer (`tests/watching/test_no_wait.py`).
 
 That transfer goes to pinned memory behind an event, and the training does not wait for
 it: the step is written when it has arrived, at the latest at the next sample, and
