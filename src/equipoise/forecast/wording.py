@@ -136,7 +136,7 @@ def with_rate(advice: str, curve: Curve) -> str:
     >>> with_rate("halve the learning rate", Curve())
     'halve the learning rate'
     """
-    if "learning rate" not in advice or not curve.count:
+    if "learning rate" not in advice.replace("_", " ") or not curve.count:
         return advice
     peak = f"peak {curve.largest:.3g}, reached at step {curve.largest_step}"
     return f"{advice} (learning rate: {peak})"
