@@ -173,6 +173,8 @@ def test_needs_of_every_page_of_sizes() -> None:
 
     lines = finding(evidence(recipe("prepost-sizes"), one)).grids[0].cells
     assert len(lines) == sum(len(parts(pattern)) for pattern in EMADI)
+    # Claims find a need by its name: two of one name gave one the other's trend.
+    assert len({tuple(cells[:2]) for cells in lines}) == len(lines)
 
 
 def rate_run(early: Callable[[float], float]) -> Run:

@@ -22,7 +22,7 @@ from equipoise.lab.results.finding import (
     rows,
 )
 from equipoise.lab.results.statistics import paired, seeds_to_decide
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 
@@ -41,6 +41,7 @@ def recipe(quick: bool) -> Experiment:
         name="prepost",
         question="Does the place of the norm decide whether a deep model trains?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         curves=(
             "loss",
             "gradient.norm",
@@ -88,6 +89,7 @@ def _ln(value: float) -> float:
 
 NEEDS: dict[str, Gaps] = {
     "post − pre": lambda pre, post: (post - pre,),
+    "post − pre, in spikes": lambda pre, post: (post - pre,),
     "ln(pre ÷ post) − ln 100, and ln(10·pre)": lambda pre, post: (
         _ln(pre) - _ln(post) - _ln(100),
         _ln(10 * pre),
@@ -240,7 +242,7 @@ def _carried(pre: Row) -> str:
     spread = _mean(pre, "gradient_spread")
     if spread is None:
         return ""
-    return f"pre-LN's layers 2…N stay within a factor of {spread:.2g}."
+    return f"pre-LN's layers 2…N differ by a factor of {spread:.2g}."
 
 
 def _apart(pre: Row, post: Row) -> str:
