@@ -35,7 +35,7 @@ CASES = [
         replace(PLAIN, since={"gradient.spike": 99, "update.too_large": 90}),
         "a tenth of the rate",
     ),
-    (replace(FORECAST, cause="corrupted data"), "leave out bad batches"),
+    (replace(FORECAST, cause="corrupted data"), "a tenth of the rate"),
     (replace(PLAIN, since={"update.lost": 50}), "exact weights"),
     (replace(FORECAST, cause="precision"), "exact weights"),
     (replace(PLAIN, since={"residual.embedding_large": 0}), "smaller weights"),
