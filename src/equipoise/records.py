@@ -111,6 +111,12 @@ class Finding(Record):
     """The next thing to try."""
     evidence: dict[str, Scalar] = field(default_factory=dict)
 
+    @property
+    def since(self) -> int:
+        """The step from which it is true: not always the one at which it fired."""
+        since = self.evidence.get("since")
+        return int(since) if isinstance(since, int | float) else self.step
+
     @classmethod
     def warn(
         cls,

@@ -9,9 +9,12 @@ import pytest
 from equipoise.forecast.causes import in_words
 from equipoise.forecast.features import Sample
 from equipoise.forecast.history import History
+from equipoise.forecast.rules import RULES
+from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import forecast_of
 from equipoise.forecast.score import Forecast, Forecaster
 from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.forecast.wording import cause_of, explained
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
 from tests.forecast.histories import (
@@ -68,6 +71,37 @@ def test_what_the_first_samples_show_is_reported_once_there_are_ten() -> None:
     assert not found and judge.verdict.state == "not judged"
     found = judged(healthy(100, **course))[1]
     assert [(f.rule, f.step) for f in found] == [("gradient.vanished", 20)]
+
+
+def test_what_was_over_while_it_was_early_is_not_told() -> None:
+    """The first updates of a healthy run are large: no trouble that is over."""
+    readings: list[Reading] = []
+    for reading in healthy():
+        readings.append(reading)
+        if reading.quantity == "gradient.norm":
+            rows = [[0.05 if reading.step < 40 else 0.001]] * 4
+            readings.append(per_site(reading.step, "update.ratio", rows, BLOCKS))
+    judge, found = judged(readings)
+    assert "update.too_large" not in {f.rule for f in found}
+    assert judge.verdict.state == "healthy" and "earlier" not in judge.verdict.sentence
+
+
+def warned(last: int, *, since: int, horizon: int = 200) -> tuple[Condition, Condition]:
+    """Return a forecast that is over and a rule that fires from ``since`` on."""
+    rules = RULES["forecast.failure"], RULES["residual.growing"]
+    forecast, lead = (Condition(rule) for rule in rules)
+    evidence = {"horizon": horizon, "cause": "adam", "words": "Adam's settings"}
+    forecast.reported = Finding.warn(last, "forecast.failure", "m", **evidence)
+    lead.since = since
+    return forecast, lead
+
+
+def test_a_warning_that_is_over_explains_only_what_came_in_its_time() -> None:
+    forecast, lead = warned(30, since=50)
+    assert cause_of(forecast, lead) == "adam"
+    assert explained(lead, forecast).startswith("Adam's settings: ")
+    forecast, lead = warned(30, since=9000)
+    assert cause_of(forecast, lead) == "" and explained(lead, forecast) == ""
 
 
 def test_a_rule_about_the_loss_makes_it_failing() -> None:

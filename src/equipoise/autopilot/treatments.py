@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from equipoise.forecast.history import Curve
 from equipoise.forecast.rules.failure import FORECAST, forecast_of
 from equipoise.forecast.verdict import Judge
-from equipoise.records import Finding, Scalar
+from equipoise.records import Scalar
 
 GROWN = 1.2
 """A learning rate that is so much higher than forty steps ago is growing."""
@@ -80,7 +80,7 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     foreseen = any(f.rule == FORECAST for f in model) and forecast is not None
     return Evidence(
         step=judge.history.step,
-        since={f.rule: _since(f) for f in [*model, *nonfinite]},
+        since={f.rule: f.since for f in [*model, *nonfinite]},
         start=losses[0].step if losses else 0,
         cause=forecast.cause if foreseen and forecast is not None else "",
         rate_grew=_rate_grew(judge.history.curve("learning_rate")),
@@ -88,11 +88,6 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
         nonfinite=bool(nonfinite),
         **_settings(optimizer),
     )
-
-
-def _since(finding: Finding) -> int:
-    since = finding.evidence.get("since")
-    return int(since) if isinstance(since, int | float) else finding.step
 
 
 def _rate_grew(curve: Curve) -> bool:

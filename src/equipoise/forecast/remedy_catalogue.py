@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+GO_BACK = "go back to a checkpoint from before the trouble, then"
 HALVED = "half the rate at the start"
 BACK = "roll_back + "
 """Before a remedy that is applied to weights from before the trouble."""
@@ -77,7 +78,7 @@ class RemedyEntry:
             return self
         back = 'remedy("roll_back", checkpoint="last.pt").apply(model, optimizer)'
         then = f"  # {self.then}" if self.then else ""
-        does = f"go back to a checkpoint from before the trouble, then {self.name}"
+        does = f"{GO_BACK} {self.name}"
         does += f"({options})" if options else ""
         return replace(self, does=does, code="\n".join((IMPORT, back, apply + then)))
 

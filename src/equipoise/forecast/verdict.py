@@ -63,8 +63,7 @@ class Verdict(Record):
     cause: str = ""
     """The family of trouble that the forecast named, if it has warned."""
     where: str | None = None
-    """The site at fault as things stand now; nothing where it is the whole model, None
-    where no rule about the model fires."""
+    """The site at fault now; nothing for the whole model, None where no rule fires."""
     seen: str = ""
     """The site in which one sees it most, as things stand now."""
     recovered: bool = False
@@ -174,8 +173,10 @@ class Judge:
         """Return what was held back while it was early, where it still holds."""
         if self.is_early:
             return []
-        held, self._held = self._held, []
-        return [c.finding for c in dict.fromkeys(held) if c.finding is not None]
+        held, self._held = dict.fromkeys(self._held), []
+        for condition in held:
+            condition.forget_unless_firing()
+        return [c.finding for c in held if c.finding]
 
     def _update(self, condition: Condition) -> list[Finding]:
         if condition.phase == "broken":
@@ -331,15 +332,14 @@ def _judged(judge: Judge) -> Verdict | None:
     causes = [f for f in firing if about[f.rule] != "loss"]
     lead = now[(began_first(causes) if causes else loss[0]).rule]
     forecast = now.get(FORECAST)
-    cause, place = cause_of(forecast), places(lead)
+    cause, place = cause_of(forecast, lead), places(lead)
     rate = judge.history.curve("learning_rate")
-    state: State = "failing" if loss else "at risk"
-    state = "dead" if _is_stuck(judge, loss) else state
+    failing: State = "dead" if _is_stuck(judge, loss) else "failing"
     effect = [now[loss[0].rule].sentence] if loss and causes else []
     advice = advice_for(lead, forecast) or (loss[0].advice if loss else "")
     since = onset(firing, cause, rate)
     return Verdict(
-        state=state,
+        state=failing if loss else "at risk",
         sentence="; ".join([*effect, explained(lead, forecast)]),
         since=since,
         findings=tuple(judge.firing),

@@ -10,6 +10,7 @@ from statistics import median
 
 from equipoise.forecast.causes import OF_THE_RATE, growth
 from equipoise.forecast.history import Curve, History
+from equipoise.forecast.remedy_catalogue import GO_BACK
 from equipoise.forecast.rules.conditions import Condition
 from equipoise.forecast.rules.failure import FORECAST
 from equipoise.forecast.rules.run import SPIKES, Spikes
@@ -34,9 +35,7 @@ def began_first(causes: Sequence[Finding]) -> Finding:
 
 
 def _onset(finding: Finding) -> tuple[int, bool]:
-    since = finding.evidence.get("since")
-    began = int(since) if isinstance(since, int | float) else finding.step
-    return began, finding.rule not in STARTS
+    return finding.since, finding.rule not in STARTS
 
 
 def plainest(finding: Finding) -> int:
@@ -47,7 +46,7 @@ def plainest(finding: Finding) -> int:
 
 def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
     """Return the step from which it is true; of a rate that grows, since it grows."""
-    first = min(_onset(finding)[0] for finding in firing)
+    first = min(finding.since for finding in firing)
     grown = growth(rate) if cause in OF_THE_RATE else None
     return first if grown is None else min(first, grown[0])
 
@@ -58,7 +57,7 @@ def explained(lead: Condition, forecast: Condition | None) -> str:
     A forecast that is over has named the cause all the same. How the model was made is
     a cause by itself.
     """
-    seen = _seen_by(forecast)
+    seen = _seen_by(forecast, lead)
     if not seen or lead is forecast:
         return lead.sentence
     parts = [lead.sentence]
@@ -75,25 +74,31 @@ def _is_open(forecast: Condition, seen: Mapping[str, Scalar]) -> bool:
     return forecast.latest[0] - forecast.since <= float(seen["horizon"] or 0)
 
 
-def _seen_by(forecast: Condition | None) -> Mapping[str, Scalar]:
-    """Return the evidence of the forecast's latest warning; empty if it never did."""
+def _seen_by(forecast: Condition | None, lead: Condition) -> Mapping[str, Scalar]:
+    """Return the evidence of the forecast's latest warning of this trouble, or nothing.
+
+    A warning that is over explains what came within the time it was about, no more.
+    """
     if forecast is None or forecast.reported is None:
         return {}
-    firing = forecast.finding is not None and forecast.latest is not None
-    latest = forecast.latest[1].evidence if forecast.latest else {}
-    return latest if firing else forecast.reported.evidence
+    if forecast.finding is not None and forecast.latest is not None:
+        return forecast.latest[1].evidence
+    seen = forecast.reported.evidence
+    came_in_time = lead.since <= forecast.reported.step + float(seen["horizon"] or 0)
+    return seen if came_in_time else {}
 
 
-def cause_of(forecast: Condition | None) -> str:
+def cause_of(forecast: Condition | None, lead: Condition) -> str:
     """Return the family of trouble that the forecast has named."""
-    return str(_seen_by(forecast).get("cause", ""))
+    return str(_seen_by(forecast, lead).get("cause", ""))
 
 
 def advice_for(lead: Condition, forecast: Condition | None) -> str:
     """Return what to do: against the cause where one was named."""
-    if forecast is None or forecast.reported is None:
+    if forecast is None or not _seen_by(forecast, lead):
         return lead.advice
-    return forecast.advice or forecast.reported.advice or lead.advice
+    told = forecast.reported.advice if forecast.reported else ""
+    return forecast.advice or told or lead.advice
 
 
 def places(lead: Condition) -> tuple[str, str]:
@@ -114,7 +119,6 @@ def is_episode(condition: Condition) -> bool:
     return over and condition.rule.name in ("loss.above_chance", "loss.risen")
 
 
-GO_BACK = "go back to a checkpoint from before the trouble, then"
 EARLY = 20
 """Steps before which there is no checkpoint to go back to."""
 

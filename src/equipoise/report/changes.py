@@ -82,12 +82,6 @@ def changes(
     return list(first.values())[:MOST_CHANGES]
 
 
-def since_of(finding: Finding) -> int:
-    """Return the step from which a finding is true: not the one at which it fired."""
-    since = finding.evidence.get("since")
-    return int(since) if isinstance(since, int | float) else finding.step
-
-
 def seen_at(finding: Finding) -> str:
     """Return the site in which one sees a finding: a cause may sit in front of it."""
     most = finding.evidence.get("most_in")
@@ -108,7 +102,7 @@ def _standing(grids: Sequence[Grid], firing: Sequence[Finding]) -> list[Change]:
 
 def _since(grid: Grid, finding: Finding) -> Change:
     """Return a quantity at the first sample and at the end, where it fires."""
-    since, site = since_of(finding), seen_at(finding)
+    since, site = finding.since, seen_at(finding)
     n = int(np.searchsorted(grid.last, since).clip(0, len(grid.last) - 1))
     s = grid.sites.index(site) if site in grid.sites else _worst(grid, n)
     level = grid.high if grid.quantity in MOST else grid.mean

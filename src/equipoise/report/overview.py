@@ -17,7 +17,7 @@ from equipoise.forecast.score import LOCAL
 from equipoise.forecast.verdict import Verdict
 from equipoise.forecast.wording import began_first
 from equipoise.records import Finding
-from equipoise.report.changes import Change, seen_at, since_of
+from equipoise.report.changes import Change, seen_at
 from equipoise.report.grids import blocks_of, layer_of
 from equipoise.report.quantities import MOST, quantity_of, shown
 from equipoise.store import Run
@@ -129,7 +129,7 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
     seen, blocks = verdict.seen or seen_at(cause), blocks_of(run)
     at_fault = verdict.where if verdict.where is not None else cause.site
     site = at_fault or seen
-    return _chart(quantity, site, since_of(cause), view) | {
+    return _chart(quantity, site, cause.since, view) | {
         "layer": layer_of(site, blocks) if site else None,
         "seen": seen,
         "seen_layer": layer_of(seen, blocks) if seen else None,

@@ -115,6 +115,11 @@ class Condition:
         self.reported = self.finding
         return self.finding
 
+    def forget_unless_firing(self) -> None:
+        """Forget what was over before it was reported: the start, no trouble."""
+        if self.finding is None:
+            self.reported, self.fired = None, 0
+
     def _severity(self, found: Measured) -> Severity:
         severe = self.rule.severe
         worse = severe is not None and self.rule.is_beyond(found.value, severe)
