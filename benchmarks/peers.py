@@ -8,6 +8,7 @@ only those are run, so that the table can be made in parts.
 
 import subprocess
 import sys
+from pathlib import Path
 
 from docs import figures, peers
 
@@ -27,9 +28,16 @@ def chosen(*given: str) -> list[tuple[str, ...]]:
 
     >>> chosen("lipschitz")
     [('lipschitz',)]
+    >>> chosen("lipshitz")
+    Traceback (most recent call last):
+    SystemExit: lipshitz is neither a folder of storms nor one of balance_speed, ...
     """
     known = {run[0]: run for run in RUNS}
     storms = [one for one in given if one not in known]
+    for one in storms:
+        if not Path(one).is_dir():
+            names = ", ".join(known)
+            raise SystemExit(f"{one} is neither a folder of storms nor one of {names}")
     runs = [known[one] for one in given if one in known] or list(RUNS)
     return [*runs, *(("forecast", folder) for folder in storms)]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.claims import emadi
+from equipoise.claims import emadi, published_results
 from equipoise.claims.emadi import (
     LENGTHS,
     TEMPERATURES,
@@ -81,3 +81,11 @@ def test_a_query_bias_escapes_the_input_magnitude() -> None:
     assert result.verdict == "corrected"
     assert result.evidence["bound with B of the input"] < 1.001
     assert result.evidence["local constant"] > 1.19
+
+
+def test_what_is_advised_about_norms_is_what_was_measured() -> None:
+    """The sentences say that post-LN ends highest and DeepNorm lowest."""
+    result = published_results.pre_norm_ends_lower()
+    assert "DeepNorm below pre-LN" in result.practice
+    assert result.evidence["pre minus post, to"] < 0
+    assert result.evidence["deepnorm minus pre, to"] < 0

@@ -62,6 +62,22 @@ def test_the_prepost_sentence() -> None:
     assert "Of 1 published patterns 1 hold" in said
 
 
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (2.4, "gradient, and it ends 0.10 nats below pre-LN."),
+        (2.6, "gradient, and it ends 0.10 nats above pre-LN."),
+        (2.5, "gradient; its loss cannot be told from pre-LN's"),
+    ],
+)
+def test_deepnorm_is_compared_with_pre_norm(loss: float, says: str) -> None:
+    deep = {"validation": loss, "gradient_least_to_last": 0.54}
+    found = prepost(pre={"validation": 2.5}, post={"validation": 3.0}, deepnorm=deep)
+    assert f"DeepNorm's weakest layer gets 0.54 of the last layer's {says}" in (
+        finding(found).verdict
+    )
+
+
 def test_a_pattern_that_does_not_appear_is_not_claimed() -> None:
     pre = {"validation": 2.5}
     healthy = {"validation": 2.0, "gradient_least_to_last": 0.5}

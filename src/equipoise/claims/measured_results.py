@@ -129,30 +129,31 @@ def feedforward_curvature_is_small(evidence: Evidence) -> Found:
     GPT three seeds do not decide. What the paper draws as feed-forward are weights of
     the second norm, by its notebook.
     """
-    return _small(evidence, "hessian_FF")
+    return _small(evidence, "FF")
 
 
 @judged_by("curvature", PETROV, "Figs 3–5, on trained models")
 def values_dominate_queries(evidence: Evidence) -> Found:
-    """ln of ‖H‖ of the queries' weights over that of the values, at the end.
+    """ln of ‖H‖ of the queries' and keys' weights over that of the values, at the end.
 
     Claim: The Value–Value block is the largest of attention after training.
 
-    Instead: Refuted by an interval of either model that reaches 0. At this input scale
-    it is so; ``which_block_is_largest_depends_on_the_input`` shows where it is not.
+    Instead: Refuted by an interval that reaches 0, of queries or keys in either model.
+    At this input scale it is so; ``which_block_is_largest_depends_on_the_input`` shows
+    where it is not.
     """
-    return _small(evidence, "hessian_Q")
+    return _small(evidence, "Q", "K")
 
 
-def _small(evidence: Evidence, measure: str) -> Found:
-    """Judge ‖H‖ of a group under ‖H‖ of the values, each model by itself."""
+def _small(evidence: Evidence, *groups: str) -> Found:
+    """Judge ‖H‖ of groups under ‖H‖ of the values, each model by itself."""
     found = {}
-    for kind in ("vit", "gpt"):
+    for kind, group in itertools.product(("vit", "gpt"), groups):
         ours, top = (
-            [logarithm(v) for v in values(evidence, f"{kind}-1000", name)]
-            for name in (measure, "hessian_V")
+            [logarithm(v) for v in values(evidence, f"{kind}-1000", f"hessian_{name}")]
+            for name in (group, "V")
         )
-        found[f"{kind}_ln_over_values"] = paired(ours, top)
+        found[f"{kind}_ln_{group}_over_values"] = paired(ours, top)
     return pattern(all(one.high < 0 for one in found.values()), **found)
 
 
@@ -180,11 +181,12 @@ def slope_tells_curvature(evidence: Evidence) -> Found:
 
     Claim: The slope −1 comes from curvature.
 
-    Instead: The claim needs a slope that differs from the null's by 0.05 or more.
+    Instead: The claim needs a slope whose whole interval differs from the null's by
+    0.05 or more.
     """
     at, null = (over_arms(evidence, name) for name in ("slope_at", "slope_null"))
     found = paired(at, null)
-    return pattern(max(abs(found.low), abs(found.high)) > 0.05, minus_null=found)
+    return pattern(found.low > 0.05 or found.high < -0.05, minus_null=found)
 
 
 @judged_by("convergence", PETROV, "§ scaling implications", "recommendation")

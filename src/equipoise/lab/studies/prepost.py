@@ -21,7 +21,7 @@ from equipoise.lab.results.finding import (
     over_training,
     rows,
 )
-from equipoise.lab.results.statistics import paired, seeds_to_decide
+from equipoise.lab.results.statistics import paired, seeds_to_decide, to_decide
 from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
@@ -222,7 +222,10 @@ def sentence(rows: Sequence[Row]) -> str:
     if not {"pre", "post"} <= by_arm.keys():
         return "pre and post are not both finished yet."
     pre, post = by_arm["pre"], by_arm["post"]
-    return " ".join([_starved(post), _carried(pre), _apart(pre, post)])
+    found = [_starved(post), _carried(pre), _apart(pre, post)]
+    if "deepnorm" in by_arm:
+        found.append(_scaled(by_arm["deepnorm"]))
+    return " ".join(found)
 
 
 def _mean(row: Row, measure: str) -> float | None:
@@ -251,6 +254,18 @@ def _apart(pre: Row, post: Row) -> str:
         return ""
     better, worse = ("pre", "post") if a < b else ("post", "pre")
     return f"{better}-LN ends {abs(a - b):.2f} nats per token below {worse}-LN."
+
+
+def _scaled(deepnorm: Row) -> str:
+    """Say how post-LN with scaled branches compares with pre-LN, the first arm."""
+    least, pair = _mean(deepnorm, "gradient_least_to_last"), deepnorm.against_first
+    if least is None or pair is None:
+        return ""
+    text = f"DeepNorm's weakest layer gets {least:.2g} of the last layer's gradient"
+    if not pair.p < 0.05:
+        return f"{text}; its loss cannot be told from pre-LN's{to_decide(pair)}."
+    side = "below" if pair.mean < 0 else "above"
+    return f"{text}, and it ends {abs(pair.mean):.2f} nats {side} pre-LN."
 
 
 ROUNDING = 1e-9
