@@ -7,7 +7,8 @@ A quoted figure stands between two comments that no reader sees::
 The path is the file in ``benchmarks/results/``, then keys and indices; in a list of
 rows ``KEY=VALUE`` is the row that has it, so that a new row moves no figure. Behind
 ``as`` stands a format. ``./dev docs`` and ``./dev bench peers`` write the numbers
-again; a path that is not in the JSON, or a number that differs from it, fails the
+again; they fail at a path that is not in the JSON and at a figure beside the name of a
+peer that stands in no such comment. A number that differs from the JSON fails the
 tests.
 """
 
@@ -20,6 +21,15 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results"
 FIGURE = re.compile(r"<!-- fig ([^>]+?) as (\S+) -->.*?<!-- /fig -->", re.DOTALL)
+PEERS = re.compile(
+    r"wandb\.watch|TensorBoard hist|trainscope|torch-module-monitor|curvlinops|"
+    r"eigenthings|PyHessian|sort-and-cumsum",
+    re.IGNORECASE,
+)
+MEASURED = re.compile(r"\d[\d.,]* ?(?:%|×(?! ?\d)|times|CPU seconds|GiB|MiB)")
+"""A number with a unit of measurement, beside the name of a peer."""
+GENERATED = {"peers.md", "forecast.md", "claims.md", "choosing-a-normaliser.md"}
+"""Pages that are made from JSON as a whole."""
 
 
 def quoting() -> list[Path]:
@@ -36,6 +46,31 @@ def filled(text: str) -> str:
         return f"<!-- fig {path} as {form} -->{format(value(path), form)}<!-- /fig -->"
 
     return FIGURE.sub(number, text)
+
+
+def unsupported(text: str) -> list[str]:
+    """Return lines that give a peer a figure which no JSON supports.
+
+    >>> unsupported("trainscope costs 17 % more")
+    ['trainscope costs 17 % more']
+    """
+    lines = FIGURE.sub("", text).splitlines()
+    return [line for line in lines if PEERS.search(line) and MEASURED.search(line)]
+
+
+def check() -> None:
+    """Refuse figures beside a peer that are typed in.
+
+    Raises:
+        LookupError: With the page and the line of the first.
+    """
+    for page in (HERE.parent / "README.md", *sorted(HERE.rglob("*.md"))):
+        if page.name not in GENERATED:
+            for line in unsupported(page.read_text(encoding="utf-8")):
+                raise LookupError(
+                    f"{page.name} has a figure that no JSON supports; put it between "
+                    f"<!-- fig PATH as FORMAT --> and <!-- /fig -->: {line.strip()}"
+                )
 
 
 def value(path: str) -> Any:
@@ -72,8 +107,9 @@ def _result(name: str) -> Any:
 
 
 def write() -> None:
-    """Fill in every page that quotes a figure."""
+    """Fill in every page that quotes a figure; refuse figures that are typed in."""
     _result.cache_clear()
+    check()
     for page in quoting():
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page.relative_to(HERE.parent))
