@@ -138,6 +138,16 @@ VERDICTS = json.loads(
 )["rows"]
 
 
+def test_the_docs_page_has_every_claim_as_it_is_stated_and_judged() -> None:
+    """``./dev docs`` writes it. Verdicts by the benchmark: all of them take long."""
+    page = (Path(__file__).parents[2] / "docs/claims.md").read_text(encoding="utf-8")
+    judged = {row["claim"]: f"**{row['verdict']}**" for row in VERDICTS}
+    for claim in CLAIMS.values():
+        cells = (claim.where, claim.statement, judged[claim.id], claim.instead)
+        row = " | ".join(cell.replace("|", r"\|") for cell in cells)
+        assert f"| {row} |" in page and claim.practice in page, claim.id
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_a_search_finds_a_bound_that_is_too_small(name: str) -> None:
     """Every ratio comes above ½, so that half of a bound is found to be violated."""
