@@ -380,8 +380,8 @@ def temperature_throttles_gradients_only(evidence: Evidence) -> Found:
     needs an update ratio whose interval stays below 0.9 (that of learning-rate warm-up
     is 0.3).
 
-    Practice: Keep learning-rate warm-up: temperature warm-up does not replace it
-    under Adam.
+    Practice: Do not replace learning-rate warm-up by temperature warm-up: under Adam
+    it makes no update smaller.
     """
     pairs = [
         (arm, arm.replace("tau", "none"))

@@ -17,7 +17,7 @@ from equipoise.lab.results.statistics import (
     seeds_to_decide,
     summary,
 )
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 SHAPE = GPTConfig(width=64, depth=6, heads=4, context=32)
@@ -64,6 +64,7 @@ def recipe(quick: bool) -> Experiment:
         name="temperature",
         question="Does temperature warm-up replace learning-rate warm-up?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         baselines={
             arm.name: f"{arm.model.residual}-none-{arm.train.lr:g}" for arm in arms
         },
