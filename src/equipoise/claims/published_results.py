@@ -73,14 +73,16 @@ def _over_sizes(page: str, wanted: tuple[str, ...]) -> dict[str, float]:
     if not wanted or not path.is_file():
         return {}
     needs = sizes.needs_of(Evidence.from_json(path.read_text()))
-    named: dict[str, float] = {}
+    found: dict[str, float] = {}
     for need in needs:
         if f"{need.where}: {need.what}" in wanted:
-            slope, name = need.trend, f"{need.where}, {need.what}"
-            text = f"{name}, per doubling of the width"
-            named |= {text: slope.mean, f"{text}, from": slope.low}
-            named[f"{text}, to"] = slope.high
-    return named
+            text = f"{need.where}, {need.what}, per doubling of the width"
+            found |= _named(text, need.trend)
+    return found
+
+
+def _named(name: str, found: Paired) -> dict[str, float]:
+    return {name: found.mean, f"{name}, from": found.low, f"{name}, to": found.high}
 
 
 def values(evidence: Evidence, arm: str, measure: str) -> list[float]:
@@ -135,8 +137,7 @@ def pattern(holds: bool, **intervals: Paired) -> Found:
     numbers: dict[str, float] = {}
     for name, found in intervals.items():
         text = name.replace("_", " ")
-        numbers |= {text: found.mean, f"{text}, from": found.low}
-        numbers |= {f"{text}, to": found.high, "seeds": float(found.n)}
+        numbers |= {**_named(text, found), "seeds": float(found.n)}
         if count := seeds_to_decide(found):
             numbers[f"{text}, seeds that would tell it from 0"] = float(count)
     return "pattern reproduced" if holds else "pattern not reproduced", numbers
@@ -309,26 +310,17 @@ def exponents_of_training(evidence: Evidence) -> Found:
         fits = fitted_exponents(evidence, kind, trains)
         if len(fits) >= 2:
             held = over_seeds(fits)
-            off = (held.low + 1 / m, held.high + 1 / m)
-            excluded.append(not off[0] <= 0 <= off[1])
-            close.append(-0.1 < off[0] and off[1] < 0.1)
-            numbers |= {f"m = {m}, trains": held.mean, f"m = {m}, from": held.low}
-            numbers[f"m = {m}, to"] = held.high
-    numbers |= _first_gradient(evidence)
+            excluded.append(not held.low <= -1 / m <= held.high)
+            close.append(max(-1 / m - held.low, held.high + 1 / m) < 0.1)
+            numbers |= _named(f"m = {m}, trains", held)
+    first = fitted_exponents(evidence, "standard", starts)
+    if len(first) >= 2:
+        numbers |= _named("m = 4, first gradient", over_seeds(first))
     if any(excluded):
         return "pattern not reproduced", numbers
     if close and all(close):
         return "pattern reproduced", numbers
     return "not checkable here", numbers
-
-
-def _first_gradient(evidence: Evidence) -> dict[str, float]:
-    """Return the exponent of the largest gain that starts, of standard attention."""
-    fits = fitted_exponents(evidence, "standard", starts)
-    if len(fits) < 2:
-        return {}
-    held, name = over_seeds(fits), "m = 4, first gradient"
-    return {name: held.mean, f"{name}, from": held.low, f"{name}, to": held.high}
 
 
 @judged_by(
