@@ -301,9 +301,12 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("own_SQ = first_SQ + rows.place[0]", "own_SQ = 0 + rows.place[0]"),
     ),
     ("numerics/rows/torch_rows.py", "tests/numerics/rows/test_torch_rows.py"): (
-        ("(missing_Nc[:, 0] >= rest_N)", "(missing_Nc[:, 0] >= rest_N / 2)"),
-        ("w_NK.scatter_(1, place_Nm, 0.0)", "w_NK.clone()"),
-        ("row_Nc * _GROUPS + at_K", "row_Nc + at_K"),
+        ("begin_N1 >= torch.searchsorted(", "begin_N1 + 9 >= torch.searchsorted("),
+        ("w_NK.scatter_(1, place_Nm[:, :_DEALT], 0.0)", "w_NK.clone()"),
+        ("row_Nm * _GROUPS + at_K", "row_Nm + at_K"),
+        ("> 0).sum(-1) == (w_NK > 0).sum(-1)", "> 0).sum(-1) > 0"),
+        ("until_Nrc - before_Nrc).to", "until_Nrc).to"),
+        ("next_Nf + others_N1), 1)", "next_Nf + others_N1 / 2), 1)"),
     ),
     ("anatomy/fused_kernels.py", "tests/anatomy/test_fused_kernels.py"): (
         ("at_L < starts.diff()[:, None]", "at_L <= starts.diff()[:, None]"),

@@ -5,11 +5,9 @@ import itertools
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows import torch_rows as balance_torch
 from equipoise.numerics.rows.search import (
     _subset_sums,
     branched,
@@ -142,17 +140,6 @@ def test_odd_multiples_of_a_unit_are_proven_apart() -> None:
     half, side = v.sum() / 2, np.zeros(41, np.uint8)
     gap, proven = partition(v, half, half, side, (0.0, 0.0, 3 * 10**6))
     assert abs(gap) == proven == abs(gap_of(v, side)) == 0.5
-
-
-@given(families, seeds, st.integers(2, 60))
-def test_the_vectorised_steps_are_attained(family: str, seed: int, K: int) -> None:
-    p = torch.from_numpy(oracle.rows(family, np.random.default_rng(seed), (4, K)))
-    lower, upper, side = balance_torch.vectorised(p)
-    inside, outside = (p * side).sum(-1), (p * ~side).sum(-1)
-    theta = 4 * inside * outside / (inside + outside) ** 2
-    torch.testing.assert_close(lower, theta, rtol=K * 2.0**-52, atol=0)
-    assert (lower <= upper).all()
-    assert (upper <= 1).all()
 
 
 @given(seeds, st.integers(1, 3), st.integers(4, 9))

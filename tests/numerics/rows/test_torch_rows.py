@@ -29,7 +29,8 @@ class Watched(TorchDispatchMode):
         assert not name.startswith(FORBIDDEN), name
         given = [x for x in args if isinstance(x, Tensor)]
         views = ("view", "slice", "select", "detach", "alias", "_unsafe_view")
-        if not name.startswith(views):
+        few = ("gather", "searchsorted")  # look at a few entries of each row
+        if not name.startswith((*views, *few)):
             self.visits += any(x.numel() >= self.entries for x in given)
         return function(*args, **(kwargs or {}))
 
@@ -96,31 +97,40 @@ def test_an_odd_number_of_equal_keys_is_proven() -> None:
 def test_it_never_waits_nor_sorts(K: int) -> None:
     """On ``meta`` any read of data raises.
 
-    Three passes, each of which needs a result of the one before, are 20 operators that
-    are given all scores: more would be a pass that nothing asked for.
+    Three passes, each of which needs a result of the one before, are 18 operators that
+    visit all scores: more would be a pass that nothing asked for.
     """
     torch_rows.columns(torch.empty(8, K, device="meta"))
     with Watched(8 * K) as watched:
         torch_rows.columns(torch.randn(8, K))
-    assert K == 64 or watched.visits <= 20
+    assert K == 64 or watched.visits <= 18
 
 
-@pytest.mark.parametrize("K", [5, 40, 700])
-def test_the_subset_is_the_one_that_was_summed(K: int) -> None:
+@pytest.mark.parametrize("K", [5, 11, 16, 20])
+def test_the_mass_is_that_of_a_subset(K: int) -> None:
+    """Also where the next keys or a run complete a deal: every subset is summed."""
     for family in sorted(oracle.FAMILIES):
-        p = torch.from_numpy(oracle.rows(family, np.random.default_rng(K), (6, K)))
-        found = torch_rows.split(p.clone(), *torch_rows.largest(p))
-        side = found.witness(K)
-        close = {"rtol": K * 2.0**-50, "atol": K * 2.0**-50}
-        torch.testing.assert_close((p * side).sum(-1), found.inside_N, **close)
-        torch.testing.assert_close((p * ~side).sum(-1), found.outside_N, **close)
+        p = oracle.rows(family, np.random.default_rng(K), (4, K))
+        rows = torch.from_numpy(p)
+        found = torch_rows.split(rows.clone(), *torch_rows.largest(rows))
+        for row, inside, outside in zip(
+            p, found.inside_N, found.outside_N, strict=True
+        ):
+            sums = np.zeros(1)
+            for x in row:
+                sums = np.concatenate((sums, sums + x))
+            # Sums of up to 20 float64 numbers in another order.
+            close = np.abs(sums - float(inside)).min()
+            assert close <= 1e-15 and abs(float(inside + outside) - 1) <= 1e-14
 
 
-@pytest.mark.parametrize("K", [11, 15, 40, 300])
-def test_lower_is_attained_by_the_subset(K: int) -> None:
-    """Also where the next keys complete a deal: bits name the keys that are summed."""
-    p = drawn("scores × 0.5", 64, K).double().softmax(-1)
-    lower, _, side = torch_rows.vectorised(p)
-    inside = (p * side).sum(-1)
-    # Sums of up to 300 float64 numbers in another order.
-    torch.testing.assert_close(4 * inside * (1 - inside), lower, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("seen", [12, 16, 40, 100])
+def test_few_visible_keys_of_a_long_row(seen: int) -> None:
+    """As in a pack of documents: what counts is the keys that a row sees."""
+    rng = torch.Generator().manual_seed(seen)
+    z = torch.full((400, 900), -INF)
+    for i, begin in enumerate(torch.randint(900 - seen, (400,), generator=rng)):
+        z[i, begin : begin + seen] = torch.randn(seen, generator=rng)
+    read, other = torch_rows.columns(z), row_columns(z, sort_open=True)
+    assert ((read[0] - other[0]).abs() <= 1e-6).double().mean() >= 0.99
+    assert seen > 16 or (read[1] - read[0] <= 2e-6).all()

@@ -20,15 +20,14 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.compiled import COMPILED
-from equipoise.numerics.rows import ladder, torch_rows
+from equipoise.numerics.rows import ladder
 from equipoise.numerics.rows.ladder import Options
 from equipoise.numerics.rows.search import search_rows
+from equipoise.numerics.rows.torch_rows import outward
 from equipoise.records import html_table
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
-# Devices whose rows are measured on the CPU, and the answer sent back.
-_WITHOUT_FLOAT64 = {"mps"}
 # 16-bit rows are upcast this many entries at a time.
 _CHUNK = 1 << 22
 # How far Σp may be from 1: θ is a quotient by (Σp)², so that rows of any dtype and of
@@ -87,18 +86,8 @@ def checked(p_xK: Tensor) -> Tensor:
     return p_xK.detach()
 
 
-def outward(bounds_N2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return lower rounded down and upper rounded up to the result's dtype."""
-    lower, upper = bounds_N2.unbind(-1)
-    low, high = lower.to(dtype), upper.to(dtype)
-    zero, one = torch.zeros_like(low), torch.ones_like(high)
-    low = torch.where(low.to(lower.dtype) > lower, torch.nextafter(low, zero), low)
-    high = torch.where(high.to(upper.dtype) < upper, torch.nextafter(high, one), high)
-    return low, high
-
-
-def _on_cpu(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
-    """Return the bounds of the compiled kernel; 16-bit rows are upcast in chunks."""
+def _bounds(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
+    """Return the bounds of every row; 16-bit rows are upcast in chunks."""
     wide = torch.promote_types(p_NK.dtype, torch.float32)
     size = max(1, len(p_NK) if p_NK.dtype == wide else _CHUNK // p_NK.shape[-1])
     found = [np.empty((0, 2))]
@@ -115,17 +104,16 @@ def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
 
 
 def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
-    """Return the certified interval of every row; see ``balance`` for the contract."""
-    p_xK, home = checked(p_xK), p_xK.device
-    if home.type in _WITHOUT_FLOAT64:
-        p_xK = p_xK.cpu()
+    """Return the certified interval of every row; see ``balance`` for the contract.
+
+    Rows of other devices are measured on the CPU: closing them waits for it anyway.
+    """
+    home, p_xK = p_xK.device, checked(p_xK).cpu()
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
     mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
     options = (enough(dtype), MASS_TOLERANCE, float(effort))
-    compiled = p_NK.device.type == "cpu" and COMPILED
-    kernel = _on_cpu if compiled else torch_rows.intervals
-    low, high = outward(kernel(p_NK, mask_NK, options), dtype)
+    low, high = outward(*_bounds(p_NK, mask_NK, options).unbind(-1), dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
     return Balance(

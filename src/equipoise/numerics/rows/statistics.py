@@ -331,8 +331,8 @@ def _in_torch(z_NK: Tensor) -> Tensor:
     out_CN = torch_rows.columns(z_NK)
     if COMPILED and z_NK.device.type == "cpu":
         p_NK = z_NK.masked_fill(out_CN[VISIBLE][:, None] == 0, 0.0).softmax(-1)
-        found_N2 = torch_rows.intervals(p_NK, None, _OPTIONS).to(z_NK.dtype)
-        out_CN[:2] = found_N2.T.masked_fill(out_CN[VISIBLE] == 0, 0.0)
+        bounds_2N = torch.from_numpy(ladder.intervals(p_NK.numpy(), None, _OPTIONS).T)
+        out_CN[:2] = bounds_2N.masked_fill(out_CN[VISIBLE] == 0, 0.0)
     return out_CN
 
 
