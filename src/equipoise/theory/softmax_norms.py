@@ -240,7 +240,7 @@ def _rounded(
 ) -> Interval:
     slack = (4 + keys) * torch.finfo(torch.float64).eps  # running sums lose one a key
     bounds_x2 = torch.stack([lower_x * (1 - slack), upper_x * (1 + slack)], -1)
-    lower_x, upper_x = outward(*bounds_x2.unbind(-1), dtype)
+    lower_x, upper_x = outward(bounds_x2, dtype)
     close_x = upper_x * (2 * slack + 4 * torch.finfo(dtype).eps)
     return Interval(lower_x, upper_x, upper_x - lower_x <= close_x)
 

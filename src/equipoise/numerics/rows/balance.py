@@ -113,7 +113,7 @@ def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     p_NK = p_xK.reshape(-1, p_xK.shape[-1])
     mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
     options = (enough(dtype), MASS_TOLERANCE, float(effort))
-    low, high = outward(*_bounds(p_NK, mask_NK, options).unbind(-1), dtype)
+    low, high = outward(_bounds(p_NK, mask_NK, options), dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
     return Balance(

@@ -221,7 +221,8 @@ def columns(z_NK: Tensor) -> Tensor:
     theta_2N = bounds(found, mean_N=mean_N, unit=finfo.eps / 2, K=z_NK.shape[1])
     upper_N = torch.minimum(theta_2N[1], _few_equal(visible_N, 1 / mass_N))
     upper_N = torch.maximum(upper_N, theta_2N[0])
-    below, above = outward(theta_2N[0], upper_N, z_NK.dtype)
+    bounds_N2 = torch.stack((theta_2N[0], upper_N), -1)
+    below, above = outward(bounds_N2, z_NK.dtype)
     rows = (mass_N.log() + mean_N, sink_N / mass_N, 1 / mass_N)
     entropy_N, sink_N, p_max_N = (x.to(z_NK.dtype) for x in rows)
     masses_N = (squares_N / mass_N**2).to(z_NK.dtype)
@@ -236,8 +237,9 @@ def _without_keys(read: tuple[Tensor, ...], visible_N: Tensor) -> Tensor:
     return torch.cat((read_CN, visible_N[None].to(read_CN.dtype)))
 
 
-def outward(lower: Tensor, upper: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return lower rounded down and upper rounded up, NaN where either is."""
+def outward(bounds_x2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return lower rounded down and upper rounded up to a dtype; NaN stays one."""
+    lower, upper = bounds_x2.unbind(-1)
     low, high = lower.to(dtype), upper.to(dtype)
     down = torch.nextafter(low, torch.zeros_like(low))
     up = torch.nextafter(high, torch.ones_like(high))
