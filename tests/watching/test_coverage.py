@@ -1,15 +1,21 @@
 """What was not read is a finding; with strict=True an exception."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import equipoise
 from equipoise.errors import SilentSiteError
 from tests.watching.models import (
+    TOKENS,
     TinyAttention,
     TinyModel,
     batches,
@@ -171,3 +177,126 @@ def test_a_step_without_a_forward_pass_is_not_reported(tmp_path: Path) -> None:
     optimizer.step()
     handle.close()
     assert not handle.findings
+
+
+class Attributes(nn.Module):
+    """Blocks in no list, norms that are functions, and an output that is the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 16), nn.Linear(16, TOKENS)
+        self.lower, self.upper = TinyAttention(), TinyAttention()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens[:, :-1])
+        for attention in (self.lower, self.upper):
+            x = x + attention(F.layer_norm(x, (16,)))
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def test_a_family_of_readings_that_never_comes_is_named_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model, path = Attributes(), tmp_path / "a.eqp"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equipoise.watch(model, run=path, every=1, quiet=True) as handle:
+        for batch in batches(4):
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            handle.step(loss=loss)
+    assert {f.severity for f in handle.findings} == {"info"}
+    named = {f.message.partition(".")[0]: f.message for f in handle.findings}
+    assert len(named) == len(handle.findings)
+    assert "list of like blocks" in named.pop("residual")
+    assert "LayerNorm" in named.pop("norm")
+    assert "output has no" in named.pop("output")
+    assert "no optimiser" in named.pop("update") and not named
+    quantities = equipoise.open_run(path).quantities
+    assert {"attention.theta.p50", "projection.G", "gradient.norm"} <= {*quantities}
+
+
+@dataclass
+class State:
+    tokens: Tensor
+    hidden: Tensor
+
+
+class PassesStates(TinyModel):
+    """Blocks hand a tuple, a dictionary or a dataclass on; a dictionary comes out."""
+
+    def __init__(self, held: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.held = held
+        for block in self.blocks:
+            block.register_forward_pre_hook(lambda block, args: _hidden(args[0]))
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(self.held(tokens, x))
+        logits = self.head(x)
+        return {"features": x, "logits": logits}
+
+
+def _hidden(given: Any) -> Tensor:
+    if isinstance(given, State):
+        return given.hidden
+    hidden: Tensor = given["hidden"] if isinstance(given, dict) else given[1]
+    return hidden
+
+
+WAYS: list[Callable[[Tensor, Tensor], Any]] = [
+    lambda tokens, x: (tokens, x),
+    lambda tokens, x: {"tokens": tokens, "hidden": x},
+    State,
+]
+
+
+@pytest.mark.parametrize("held", WAYS)
+def test_hidden_states_inside_what_blocks_are_given_are_read(
+    held: Callable[[Tensor, Tensor], Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, path = PassesStates(held), tmp_path / "a.eqp"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equipoise.watch(model, optimizer, run=path, every=1, quiet=True) as handle:
+        for batch in batches(3):
+            logits = model(batch[:, :-1])["logits"]
+            F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    largest = logits.detach().abs().max().item()
+    assert not handle.findings
+    run = equipoise.open_run(path)
+    assert {*run.series("residual.B")} == {"blocks.0", "blocks.1"}
+    assert run.series("output.logit_max")[""][1][-1] == pytest.approx(largest)
+
+
+class LeavesAttention(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
+        own = isinstance(m, TinyAttention)
+        return own or super().is_leaf_module(m, qualified_name)
+
+
+def test_blocks_of_a_traced_graph_are_named_and_their_gradients_read(
+    tmp_path: Path,
+) -> None:
+    """In a GraphModule containers are plain modules, and no block is called."""
+    torch.manual_seed(0)
+    inner = TinyModel()
+    model = torch.fx.GraphModule(inner, LeavesAttention().trace(inner))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "a.eqp"
+    with equipoise.watch(model, optimizer, run=path, every=1, quiet=True) as handle:
+        for batch in batches(3):
+            step(model, optimizer, batch)
+    (found,) = handle.findings
+    assert (found.site, found.evidence) == ("blocks.0", {"sites": 2})
+    assert "traced" in found.message and "residual.*" in found.message
+    run = equipoise.open_run(path)
+    blocks = {"blocks.0", "blocks.1"}
+    assert blocks < {*run.series("gradient.norm")} & {*run.series("update.norm")}
+    assert {*run.series("attention.B")} == {f"{name}.attention" for name in blocks}

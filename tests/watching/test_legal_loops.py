@@ -203,6 +203,27 @@ def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
     handle.close()
 
 
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_a_step_that_no_hook_saw_is_reported_at_the_end(
+    before: int, unseen: int, tmp_path: Path
+) -> None:
+    """Not one that was taken before watching began: its state is no sign."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+    objective(model, batches(1)[0]).backward()
+    for _ in range(before):
+        step(optimizer)
+    handle = watched(model, optimizer, tmp_path)
+    objective(model, batches(1)[0]).backward()
+    for _ in range(unseen):
+        step(optimizer)
+    handle.close()
+    found = [(finding.rule, finding.severity) for finding in handle.findings]
+    assert found == [("watch.silent", "error")] * unseen
+
+
 def test_a_second_optimiser_of_the_model_is_read_too(tmp_path: Path) -> None:
     """One for matrices, one for the rest: the updates of both are read."""
     model = TinyModel()

@@ -112,8 +112,20 @@ def stacks(
 def _alike(name: str, module: nn.Module) -> dict[str, nn.Module]:
     children = {f"{name}.{n}".lstrip("."): c for n, c in module.named_children()}
     alike = len({_kind(child) for child in children.values()}) == 1
-    listed = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-    return children if listed and alike else {}
+    return children if alike and _is_list(module) else {}
+
+
+def _is_list(module: nn.Module) -> bool:
+    """torch.fx makes plain modules of containers; numbered children are left of them.
+
+    >>> from torch.fx import symbolic_trace
+    >>> inner = getattr(symbolic_trace(nn.Sequential(nn.Sequential(nn.ReLU()))), "0")
+    >>> isinstance(inner, nn.Sequential), _is_list(inner)
+    (False, True)
+    """
+    numbered = [name.isdecimal() for name, _ in module.named_children()]
+    plain = type(module) is nn.Module and all(numbered)
+    return plain or isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
 
 
 def _kind(module: nn.Module) -> str:

@@ -137,6 +137,10 @@ class Collector:
     def not_read(self, site: str, why: str) -> None:
         self.gaps.add_partial(site, why)
 
+    def families(self) -> set[str]:
+        """Return the first words of the quantities collected so far."""
+        return {quantity.partition(".")[0] for quantity, _ in self._emitted}
+
     def pop(self) -> Table:
         """Return everything collected, once it is on the host, and start afresh."""
         return self.send().table()
@@ -266,14 +270,11 @@ class PassCoverage:
         """Yield one hook per expected site, which notes that it ran."""
         self.started = True
         for site in anatomy.attention:
-            yield hooks.after(site.module, _note(self.ran, site.name))
+            yield hooks.after(site.module, partial(_note, self.ran, site.name))
 
 
-def _note(names: set[str], name: str) -> Callable[..., None]:
-    def note(module: Any, args: Any, output: Any) -> None:
-        names.add(name)
-
-    return note
+def _note(names: set[str], name: str, *called: Any) -> None:
+    names.add(name)
 
 
 class CallDispatcher:

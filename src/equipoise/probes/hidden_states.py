@@ -3,8 +3,8 @@
 Axes, in this file:  B batch · T token · D width · N token of all sequences.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from itertools import chain, count, repeat
 from typing import Any
@@ -60,11 +60,25 @@ def _called(
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the first floating tensor with a token axis among a call's arguments."""
-    for value in (*args, *kwargs.values()):
+    """Return the first floating tensor with a token axis among a call's arguments.
+
+    Where there is none, of what they hold: some models pass a tuple, a dictionary or a
+    dataclass on from block to block.
+    """
+    given = [*args, *kwargs.values()]
+    held = (value for one in given for value in _held(one))
+    for value in chain(given, held):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
             return value
     return None
+
+
+def _held(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if is_dataclass(value):
+        return [getattr(value, name.name) for name in fields(value)]
+    return value if isinstance(value, tuple | list) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.sites import Anatomy, unwrapped
@@ -222,6 +222,24 @@ def compiled() -> bool:
     """Return whether torch.compile was used in this process."""
     backends = getattr(sys.modules.get(EVAL_FRAME), "cached_backends", {})
     return any(callable(backend) for backend in backends.values())
+
+
+MOST_NODES = 4096
+
+
+def from_compiled_code(root: Tensor) -> bool:
+    """Return whether compiled code made the graph of a loss, or part of it."""
+    waiting: list[Any] = [root.grad_fn]
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "CompiledFunction" in node.name():
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def _inside_compiled_function() -> bool:

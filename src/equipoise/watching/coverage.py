@@ -4,12 +4,13 @@ What was not read becomes a finding, named with its reason and the next thing to
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -111,7 +112,34 @@ def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
     return ""
 
 
-MOST_NODES = 4096
+PROMISED = {
+    "gain": "projection",
+    "gradients": "gradient",
+    "logits": "output",
+    "magnitudes": "residual",
+    "normalisers": "norm",
+    "updates": "update",
+}
+"""Probe → the family of readings that it brings in every sampled step."""
+CAUSES = {
+    "residual": "no block was called with hidden states (…, tokens, width)",
+    "norm": "no LayerNorm or RMSNorm was called with hidden states",
+    "projection": "no attention was read in a module whose projections are known",
+    "output": "the model's output has no floating tensor (…, classes)",
+    "gradient": "no gradient was left after the backward pass",
+    "update": "watch was given no optimiser that moves this model's parameters",
+}
+NO_BLOCKS = "no list of like blocks was found in the model"
+NO_NORMS = "no module whose class name ends in LayerNorm or RMSNorm was found"
+
+
+def _why_missing(family: str, anatomy: Anatomy) -> str:
+    cause = CAUSES[family]
+    if family == "residual" and not anatomy.blocks:
+        cause = NO_BLOCKS
+    if family == "norm" and not anatomy.norms:
+        cause = NO_NORMS
+    return f"{family}.* is not read: {cause}"
 
 
 @dataclass(slots=True)
@@ -132,6 +160,8 @@ class CoverageCheck:
     _unseen_moves: int = 0
     _steps_without_pass: int = 0
     _steps_without_loss: int = 0
+    _steps_missing: dict[str, int] = field(default_factory=dict)
+    """Family of readings → sampled steps in a row that did not bring it."""
     _reported: set[str] = field(default_factory=set)
     _reasons_reported: set[tuple[str, str]] = field(default_factory=set)
 
@@ -150,7 +180,24 @@ class CoverageCheck:
         found = []
         if new:
             found = [self._silent(step, new[0], _message(self.anatomy, seen, new))]
-        return [*found, *self._not_read(step, seen)]
+        return [*found, *self._not_read(step, seen), *self._missing(step, seen.gaps)]
+
+    def _missing(self, step: int, gaps: Gaps) -> list[Finding]:
+        """Name, once, readings that the preset promises and that do not come.
+
+        At the second such step in a row, and only where no other finding names them.
+        """
+        missed, self._steps_missing = self._steps_missing, {}
+        explained = "".join(why for _, why in self._reasons_reported)
+        found = []
+        for family in dict.fromkeys(gaps.missing):
+            count = self._steps_missing[family] = missed.get(family, 0) + 1
+            if count == 2 and not re.search(rf"(?<![.\w]){family}\.", explained):
+                why = _why_missing(family, self.anatomy)
+                found += self._once(
+                    step, "watch.unread", why, "everything else is read"
+                )
+        return found
 
     def _not_read(self, step: int, seen: PassCoverage) -> list[Finding]:
         """Name, once, what was met and could not be read: one finding per reason."""
@@ -309,21 +356,6 @@ def _message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
         f"no attention call was seen at {', '.join(missing[:3])} in a sampled step "
         f"({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
     )
-
-
-def from_compiled_code(root: Tensor) -> bool:
-    """Return whether compiled code made the graph of a loss, or part of it."""
-    waiting: list[Any] = [root.grad_fn]
-    seen: set[Any] = set()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if "CompiledFunction" in node.name():
-            return True
-        waiting.extend(following for following, _ in node.next_functions)
-    return False
 
 
 class Shown(Protocol):

@@ -19,6 +19,7 @@ from equipoise.forecast.score import Forecast
 from equipoise.forecast.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
+from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
 from equipoise.watching import coverage, recorder
 from equipoise.watching.acting import Actions
@@ -86,6 +87,7 @@ class Watch:
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = self._stop = False
+        self._new_state = optimizer is not None and not optimizer.state
         self._number, self._other = id(self), 0
         self._relations = Relations(anatomy.model)
         on_tracing(self, self._number)
@@ -187,8 +189,9 @@ class Watch:
         self.closed = True
         self._stack.close()
         self._recorder.add_findings(self._nonfinite.pop())
-        moved = self.optimizer is not None and self.optimizer.state
-        if moved and not self._step_seen:
+        stepped = self.optimizer is not None and self.optimizer.state
+        moved = self._new_state or self._losses.moved_since()
+        if stepped and moved and not self._step_seen:
             self._recorder.add_findings(self._coverage.no_step(self.current_step))
         self._guarded(self._finish)(orderly)
         line = self.reporter.summary(self.current_step, self.verdict)
@@ -213,7 +216,7 @@ class Watch:
             self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
             self._guarded(self._sampler.before_backward)()
         if self.sampling and not self._sampler.opened:
-            self._coverage.compiled |= coverage.from_compiled_code(root)
+            self._coverage.compiled |= from_compiled_code(root)
         if self._losses.weights_moved and not (self._updating or self._step_seen):
             self._report_now(self._coverage.moved_unseen(self._schedule.step))
         if alone and self._losses.cleared > cleared:

@@ -198,9 +198,13 @@ class StepLosses:
         self.cleared += self.reached_model and not (in_closure or any(self._before))
         if not any(self._before) or (in_closure and self._all_zero()):
             self._own = self._others = None
+        self.weights_moved = self.moved_since()
+        self._weights = [p._version for p in self._marked]
+
+    def moved_since(self) -> bool:
+        """Return whether weights changed after the last backward pass that was seen."""
         weights = [p._version for p in self._marked]
-        self.weights_moved = bool(self._weights) and weights != self._weights
-        self._weights = weights
+        return bool(self._weights) and weights != self._weights
 
     def after_backward(self, loss: Tensor) -> bool:
         """Add a loss, and return whether its backward pass reached the model."""

@@ -38,8 +38,6 @@ from equipoise.watching.sampler import (
     Meter,
     Sampler,
     Schedule,
-    interval_changed,
-    probe_failed,
 )
 from equipoise.watching.step_readings import (
     Entry,
@@ -298,6 +296,27 @@ class Recorder:
         self._interval_reported = interval
         found = interval_changed(self.schedule, cost=merged.cost, plain=merged.plain)
         return [replace(found, step=step)]
+
+
+def interval_changed(schedule: Schedule, *, cost: float, plain: float) -> Finding:
+    """Return that samples are further apart from here on, or nearer."""
+    return Finding(
+        step=schedule.step,
+        severity="info",
+        rule="watch.budget",
+        message=f"sampling every {schedule.interval} steps from here on (asked: every "
+        f"{schedule.every}): a sample takes {cost / plain:.2f} steps, "
+        f"and the budget is {schedule.budget:.1%}",
+        advice="raise the budget, choose preset='minimal', or accept fewer samples",
+        evidence={"interval": schedule.interval, "cost": cost, "plain": plain},
+    )
+
+
+def probe_failed(step: int, name: str, error: BaseException) -> Finding:
+    """Return that a probe of ours failed and is off."""
+    what = f"the {name} probe failed and was detached: {error!r}"
+    advice = "training is unaffected; please report the logged traceback"
+    return Finding.warn(step, "probe.failed", what, advice=advice)
 
 
 class Reporter:

@@ -45,8 +45,8 @@ from equipoise.probes.window import (
     called_as_forward,
     parts_not_read,
 )
-from equipoise.records import Finding
 from equipoise.watching.batch import BatchCapture, compiled_parts
+from equipoise.watching.coverage import PROMISED
 from equipoise.watching.ranks import Ranks
 
 
@@ -115,27 +115,6 @@ class Schedule:
         self.next_due = int(state["next_due"])
 
 
-def interval_changed(schedule: Schedule, *, cost: float, plain: float) -> Finding:
-    """Return that samples are further apart from here on, or nearer."""
-    return Finding(
-        step=schedule.step,
-        severity="info",
-        rule="watch.budget",
-        message=f"sampling every {schedule.interval} steps from here on (asked: every "
-        f"{schedule.every}): a sample takes {cost / plain:.2f} steps, "
-        f"and the budget is {schedule.budget:.1%}",
-        advice="raise the budget, choose preset='minimal', or accept fewer samples",
-        evidence={"interval": schedule.interval, "cost": cost, "plain": plain},
-    )
-
-
-def probe_failed(step: int, name: str, error: BaseException) -> Finding:
-    """Return that a probe of ours failed and is off."""
-    what = f"the {name} probe failed and was detached: {error!r}"
-    advice = "training is unaffected; please report the logged traceback"
-    return Finding.warn(step, "probe.failed", what, advice=advice)
-
-
 SMOOTHING = 0.3
 
 
@@ -201,7 +180,7 @@ class Sampler:
         self._batch_capture: BatchCapture | None = None
         self._capture: Capture | None = None
         self._window: Window | None = None
-        self.armed = self._replayed = False
+        self.armed = self._replayed = self._updated = False
         self._backward_seen = self._gradients_seen = self._shared = False
         self._describe(anatomy)
 
@@ -232,7 +211,8 @@ class Sampler:
             if is_a(probe, StepProbe):
                 probe.begin_step(step)
         self.coverage, self.armed, self._replayed = PassCoverage(), True, False
-        self._capture, self._backward_seen, self._gradients_seen = None, False, False
+        self._capture, self._updated = None, False
+        self._backward_seen = self._gradients_seen = False
         self._collector = Collector(self.coverage.gaps)
         if compiled_parts(self.anatomy.model):
             capture = BatchCapture(
@@ -320,6 +300,7 @@ class Sampler:
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Read what an optimiser did to the weights."""
+        self._updated = True
         for probe in self.probes if self.armed else ():
             if is_a(probe, UpdateProbe):
                 read = self.boundary.guarded(probe.name, probe.on_update)
@@ -334,6 +315,7 @@ class Sampler:
             return Collector().send(also=also)
         self._probe_pass()
         self._note_parts()
+        self.coverage.gaps.missing.extend(self._missing())
         self.close()
         return self._collector.send(self.coverage.first_heads, also)
 
@@ -377,6 +359,20 @@ class Sampler:
         for name in called_as_forward(self._window, self.anatomy):
             if name not in self.coverage.read:
                 self.coverage.gaps.unread.setdefault(name, BY_FORWARD)
+
+    def _missing(self) -> Iterator[str]:
+        """Yield the families of readings that this step should have brought."""
+        came, trained = self._collector.families(), self._backward_seen
+        by_hand = trained and not self._only_training
+        due = {"gradients": trained, "updates": self._updated or by_hand}
+        due["gain"] = due["magnitudes"] = bool(self.coverage.read)
+        for probe in self.probes if self.opened else ():
+            # What takes all ranks comes later, from their exchange.
+            exchanged = self._shared and is_a(probe, SharingProbe)
+            off = exchanged or probe.name in self.boundary.failed
+            family = PROMISED.get(probe.name, "")
+            if not off and due.get(probe.name, True) and family not in {"", *came}:
+                yield family
 
     def _probe_pass(self) -> None:
         """Run the stored micro-batch again with the probes attached, once."""
