@@ -203,6 +203,37 @@ def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
     handle.close()
 
 
+@pytest.mark.parametrize("way", ["whole", "by layer", "twice"])
+def test_the_norm_that_clips_is_of_all_that_is_clipped_of_this_model(
+    way: str, tmp_path: Path
+) -> None:
+    """A critic's norm is not ours, and who clips layer by layer has one gradient."""
+    model, critic = TinyModel(), TinyModel(depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=2)
+    norms = []
+    for batch in batches(4):
+        for one in (critic, model, critic):
+            objective(one, batch).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(grads).item())
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        parts = [model.parameters()] * (2 if way == "twice" else 1)
+        if way == "by layer":
+            parts = [child.parameters() for child in model.children()]
+        for i, part in enumerate(parts, 1):
+            norm = nn.utils.clip_grad_norm_(part, 0.1 if i == len(parts) else 1e9)
+            norm.zero_()  # the loop's own, to do with as it likes
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    steps, values = equipoise.open_run(handle.path).series("gradient.norm.total")[""]
+    assert list(steps) == [0, 1, 2, 3]
+    # float32 sums in another order.
+    assert values.tolist() == pytest.approx(norms, rel=1e-5)
+
+
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_a_step_that_no_hook_saw_is_reported_at_the_end(

@@ -6,7 +6,7 @@ expert has collapsed.
 Axes, in this file:  N token · E expert.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,6 +68,7 @@ class OutputLogits(PartsProbe):
 
 def output_logits(output: Any) -> Tensor | None:
     """Return ``.logits``, or the first floating tensor with a feature axis, if any."""
+    several: Iterable[Any]
     if isinstance(output, Mapping):
         logits, several = output.get("logits"), output.values()
     else:

@@ -71,7 +71,7 @@ class Watch:
         self._guarded = partial(self._boundary.guarded, "watch")
         training = {"only_training": optimizer is not None}
         self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
-        self._losses = StepLosses(anatomy.model)
+        self._losses = StepLosses(anatomy.model, optimizer)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = coverage.CoverageCheck(anatomy, strict=options.strict)
         self.reporter = recorder.Reporter(
@@ -87,7 +87,6 @@ class Watch:
         )
         self._step_ended: list[Callable[[int, bool], Any]] = []
         self._scaled = self._step_seen = self._updating = self._stop = False
-        self._new_state = optimizer is not None and not optimizer.state
         self._number, self._other = id(self), 0
         self._relations = Relations(anatomy.model)
         on_tracing(self, self._number)
@@ -189,9 +188,7 @@ class Watch:
         self.closed = True
         self._stack.close()
         self._recorder.add_findings(self._nonfinite.pop())
-        stepped = self.optimizer is not None and self.optimizer.state
-        moved = self._new_state or self._losses.moved_since()
-        if stepped and moved and not self._step_seen:
+        if self._losses.unseen_step(self.optimizer) and not self._step_seen:
             self._recorder.add_findings(self._coverage.no_step(self.current_step))
         self._guarded(self._finish)(orderly)
         line = self.reporter.summary(self.current_step, self.verdict)
@@ -235,7 +232,10 @@ class Watch:
             self._losses.mark(anatomy.model)
             self._report_now(self._coverage.modules_changed(self.current_step))
 
-    def before_clipping(self, norm: Tensor) -> None:
+    def before_clipping(self, part: Tensor, parameters: object) -> None:
+        norm = self._losses.clipped(part, parameters, self.optimizer)
+        if norm is None:
+            return
         with self._meter.running():
             step, ranks = self._schedule.step, self._recorder.ranks.count
             norm = self._recorder.scalars.add_norm(step, norm, ranks=ranks)

@@ -9,6 +9,7 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
@@ -30,7 +31,7 @@ class LoopListener(Protocol):
 
     def after_backward(self, loss: Tensor, scale: Tensor | None) -> None: ...
 
-    def before_clipping(self, norm: Tensor) -> None: ...
+    def before_clipping(self, part: Tensor, parameters: object) -> None: ...
 
     def after_scaler_update(self) -> None: ...
 
@@ -134,7 +135,7 @@ def _root(tensors: Any) -> Tensor | None:
 
 def _clip(parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any) -> Any:
     for listener in _listeners():
-        listener.before_clipping(total_norm.detach().clone())
+        listener.before_clipping(total_norm.detach().clone(), parameters)
     return _originals["clip"](parameters, max_norm, total_norm, *rest)
 
 
@@ -164,7 +165,10 @@ class StepLosses:
     evaluation of LBFGS's closure, a batch whose step was left out) does not count.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        self._new_state = optimizer is not None and not optimizer.state
+        self._clipped: dict[frozenset[int], Tensor] = {}
+        """Ids of parameters that were clipped in this step → their norm."""
         self.mark(model)
         self._before: list[object] = []
         self._weights: list[int] = []
@@ -180,6 +184,7 @@ class StepLosses:
 
     def mark(self, model: nn.Module) -> None:
         """Choose the parameters to look at."""
+        self._model = weakref.ref(model)
         trainable = [p for p in model.parameters() if p.requires_grad]
         self._marked = trainable[:: max(1, len(trainable) // MARKED)]
 
@@ -206,6 +211,33 @@ class StepLosses:
         weights = [p._version for p in self._marked]
         return bool(self._weights) and weights != self._weights
 
+    def unseen_step(self, optimizer: Optimizer | None) -> bool:
+        """Return whether an optimiser has stepped since watching began, seen or not."""
+        stepped = optimizer is not None and bool(optimizer.state)
+        return stepped and (self._new_state or self.moved_since())
+
+    def clipped(
+        self, norm: Tensor, parameters: object, optimizer: Optimizer | None
+    ) -> Tensor | None:
+        """Return the norm of all that was clipped in this step; of another model none.
+
+        Who clips layer by layer clips parts of one gradient; of what is clipped twice
+        the last norm counts.
+        """
+        some = [parameters] if isinstance(parameters, Tensor) else parameters
+        if not isinstance(some, list | tuple):  # a generator must not be used up
+            return norm
+        ids = frozenset(map(id, some))
+        model = self._model()
+        groups = optimizer.param_groups if optimizer is not None else ()
+        copies = (p for group in groups for p in group["params"])
+        own = model.parameters() if model is not None else ()
+        if ids and not any(id(p) in ids for p in chain(own, copies)):
+            return None
+        others = {k: v for k, v in self._clipped.items() if k.isdisjoint(ids)}
+        self._clipped = {**others, ids: norm}
+        return norm if not others else _joined([*self._clipped.values()])
+
     def after_backward(self, loss: Tensor) -> bool:
         """Add a loss, and return whether its backward pass reached the model."""
         reached = self._state() != self._before
@@ -224,6 +256,7 @@ class StepLosses:
         total = self._others if self._own is None else self._own
         total = self.running if total is None else total
         self._own = self._others = self.running = None
+        self._clipped = {}
         return total
 
     def _state(self) -> list[object]:
@@ -232,6 +265,16 @@ class StepLosses:
     def _all_zero(self) -> bool:
         """Return whether gradients were cleared in place: only asked in closures."""
         return not any(bool(p.grad.any()) for p in self._marked if p.grad is not None)
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    """Return the norm of all; of DTensors, which the ranks hold in parts, the last."""
+    if any(type(norm) is not Tensor for norm in norms):
+        return norms[-1]
+    wide = torch.promote_types(norms[-1].dtype, torch.float32)
+    together = torch.stack([norm.to(norms[-1].device, wide) for norm in norms])
+    joined: Tensor = torch.linalg.vector_norm(together)
+    return joined
 
 
 def _added(total: Tensor | None, loss: Tensor) -> Tensor:
