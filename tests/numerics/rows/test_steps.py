@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from equipoise.numerics.rows.search import (
     _subset_sums,
-    branched,
     differenced,
-    lattice_gap,
     nearest_sums,
     partition,
-    reshuffled,
     searched,
 )
 from equipoise.numerics.rows.steps import (
@@ -57,10 +54,6 @@ def test_gaps_are_those_of_the_sides(family: str, seed: int, K: int) -> None:
     better = swapped(v, gap, side, 0.0)
     assert better == pytest.approx(gap_of(v, side), abs=ROUNDING)
     assert abs(better) <= abs(gap)
-    if v.size >= 20:
-        moved = reshuffled(v, better, side, np.arange(v.size - 20, v.size))
-        assert moved == pytest.approx(gap_of(v, side), abs=ROUNDING)
-        assert abs(moved) <= abs(better)
     other = differenced(v, side)
     assert abs(other) == pytest.approx(abs(gap_of(v, side)), abs=ROUNDING)
 
@@ -87,16 +80,12 @@ def test_what_is_proven_is_true(family: str, seed: int, K: int) -> None:
     gap, proven = counted(v, half, half, side, 0.0)
     assert proven <= truth + ROUNDING
     assert gap == pytest.approx(gap_of(v, side), abs=ROUNDING)
-    assert lattice_gap(v, half, 1e-9) <= truth + ROUNDING
     for m in range(1, v.size + 1):
         gap, proven = searched(v, half, half, side, 0.0, m)
         assert proven <= truth + ROUNDING
         assert abs(gap) >= truth - ROUNDING
         assert gap == pytest.approx(gap_of(v, side), abs=ROUNDING)
-    gap, complete = branched(v, half, half, side, -1.0, 10**6)
-    assert complete
-    assert abs(gap) == pytest.approx(truth, abs=ROUNDING)
-    assert gap == pytest.approx(gap_of(v, side), abs=ROUNDING)
+    assert abs(gap) == pytest.approx(truth, abs=ROUNDING)  # of all keys
 
 
 @given(families, seeds, small, st.floats(-0.2, 1.2))
@@ -123,23 +112,15 @@ def test_nearest_sums_bracket_the_target(
             assert float(bits @ w) == pytest.approx(found, abs=ROUNDING)
 
 
-@pytest.mark.parametrize(("n", "work"), [(31, 3 * 10**6), (41, 3 * 10**6)])
-def test_complete_within_the_work_and_honest_beyond(n: int, work: int) -> None:
+@pytest.mark.parametrize("n", [31, 41])
+def test_complete_within_the_work_and_honest_beyond(n: int) -> None:
     """All subsets of 31 keys are 2¹⁷ sums; those of 41 would be 32 times as many."""
     v = np.sort(1 + np.random.default_rng(n).random(n))[::-1].copy()
     half, side = v.sum() / 2, np.zeros(n, np.uint8)
-    gap, proven = partition(v, half, half, side, (0.0, 0.0, work))
+    gap, proven = partition(v, half, side, (0.0, 20.0))
     assert gap == pytest.approx(gap_of(v, side), abs=n * 2.0**-46)
     assert proven <= abs(gap) + n * 2.0**-46
     assert (abs(gap) - proven < n * 2.0**-46) == (n == 31)
-
-
-def test_odd_multiples_of_a_unit_are_proven_apart() -> None:
-    v = np.sort(2.0 * np.random.default_rng(0).integers(2**21, 2**22, 41))[::-1].copy()
-    v[-1] += 1
-    half, side = v.sum() / 2, np.zeros(41, np.uint8)
-    gap, proven = partition(v, half, half, side, (0.0, 0.0, 3 * 10**6))
-    assert abs(gap) == proven == abs(gap_of(v, side)) == 0.5
 
 
 @given(seeds, st.integers(1, 3), st.integers(4, 9))

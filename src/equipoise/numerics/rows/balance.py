@@ -21,15 +21,11 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.compiled import COMPILED
 from equipoise.numerics.rows import ladder
-from equipoise.numerics.rows.ladder import Options
-from equipoise.numerics.rows.search import search_rows
 from equipoise.numerics.rows.torch_rows import outward
 from equipoise.records import html_table
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
-# 16-bit rows are upcast this many entries at a time.
-_CHUNK = 1 << 22
 # How far Σp may be from 1: θ is a quotient by (Σp)², so that rows of any dtype and of
 # any earlier rounding are read; beyond it a row is not one of probabilities.
 MASS_TOLERANCE = 2.0**-4
@@ -86,23 +82,6 @@ def checked(p_xK: Tensor) -> Tensor:
     return p_xK.detach()
 
 
-def _bounds(p_NK: Tensor, mask_NK: Tensor | None, options: Options) -> Tensor:
-    """Return the bounds of every row; 16-bit rows are upcast in chunks."""
-    wide = torch.promote_types(p_NK.dtype, torch.float32)
-    size = max(1, len(p_NK) if p_NK.dtype == wide else _CHUNK // p_NK.shape[-1])
-    found = [np.empty((0, 2))]
-    for i in range(0, len(p_NK), size):
-        rows = p_NK[i : i + size].to(wide).contiguous().numpy()
-        mask = None if mask_NK is None else mask_NK[i : i + size].numpy()
-        found.append(ladder.intervals(rows, mask, options))
-    return torch.from_numpy(np.concatenate(found))
-
-
-def _witness(mask_NK: Tensor, p_NK: Tensor, low_N: Tensor) -> Tensor:
-    """Return the subset without masked keys, and none for a row that reads NaN."""
-    return (mask_NK != 0) & (p_NK > 0) & ~low_N.isnan()[:, None]
-
-
 def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     """Return the certified interval of every row; see ``balance`` for the contract.
 
@@ -110,20 +89,19 @@ def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     """
     home, p_xK = p_xK.device, checked(p_xK).cpu()
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
-    p_NK = p_xK.reshape(-1, p_xK.shape[-1])
-    mask_NK = p_NK.new_zeros(p_NK.shape, dtype=torch.uint8) if witness else None
+    p_NK = p_xK.reshape(-1, p_xK.shape[-1]).to(dtype).contiguous()
+    side_NK = np.zeros(p_NK.shape, np.uint8) if witness else None
     options = (enough(dtype), MASS_TOLERANCE, float(effort))
-    low, high = outward(_bounds(p_NK, mask_NK, options), dtype)
+    found_N2 = torch.from_numpy(ladder.intervals(p_NK.numpy(), side_NK, options))
+    low, high = outward(found_N2, dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
     lead = p_xK.shape[:-1]
-    return Balance(
-        low.view(lead).to(home),
-        high.view(lead).to(home),
-        exact.view(lead).to(home),
-        None
-        if mask_NK is None
-        else _witness(mask_NK, p_NK, low).reshape(p_xK.shape).to(home),
-    )
+    subset = None
+    if side_NK is not None:  # no masked keys, and none of a row that reads NaN
+        subset_NK = (p_NK > 0) & ~low.isnan()[:, None] & (torch.from_numpy(side_NK) > 0)
+        subset = subset_NK.view(p_xK.shape).to(home)
+    low, high, exact = (x.view(lead).to(home) for x in (low, high, exact))
+    return Balance(low, high, exact, subset)
 
 
 def _warn_of_unread(low_x: Tensor) -> None:
@@ -142,8 +120,6 @@ def warm_up() -> None:
     if COMPILED:
         for dtype in (np.float32, np.float64):
             ladder.intervals(np.ones((1, 1), dtype), None, (0.0, 1.0, 0.0))
-        v_Nn, bounds_N3 = np.ones((1, 3)), np.zeros((1, 3))
-        search_rows(v_Nn, np.zeros((1, 3), np.uint8), bounds_N3, 0.0, 1.0)
 
 
 def balance(

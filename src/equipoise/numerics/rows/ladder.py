@@ -11,16 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.compiled import compiled, inner, over_rows, single
-from equipoise.numerics.rows.search import search_rows
-from equipoise.numerics.rows.steps import Row, Side, sort_steps
-from equipoise.numerics.rows.window import (
-    OPEN,
-    Singles,
-    interval,
-    plain_theta,
-    row_gap,
-    scratch,
-)
+from equipoise.numerics.rows.search import sorted_rows
+from equipoise.numerics.rows.steps import Row, Side
+from equipoise.numerics.rows.window import OPEN, Singles, row_bounds, scratch
 
 Rows = NDArray[np.floating]
 Bounds = NDArray[np.float64]
@@ -78,30 +71,9 @@ def close(
         below, ratio = total - float(top), total / top
         if ratio < 2 + _ALIKE or abs(ratio - np.rint(ratio)) <= _ALIKE * ratio:
             below, tops = _apart(p_NK[i], top)
-        low = high = plain_theta(below, np.float64(top), np.int64(tops))
-        if high == OPEN:
-            facts = (np.int64(last) + 1, total, enough * total)
-            gap, proven = row_gap(p_NK[i], facts, np.int64(some), np.float64(top), room)
-            low, high = interval(facts, gap, proven)
-        bounds_N2[i, 0] = low
-        bounds_N2[i, 1] = high
-
-
-def climbed(v_Nn: Row, side_Nn: Side, options: Options) -> Bounds:
-    """Return θ's bounds of sorted rows, and write one subset of each.
-
-    The search is a kernel of its own: what no row needs is not compiled.
-    """
-    enough, off, effort = options
-    bounds_N3 = np.empty((len(v_Nn), 3))
-    sort_steps(v_Nn, side_Nn, bounds_N3, enough, off)
-    low, high, gap = bounds_N3.T
-    which = np.flatnonzero((high > low) & (abs(gap) > enough * v_Nn.sum(-1)))
-    if which.size and effort > 0:
-        v, side, bounds = v_Nn[which], side_Nn[which], bounds_N3[which]
-        search_rows(v, side, bounds, enough, effort)
-        side_Nn[which], bounds_N3[which] = side, bounds
-    return bounds_N3[:, :2]
+        facts = (np.int64(last) + 1, total, enough * total)
+        keys = (below, np.float64(top), np.int64(tops), np.int64(some))
+        bounds_N2[i, 0], bounds_N2[i, 1] = row_bounds(p_NK[i], facts, keys, room)
 
 
 def finish(
@@ -112,20 +84,17 @@ def finish(
     few = max(1, _GATHERED // p_NK.shape[1])
     for start in range(0, left.size, few):
         which = left[start : start + few]
-        falling = -p_NK[which].astype(np.float64)
+        falling, bounds_n2 = -p_NK[which].astype(np.float64), np.empty((which.size, 2))
+        sides = np.empty(falling.shape, np.uint8)
         if side_NK is None:  # sorting values alone is several times faster
-            seen: NDArray[np.bool_] = np.any(falling, axis=0)
-            seen[0] = True  # a row without mass still needs a key
-            # Selecting columns may transpose the memory; rows must stay contiguous.
-            falling = np.sort(np.ascontiguousarray(falling[:, seen]), -1)
-            sides = np.empty(falling.shape, np.uint8)
-            bounds_N2[which] = climbed(-falling, sides, options)
+            falling.sort(-1)
+            sorted_rows(-falling, sides, bounds_n2, options)
         else:
             order = np.argsort(falling, -1)
             falling = np.take_along_axis(falling, order, -1)
-            sides = np.zeros(falling.shape, np.uint8)
-            bounds_N2[which] = climbed(-falling, sides, options)
+            sorted_rows(-falling, sides, bounds_n2, options)
             side_NK[which] = np.take_along_axis(sides, np.argsort(order, -1), -1)
+        bounds_N2[which] = bounds_n2
 
 
 def intervals(p_NK: Rows, mask_NK: Side | None, options: Options) -> Bounds:

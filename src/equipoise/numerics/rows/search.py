@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.compiled import compiled
-from equipoise.numerics.rows.steps import Row, Side, bounds_of, largest_first, swapped
+from equipoise.numerics.rows.steps import (
+    Row,
+    Side,
+    bounds_of,
+    counted,
+    exact_sum,
+    kept,
+    largest_first,
+    swapped,
+)
+from equipoise.numerics.rows.window import theta
 
 Bits = NDArray[np.int64]
 Half = tuple[Row, Bits, int]
@@ -20,69 +30,6 @@ Half = tuple[Row, Bits, int]
 _LEAST_WORK, _WORK_PER_KEY, _COMPLETE = 60_000, 192, 26
 # Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
 DEPTHS = (20, 26, 33, 40)
-# Keys reassigned at a time; each further pair makes the reachable sums twice as dense.
-_NEIGHBOURS = (16, 20, 26)
-# Branches tried per key before a row that is not steep goes on to the next step.
-_BRANCHES = 8
-# Remainders below this share of the largest key are rounding.
-_ROUNDING = 1e-13
-
-
-@compiled()
-def lattice_gap(v_n: Row, half: float, least: float) -> float:
-    """Return a proven lower bound on |gap| from a common divisor of the keys."""
-    unit, tiny = v_n[0], _ROUNDING * v_n[0]
-    for k in range(1, v_n.size):
-        a, b = unit, v_n[k]
-        while b > tiny:
-            a, b = b, a - b * np.floor(a / b + 1e-9)
-        unit = a
-        if unit < least:
-            return 0.0
-    multiples, off = 0.0, 0.0
-    for k in range(v_n.size):
-        multiples += np.rint(v_n[k] / unit)
-    unit = 2 * half / multiples
-    for k in range(v_n.size):
-        off += abs(v_n[k] - np.rint(v_n[k] / unit) * unit)
-    missing = abs(half - np.rint(half / unit) * unit)
-    return float(max(missing - off, 0.0))
-
-
-@compiled()
-def branched(
-    v_n: Row, half: float, gap: float, side_n: Side, enough: float, most: int
-) -> tuple[float, bool]:
-    """Try each key in S, then out of it, large keys first; return (gap, complete).
-
-    The largest key is in S: its complement is the same partition.
-    """
-    n, rest_n = v_n.size, np.append(np.cumsum(v_n[::-1])[::-1], 0.0)
-    inside_n = np.zeros(n + 1, np.uint8)
-    # One gap per level, not one that is added to and subtracted from: that drifts.
-    gap_n = np.empty(n + 1)
-    inside_n[0], gap_n[0], gap_n[1], k = 1, half, half - v_n[0], 1
-    for _ in range(most):
-        left = gap_n[k]
-        if 0.0 < left < rest_n[k]:
-            inside_n[k], gap_n[k + 1] = 1, left - v_n[k]
-            k += 1
-            continue
-        end = left - rest_n[k] if left > 0.0 else left
-        if abs(end) < abs(gap):
-            gap = end
-            for i in range(n):
-                side_n[i] = inside_n[i] if i < k else left > 0.0
-            if abs(gap) <= enough:
-                return gap, False
-        k -= 1
-        while not inside_n[k]:
-            k -= 1
-        if k == 0:
-            return gap, True
-        inside_n[k], gap_n[k + 1] = 0, gap_n[k]
-        k += 1
-    return gap, False
 
 
 @compiled()
@@ -194,13 +141,8 @@ def searched(
     Returns the better gap, and a distance from ½ that no gap is below. The third trial
     has the rest as likely to be in S as not.
     """
-    w_m, rest = np.empty(m), 0.0
-    for k in range(v_n.size):
-        if k < m:
-            w_m[k] = v_n[k]
-        else:
-            rest += v_n[k]
-    first, second = _subset_sums(w_m, 0), _subset_sums(w_m, 1)
+    rest = v_n[m:].sum()
+    first, second = _subset_sums(v_n[:m], 0), _subset_sums(v_n[:m], 1)
     below, a, b, above, c, d = nearest_sums(first, second, half)
     trial_n = np.zeros(v_n.size, np.uint8)
     for which in range(3 if m < v_n.size else 2):
@@ -210,30 +152,8 @@ def searched(
             _, a, b, _, _, _ = nearest_sums(first, second, half - rest / 2)
         trial = _completed(v_n, half, (a, b, m), trial_n)
         trial = swapped(v_n, trial, trial_n, enough)
-        if abs(trial) < abs(gap):
-            gap = trial
-            for k in range(v_n.size):
-                side_n[k] = trial_n[k]
+        gap = kept(gap, side_n, trial, trial_n)
     return gap, max(min(half - rest - below, above - half), 0.0)
-
-
-@compiled()
-def reshuffled(v_n: Row, gap: float, side_n: Side, chosen_m: Bits) -> float:
-    """Reassign the chosen keys at once, all others held; return the gap."""
-    move_m = np.empty(chosen_m.size)
-    for i in range(chosen_m.size):
-        k = chosen_m[i]
-        move_m[i] = -v_n[k] if side_n[k] else v_n[k]
-    first, second = _subset_sums(move_m, 0), _subset_sums(move_m, 1)
-    below, a, b, above, c, d = nearest_sums(first, second, gap)
-    nearest = below
-    if above - gap < gap - below:
-        nearest, a, b = above, c, d
-    if abs(gap - nearest) >= abs(gap):
-        return gap
-    for i in range(chosen_m.size):
-        side_n[chosen_m[i]] ^= ((b if i % 2 else a) >> np.int64(i // 2)) & 1
-    return gap - nearest
 
 
 @compiled()
@@ -243,75 +163,57 @@ def _visits(m: int) -> int:
 
 
 @compiled()
-def _improved(
-    v_n: Row, gap: float, side_n: Side, enough: float, work: int
-) -> tuple[float, int]:
-    """Differencing, then reshuffling of keys of every size and of small keys."""
-    trial_n = np.empty(v_n.size, np.uint8)
-    trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
-    if abs(trial) < abs(gap):
-        gap = trial
-        for k in range(v_n.size):
-            side_n[k] = trial_n[k]
-    for m in _NEIGHBOURS:
-        chosen_m, step = np.empty(m, np.int64), v_n.size // m
-        for attempt in range(2 * min(step, 3)):
-            if abs(gap) <= enough or _visits(m) > work:
-                return gap, work
-            # Every step-th key, so of all sizes; and the smallest that were not yet.
-            for i in range(m):
-                last = v_n.size - m * (attempt // 2 + 1)
-                chosen_m[i] = last + i if attempt % 2 else i * step + attempt // 2
-            gap = reshuffled(v_n, gap, side_n, chosen_m)
-            work -= _visits(m)
-    return gap, work
-
-
-@compiled()
 def partition(
-    v_n: Row, half: float, gap: float, side_n: Side, options: tuple[float, float, int]
+    v_n: Row, half: float, side_n: Side, options: tuple[float, float]
 ) -> tuple[float, float]:
     """Return (gap, proven): a partition with that gap; no |gap| is below ``proven``."""
-    enough, proven, work = options
-    rounding = 4 * v_n.size * 2.0**-53 * half
-    proven = max(proven, lattice_gap(v_n, half, enough))
-    if abs(gap) - proven <= rounding:
-        return gap, proven
-    gap, complete = branched(v_n, half, gap, side_n, enough, _BRANCHES * v_n.size)
-    if complete or abs(gap) <= enough:
-        return gap, abs(gap) if complete else 0.0
-    first = v_n.size if v_n.size <= _COMPLETE else DEPTHS[0]
-    if v_n.size > _COMPLETE:
-        gap, work = _improved(v_n, gap, side_n, enough, work - _visits(first))
-        work += _visits(first)
+    (enough, effort), n = options, v_n.size
+    gap = swapped(v_n, largest_first(v_n, 0, half, side_n), side_n, enough)
+    if abs(gap) <= enough:
+        return gap, 0.0
+    gap, proven = counted(v_n, half, gap, side_n, enough)
+    rounding = 4 * n * 2.0**-53 * half
+    work, first = effort * _visits(n), n
+    if n > _COMPLETE and effort > 0.0 and abs(gap) > proven + rounding:
+        work, first = effort * (_LEAST_WORK + _WORK_PER_KEY * n), DEPTHS[0]
+        trial_n = np.empty(n, np.uint8)
+        trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
+        gap = kept(gap, side_n, trial, trial_n)
     for depth in DEPTHS:
-        m = min(max(depth, first), v_n.size)
+        m = min(max(depth, first), n)
         if abs(gap) <= max(enough, proven + rounding) or _visits(m) > work:
             break
         gap, bound = searched(v_n, half, gap, side_n, enough, m)
         proven, work = max(proven, bound), work - _visits(m)
-        if m == v_n.size:
+        if m == n:
             break
     return gap, proven
 
 
 @compiled()
-def search_rows(
-    v_Nn: Row, side_Nn: Side, bounds_N3: Row, enough: float, effort: float
+def sorted_rows(
+    v_Nn: Row, side_Nn: Side, bounds_N2: Row, options: tuple[float, float, float]
 ) -> None:
-    """Search rows further: improve their bounds, gaps and subsets where it helps."""
+    """Write θ's bounds of rows sorted from large to small, and one subset of each.
+
+    NaN and negative entries are last in this order.
+    """
+    enough, off, effort = options
     for i in range(v_Nn.shape[0]):
-        n, total = v_Nn.shape[1], 0.0
-        while v_Nn[i, n - 1] == 0.0:
-            n -= 1
-        v_n, side_n = v_Nn[i, :n], side_Nn[i, :n]
+        v_n, side_n, n = v_Nn[i], side_Nn[i], v_Nn.shape[1]
         for k in range(n):
-            total += v_n[k]
-        work = _visits(n) if n <= _COMPLETE else _LEAST_WORK + _WORK_PER_KEY * n
-        proven = np.sqrt(max(1.0 - bounds_N3[i, 1], 0.0)) * total / 2
-        options = (enough * total, proven, int(effort * work))
-        gap, proven = partition(v_n, total / 2, bounds_N3[i, 2], side_n, options)
-        low, high = bounds_of(v_n, side_n, gap, proven)
-        bounds_N3[i, 0] = max(bounds_N3[i, 0], low)
-        bounds_N3[i, 1] = min(bounds_N3[i, 1], high)
-        bounds_N3[i, 2] = gap
+            side_n[k] = k == 0
+        rest = exact_sum(v_n, side_n, 0)
+        total = rest + v_n[0]
+        low = high = theta(v_n[0], rest)
+        if not (v_n[-1] >= 0.0 and abs(total - 1.0) <= off):
+            low = high = np.nan
+        elif v_n[0] < rest:
+            while v_n[n - 1] == 0.0:
+                n -= 1
+            v_n, side_n = v_n[:n], side_n[:n]
+            goal = enough * total, effort
+            gap, proven = partition(v_n, total / 2, side_n, goal)
+            low, high = bounds_of(v_n, side_n, gap, proven)
+        bounds_N2[i, 0] = low
+        bounds_N2[i, 1] = high

@@ -27,13 +27,7 @@ from equipoise.numerics.compiled import (
     single,
 )
 from equipoise.numerics.rows import ladder, torch_rows
-from equipoise.numerics.rows.window import (
-    OPEN,
-    interval,
-    plain_theta,
-    row_gap,
-    scratch,
-)
+from equipoise.numerics.rows.window import OPEN, row_bounds, scratch
 
 Scores = NDArray[np.float32]
 Statistics = NDArray[np.float32]
@@ -159,13 +153,10 @@ def read_rows(
         exponentials(z_K, stop, top, e_K)
         below, moment, scores, masses, tops, some = _moments(z_K, stop, e_K, top)
         mass = below + tops
-        lower = upper = plain_theta(below, 1.0, np.int64(tops))
-        if upper == OPEN:
-            facts = (stop, mass, _ENOUGH * mass)
-            gap, proven = row_gap(e_K, facts, np.int64(some), 1.0, room)
-            lower, upper = interval(facts, gap, proven)
+        facts = (stop, mass, _ENOUGH * mass)
+        keys = (below, 1.0, np.int64(tops), np.int64(some))
+        out_CN[LOWER, at], out_CN[UPPER, at] = row_bounds(e_K, facts, keys, room)
         entropy = math.log(mass) - moment / mass
-        out_CN[LOWER, at], out_CN[UPPER, at] = lower, upper
         out_CN[MAX_LOGIT, at] = top
         out_CN[ENTROPY, at] = entropy if entropy > 0.0 else 0.0
         out_CN[SINK, at] = e_K[0] / mass

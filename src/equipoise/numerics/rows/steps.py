@@ -15,7 +15,6 @@ from equipoise.numerics.rows.window import theta
 Row = NDArray[np.float64]
 Side = NDArray[np.uint8]
 _SWAPS = 8
-_PLATEAUS = 4
 # Peaks above a plateau whose places are all tried: 2² of them.
 _PEAKS = 3
 
@@ -86,42 +85,28 @@ def swapped(v_n: Row, gap: float, side_n: Side, enough: float) -> float:
 
 
 @compiled()
-def _counted_gap(
-    v_n: Row, ends: tuple[int, int], target: float, rest: float
-) -> tuple[float, int]:
-    """Return how far every sum of some keys is from the target, and a likely count."""
-    first, stop = ends
-    nearest, top, bottom = np.inf, 0.0, 0.0
-    likely, off = 0, np.inf
-    for c in range(stop - first + 1):
-        away = max(target - (top + rest), bottom - target, 0.0)
-        nearest = away if away < nearest else nearest
-        middle = abs(target - (top + bottom + rest) / 2)
-        if middle < off:
-            likely, off = c, middle
-        if first + c < stop:
-            top += v_n[first + c]
-            bottom += v_n[stop - 1 - c]
-    return nearest, likely
+def kept(gap: float, side_n: Side, trial: float, trial_n: Side) -> float:
+    """Return the smaller gap; write its subset into ``side_n``."""
+    if abs(trial) >= abs(gap):
+        return gap
+    side_n[:] = trial_n
+    return trial
 
 
 @compiled()
-def _plateau_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
-    """Return a proven lower bound on |p(S) - target| over all subsets, by counting.
-
-    Only the ends of plateaus are tried, and few of them. Also returns the likely count.
-    """
-    proven, rest, tried, likely = 0.0, 0.0, 0, 0
-    for m in range(v_n.size, first, -1):
-        if rest >= v_n[first] or tried == _PLATEAUS:
-            break
-        if m == v_n.size or 2 * v_n[m] < v_n[m - 1]:
-            bound, count = _counted_gap(v_n, (first, m), target, rest)
-            proven = max(proven, bound)
-            likely = count if tried == 0 else likely
-            tried += 1
-        rest += v_n[m - 1]
-    return proven, likely
+def _counted_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
+    """Return how far every sum of some keys is from the target, and a likely count."""
+    nearest, top, bottom = np.inf, 0.0, 0.0
+    likely, off = 0, np.inf
+    for c in range(v_n.size - first + 1):
+        nearest = min(nearest, max(target - top, bottom - target, 0.0))
+        middle = abs(target - (top + bottom) / 2)
+        if middle < off:
+            likely, off = c, middle
+        if first + c < v_n.size:
+            top += v_n[first + c]
+            bottom += v_n[v_n.size - 1 - c]
+    return nearest, likely
 
 
 @compiled()
@@ -154,15 +139,12 @@ def counted(
             for k in range(t):
                 trial_n[k] = k == 0 or (places >> (k - 1)) & 1
                 target -= v_n[k] if trial_n[k] else 0.0
-            bound, count = _plateau_gap(v_n, t, target)
-            nearest = bound if bound < nearest else nearest
+            bound, count = _counted_gap(v_n, t, target)
+            nearest = min(nearest, bound)
             trial = _slid(v_n, t, count, target, trial_n)
             trial = swapped(v_n, trial, trial_n, enough)
-            if abs(trial) < abs(gap):
-                gap = trial
-                for k in range(v_n.size):
-                    side_n[k] = trial_n[k]
-        proven = nearest if nearest > proven else proven
+            gap = kept(gap, side_n, trial, trial_n)
+        proven = max(proven, nearest)
     return gap, proven
 
 
@@ -187,44 +169,3 @@ def bounds_of(v_n: Row, side_n: Side, gap: float, proven: float) -> tuple[float,
     if abs(gap) - proven <= 4 * v_n.size * 2.0**-53 * total:
         return lower, lower
     return lower, max(lower, 1.0 - 4.0 * (proven / total) ** 2)
-
-
-@compiled()
-def sorted_interval(
-    v_n: Row, side_n: Side, enough: float, off: float
-) -> tuple[float, float, float]:
-    """Return θ's interval and the gap for one row sorted from large to small.
-
-    NaN and negative entries are last in this order.
-    """
-    for k in range(v_n.size):
-        side_n[k] = k == 0
-    rest = exact_sum(v_n, side_n, 0)
-    total = rest + v_n[0]
-    if not (v_n[-1] >= 0.0 and abs(total - 1.0) <= off):
-        return np.nan, np.nan, 0.0
-    if v_n[0] >= rest:
-        peaked = theta(v_n[0], rest)
-        return peaked, peaked, 0.0
-    n = v_n.size
-    while v_n[n - 1] == 0.0:
-        n -= 1
-    v_n, side_n, half = v_n[:n], side_n[:n], total / 2
-    gap, proven = largest_first(v_n, 0, half, side_n), 0.0
-    gap = swapped(v_n, gap, side_n, enough * total)
-    if abs(gap) > enough * total:
-        gap, proven = counted(v_n, half, gap, side_n, enough * total)
-    low, high = bounds_of(v_n, side_n, gap, proven)
-    return low, high, gap
-
-
-@compiled()
-def sort_steps(
-    v_Nn: Row, side_Nn: Side, bounds_N3: Row, enough: float, off: float
-) -> None:
-    """Write θ's bounds and the gap of every row, and a subset with that gap."""
-    for i in range(v_Nn.shape[0]):
-        low, high, gap = sorted_interval(v_Nn[i], side_Nn[i], enough, off)
-        bounds_N3[i, 0] = low
-        bounds_N3[i, 1] = high
-        bounds_N3[i, 2] = gap

@@ -143,13 +143,9 @@ def nearest(
     return best, proven
 
 
-def scratch(keys: Singles | int) -> Singles:
-    """Return room for sums and for so many keys, or these."""
-    if isinstance(keys, int):
-        return np.empty(_KEYS + keys + WINDOW, np.float32)
-    room = scratch(keys.size)
-    room[_KEYS : _KEYS + keys.size] = keys
-    return room
+def scratch(keys: int) -> Singles:
+    """Return room for sums and for so many keys."""
+    return np.empty(_KEYS + keys + WINDOW, np.float32)
 
 
 @inner(reorder=True)
@@ -306,9 +302,6 @@ def row_gap(
 ) -> tuple[float, bool]:
     """Return the gap of a set, |gap| ≤ enough when it closed, and if it is proven.
 
-    ``p_K`` holds masses on any scale, hidden keys are 0; ``count`` of them are above 0,
-    and ``top`` is the largest.
-
     All of a few keys are large. Otherwise more and more of them are, as long as a few
     keys matter most. An odd number of nearly equal keys has no half, which is a proof.
     """
@@ -333,23 +326,24 @@ def row_gap(
 
 
 @inner()
-def plain_theta(below: float, top: float, tops: Any) -> float:
-    """Return θ where one key has half of the mass or all have the same; else ``OPEN``.
+def row_bounds(
+    p_K: Singles, facts: Facts, keys: tuple[float, float, Any, Any], room: Singles
+) -> tuple[float, float]:
+    """Return θ's bounds of a row; the upper is ``OPEN`` where none is known.
 
-    ``below`` is the mass of the keys below the largest, ``tops`` of which there are.
+    ``p_K`` holds masses on any scale, hidden keys are 0; ``keys`` are the mass below
+    the largest key, that key, how many equal it, and how many are above 0.
     """
-    rest = below + (tops - 1) * top
-    if not rest > top:  # also NaN, which stays one
-        return theta(top, rest)
-    inside = np.floor(tops / 2)
-    return theta(inside, tops - inside) if below == 0.0 else OPEN
-
-
-@inner()
-def interval(facts: Facts, gap: float, proven: bool) -> tuple[float, float]:
-    """Return θ's bounds from a set's gap; the upper is ``OPEN`` where none is known."""
     _, total, enough = facts
-    value = theta(total / 2 + gap, total / 2 - gap)
+    below, top, tops, count = keys
+    rest, gap, proven = below + (tops - 1) * top, 0.0, True
+    if not rest > top:  # also NaN, which stays one
+        value = theta(top, rest)
+    elif below == 0.0:  # all alike
+        value = theta(np.floor(tops / 2), tops - np.floor(tops / 2))
+    else:
+        gap, proven = row_gap(p_K, facts, count, top, room)
+        value = theta(total / 2 + gap, total / 2 - gap)
     if proven:
         return value, value
     return value, 1.0 if abs(gap) <= enough else OPEN
