@@ -131,7 +131,7 @@ def balance(
     a ladder and stop at the first step that closes them: p_max ≥ ½ (then S = {top});
     a fill, and the subsets of twelve keys; sorted, largest first, swaps, counting of
     nearly equal keys; differencing; all subsets of the largest keys, with the mass of
-    the others as slack.
+    the others as slack. Rows of another device are sent to the CPU.
 
     Args:
         p: Attention rows; masked keys are exact zeros. float16, bfloat16, float32 or

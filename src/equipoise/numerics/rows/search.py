@@ -24,10 +24,10 @@ from equipoise.numerics.rows.window import theta
 
 Bits = NDArray[np.int64]
 Half = tuple[Row, Bits, int]
-# Visits at effort 1, and per key of the row: with them no row takes more than about
-# twenty times as long as an ordinary one. Rows of up to 26 keys are complete: with so
-# few of them, ordinary rows are searched to the end too.
-_LEAST_WORK, _WORK_PER_KEY, _COMPLETE = 60_000, 192, 26
+# Visits at effort 1: with them no row takes more than about twenty times as long as an
+# ordinary one. Rows of up to 26 keys are complete: with so few of them, ordinary rows
+# are searched to the end too.
+_WORK, _COMPLETE = 60_000, 26
 # Keys in a complete search: 2¹⁰ to 2²⁰ sums in each half.
 DEPTHS = (20, 26, 33, 40)
 
@@ -175,7 +175,7 @@ def partition(
     rounding = 4 * n * 2.0**-53 * half
     work, first = effort * _visits(n), n
     if n > _COMPLETE and effort > 0.0 and abs(gap) > proven + rounding:
-        work, first = effort * (_LEAST_WORK + _WORK_PER_KEY * n), DEPTHS[0]
+        work, first = effort * _WORK, DEPTHS[0]
         trial_n = np.empty(n, np.uint8)
         trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
         gap = kept(gap, side_n, trial, trial_n)
