@@ -175,6 +175,20 @@ def test_a_violation_in_one_format_is_found(dtype: str) -> None:
     assert not violated(wide.largest())
 
 
+def test_a_violation_between_numbers_of_different_size_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One number a million times the other: no common scale brings that about."""
+
+    def ratio(x: torch.Tensor) -> torch.Tensor:
+        return (x[0] / x[1]).abs().detach() / 1e6 + 0 * x.sum()  # nothing to climb
+
+    wrong = Inequality(ratio, 2, formats=())
+    assert violated(wrong.largest())
+    monkeypatch.setattr("equipoise.claims.search.MIXED", 0)
+    assert not violated(wrong.largest())
+
+
 def test_a_violation_found_by_the_search_refutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

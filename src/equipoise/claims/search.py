@@ -1,10 +1,11 @@
 """Adversarial search for everything that says ≤.
 
 A claim's two sides as one ratio of a point's numbers, at most 1 if the claim is true.
-Points are drawn at seven scales, then climbed: along the gradient, by turning signs and
-by exchanging numbers; drawn and climbed ones are evaluated in float32, bfloat16 and
-float16 too. The ratios are written from the statements, beside the code that the checks
-call. Names are those of the checks; what is refuted needs no search.
+Points are drawn at seven scales, and with a scale for each number; then they are
+climbed: along the gradient, by turning signs and by exchanging numbers. Drawn and
+climbed ones are evaluated in float32, bfloat16 and float16 too. The ratios are written
+from the statements, beside the code that the checks call. Names are those of the
+checks; what is refuted needs no search.
 
 Axes, in this file:  B point · K token or key · D width.
 """
@@ -24,6 +25,8 @@ Scalar = Any
 Ratio = Callable[[Tensor], Scalar]
 """One point's numbers → this ÷ what it is at most."""
 SCALES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e8)
+MIXED = 5
+"""Half of the points have a scale for each number, up to so many powers of ten."""
 ROOM = {
     torch.float64: 1e-9,
     torch.float32: 1e-3,
@@ -52,15 +55,19 @@ class Inequality:
         """Return the largest ratio that each way of searching found."""
         rng = torch.Generator().manual_seed(0)
         scale_B1 = torch.tensor(SCALES, dtype=torch.float64).repeat(4 * rounds)[:, None]
-        drawn = torch.randn(len(scale_B1), self.size, generator=rng).double()
-        x = scale_B1 * drawn
-        found = {"drawn": _most(self._all(x))}
+        drawn = torch.randn(2, len(scale_B1), self.size, generator=rng).double()
+        powers = MIXED * (2 * torch.rand(drawn[1].shape, generator=rng).double() - 1)
+        start = torch.cat([scale_B1 * drawn[0], 10**powers * drawn[1]])
+        alike = len(scale_B1)
+        found, x = {"drawn": _most(self._all(start))}, start
         x = self._ascended(x, 12 * rounds)
         found["by gradient"] = _most(self._all(x))
         for name, moved in (("by signs", _turned), ("by exchange", _exchanged)):
             x = self._climbed(x, moved, 12 * rounds, rng)
             found[name] = _most(self._all(x))
-        points = torch.cat([scale_B1 * drawn, x])
+        found["at mixed scales"] = _most(self._all(x[alike:]))
+        # In narrow formats squares of mixed sizes leave the range, not the bound.
+        points = torch.cat([start[:alike], x[:alike]])
         for name, dtype in FORMATS.items():
             if dtype in self.formats:
                 found[name] = _most(self._all(points.to(dtype)))
