@@ -1,6 +1,7 @@
 """Measurements of loss differences and group Hessians, and their findings."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,25 @@ def test_the_ranking_follows_the_numbers() -> None:
     assert "4 times that of the second norm" in said.verdict
     assert "3 of 7 groups grew" in said.verdict
     assert len(said.grids) == 3 and said.figures[0].name == "vit-hessian"
+    assert "told from" not in said.verdict, "one seed tells nothing apart"
+
+
+@pytest.mark.parametrize(
+    ("near", "says"),
+    [
+        ((9.0, 6.0, 5.0), r"FF is told from all others but V \(about \d+ seeds"),
+        ((5.0, 5.1, 4.9), r"FF is told from all others \(ratios"),
+    ],
+)
+def test_the_largest_is_told_from_others_by_seeds(
+    near: tuple[float, ...], says: str
+) -> None:
+    base = dict.fromkeys(recipe("curvature").measures, 1.0)
+    seeds = range(len(near))
+    last = {
+        s: {k: 1 + s / 100 for k in base}
+        | {"hessian_FF": 8.0 + s / 100, "hessian_V": near[s]}
+        for s in seeds
+    }
+    runs = {"vit-0": dict.fromkeys(seeds, base), "vit-1000": last}
+    assert re.search(says, curvature.finding(evidence("curvature", runs)).verdict)

@@ -9,6 +9,7 @@ has a batch of its own, and weights are measured in another norm than Hessians. 
 held-out batch serves all, FF is the feed-forward's matrices, and both are spectral.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from equipoise.lab.models import GPTConfig, vit_preset
 from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
+from equipoise.lab.results.statistics import corrected, paired, to_decide
 from equipoise.lab.running.execution import Trained
-from equipoise.lab.running.experiment import SEEDS, Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 from equipoise.numerics.spectra.estimate import Estimate, Search
 
@@ -167,7 +169,7 @@ def recipe(quick: bool) -> Experiment:
         name="curvature",
         question="Whose Hessian is largest, and does that change with training?",
         arms=arms[: len(lengths)] if quick else arms,
-        seeds=(42,) if quick else SEEDS,
+        seeds=(42,) if quick else FIVE_SEEDS,
         measures=(
             "validation",
             *(f"hessian_{name}" for name in GROUPS),
@@ -242,10 +244,33 @@ def _ranking(evidence: Evidence, kind: str) -> str:
     ratio = evidence.mean(end, "hessian_FF") / evidence.mean(end, "hessian_LN2")
     return (
         f"{kind}, spectral norm of each group's Hessian at init: {parts[0]}; at the "
-        f"end: {parts[-1]}. {len(grew)} of {len(SMALL)} groups grew. At the end the "
+        f"end: {parts[-1]}. {_told_apart(evidence, kind)}{len(grew)} of {len(SMALL)} "
+        "groups grew. At the end the "
         f"feed-forward's own Hessian is {ratio:.3g} times that of the second norm, "
         "which is what the paper plots under its name."
     )
+
+
+def _told_apart(evidence: Evidence, kind: str) -> str:
+    """Say from which groups the largest is told at the end, in ratios over seeds."""
+    end = ends(evidence, kind)[-1]
+    seeds = list(evidence.runs[end])
+    if len(seeds) < 2:
+        return ""
+    logs = {
+        g: [math.log(evidence.value(end, seed, f"hessian_{g}")) for seed in seeds]
+        for g in SMALL
+    }
+    top = max(SMALL, key=lambda g: evidence.mean(end, f"hessian_{g}"))
+    others = [g for g in SMALL if g != top]
+    pairs = corrected([paired(logs[top], logs[g]) for g in others])
+    near = [
+        f"{g}{to_decide(pair)}"
+        for g, pair in zip(others, pairs, strict=True)
+        if pair is not None and not pair.p < 0.05
+    ]
+    rest = f"all others but {', '.join(near)}" if near else "all others"
+    return f"{top} is told from {rest} (ratios over seeds, Holm over {len(others)}). "
 
 
 def _norms(evidence: Evidence, kind: str) -> Grid:
