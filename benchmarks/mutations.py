@@ -293,12 +293,18 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ),
     ),
     ("probes/fused_rows.py", "tests/numerics/rows/test_triton_rows.py"): (
+        ("        sees_4BQ[3] = first_BQ\n", "        pass\n"),
+        ("        chosen_n=chosen_n,\n", "        chosen_n=None,\n"),
+        ("        slopes=rows.slopes_BH,\n", "        slopes=None,\n"),
+        ("    return read_CBHn.transpose(1, 2)", "    return read_CBHn"),
+    ),
+    ("anatomy/fused_kernels.py", "tests/numerics/rows/test_triton_rows.py"): (
         (
             "torch.minimum(end_SQ, own_SQ + right + 1)",
             "torch.minimum(end_SQ, own_SQ + right)",
         ),
-        ("own_SQ - rows.left)", "own_SQ - rows.left - 1)"),
-        ("own_SQ = first_SQ + rows.place[0]", "own_SQ = 0 + rows.place[0]"),
+        ("own_SQ - self.left)", "own_SQ - self.left - 1)"),
+        ("own_SQ = first_SQ + self.place[0]", "own_SQ = 0 + self.place[0]"),
     ),
     ("numerics/rows/torch_rows.py", "tests/numerics/rows/test_torch_rows.py"): (
         ("begin_N1 >= torch.searchsorted(", "begin_N1 + 9 >= torch.searchsorted("),
@@ -312,7 +318,13 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("at_L < starts.diff()[:, None]", "at_L <= starts.diff()[:, None]"),
         ("offset_S=k.shape[1] - q.shape[1]", "offset_S=0"),
     ),
-    ("probes/capture.py", "tests/watching/test_no_wait.py -k arriv"): (
+    ("numerics/compiled.py", "tests/watching/test_no_wait.py -k ranks"): (
+        ("pinned.to(device, non_blocking=True)", "pinned.to(device)"),
+    ),
+    ("watching/handle.py", "tests/watching/test_two_ranks.py"): (
+        ("not (sampled and self._sampler.late)", "True"),
+    ),
+    ("probes/transfer.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("event is None or event.query()", "event is None or True"),
         ("event.synchronize()", "pass"),
     ),

@@ -1,17 +1,24 @@
-"""A sample of rows: how often its 95 % intervals hold, its cost, and its memory.
+"""A sample of rows: how often its 95 % intervals hold, its largest logit, its cost.
 
 Intervals are counted over (head, step) pairs of models in training and of made-up
 heads, each sampled many times. A reading that every sample of a pair gives alike is
-held by any interval: such pairs are not counted.
+held by any interval: such pairs are not counted. The largest logit of one row in four
+is set beside that of all rows, for each head and for the largest of all heads, which
+rules look at.
+
+Run: python -m benchmarks.row_sample [coverage] [logits] [cost]
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.fragility_subjects import minilm
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
@@ -34,30 +41,68 @@ LEVELS = {name: QUANTILES[name] for name in ("p5", "p50")}
 SAME = 1e-6
 """Readings closer than this are the same: θ of a row is known to so much."""
 LENGTH, CALL_HEADS, WIDTH, REPEATS = 8192, 2, 64, 5
+SHORT = 512
+"""Tokens of the calls whose largest logits are compared."""
 
 
-def trained(rate: float, seed: int) -> Tensor:
-    """θ of every head of a small GPT at five steps of its training, (pairs, 1, Q)."""
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(width=64, depth=2, heads=4, context=QUERIES))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    data, anatomy = Windows(embedded(), context=QUERIES, batch=1, seed=seed), None
-    anatomy, found = anatomy_of(model), []
+class Rows(NamedTuple):
+    """θ and the largest logit of every row of some heads."""
+
+    theta_HQ: Tensor
+    logit_HQ: Tensor
+
+
+def rows_of(model: nn.Module, passes: Callable[[], object]) -> Rows:
+    """Return all heads of all layers, of one pass."""
+    found: list[Rows] = []
 
     def read(call: AttentionCall) -> None:
         rows = _rows(call, None)
-        found.append(rows.theta_lower.where(rows.counted, torch.nan))
+        theta = rows.theta_lower.where(rows.counted, torch.nan)
+        found.append(Rows(theta, rows.max_logit.where(rows.counted, -torch.inf)))
 
+    with torch.no_grad(), Interceptor(anatomy_of(model), read):
+        passes()
+    return Rows(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def trained(
+    rate: float, seed: int, *, tokens: int = QUERIES, times: float = 1.0
+) -> list[Rows]:
+    """Return a small GPT at five steps of its training.
+
+    ``times`` scales the maps to queries and keys before it, as storms of logit growth
+    do (``lab/storms/families.py``).
+    """
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(width=64, depth=2, heads=4, context=tokens))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(times)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    data, found = Windows(embedded(), context=tokens, batch=1, seed=seed), []
     for step in range(61):
-        tokens, targets = data.take()
+        ids, targets = data.take()
         if step % 15 == 0:
-            with torch.no_grad(), Interceptor(anatomy, read):
-                model(tokens)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            found.append(rows_of(model, lambda ids=ids: model(ids)))
+        loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cat(found)[:, None]
+    return found
+
+
+def trained_theta(rate: float, seed: int) -> Tensor:
+    """Return θ of every head at five steps, (pairs, 1, Q)."""
+    return torch.cat([rows.theta_HQ for rows in trained(rate, seed)])[:, None]
+
+
+def encoder() -> list[Rows]:
+    """Return a trained sentence encoder on as many tokens as it takes."""
+    model, batch = minilm(long=True)
+    cut = {name: x.repeat(1, 9)[:, :SHORT] for name, x in batch.items()}
+    return [rows_of(model, lambda: model(**cut))]
 
 
 def made_up(scale: float, *, sizes: float = 0.0, window: float = 0.0) -> Tensor:
@@ -86,8 +131,8 @@ def drifting() -> Tensor:
 
 
 POPULATIONS: dict[str, Callable[[], Tensor]] = {
-    "GPT in training, rate 0.003": lambda: trained(0.003, 10),
-    "GPT in training, rate 0.03": lambda: trained(0.03, 11),
+    "GPT in training, rate 0.003": lambda: trained_theta(0.003, 10),
+    "GPT in training, rate 0.03": lambda: trained_theta(0.03, 11),
     "random scores, scale 2": lambda: made_up(2.0),
     "random scores, scale 4": lambda: made_up(4.0),
     "random scores, scale 8": lambda: made_up(8.0),
@@ -95,6 +140,56 @@ POPULATIONS: dict[str, Callable[[], Tensor]] = {
     "near keys preferred": lambda: made_up(2.0, window=0.02),
     "a drift along the sequence": drifting,
 }
+
+
+LOGITS: dict[str, Callable[[], list[Rows]]] = {
+    "MiniLM": encoder,
+    "GPT in training, rate 0.003": lambda: trained(0.003, 10, tokens=SHORT),
+    "GPT in training, rate 0.03": lambda: trained(0.03, 11, tokens=SHORT),
+    "logit growth, weights 4 times": lambda: trained(
+        0.005, 12, tokens=SHORT, times=4.0
+    ),
+    "logit growth, weights 12 times": lambda: trained(
+        0.005, 13, tokens=SHORT, times=12.0
+    ),
+}
+
+
+def shares_of_largest(logit_HQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what samples find, ÷ the largest logit of all rows.
+
+    Of each head, (samples, heads), and of the largest head, (samples,).
+    """
+    queries = logit_HQ.shape[1]
+    found = [
+        logit_HQ[:, chosen_queries(queries, queries // 4, step=step, site="layer")]
+        for step in range(SAMPLES)
+    ]
+    best_sH, true_H = torch.stack([x.amax(1) for x in found]), logit_HQ.amax(1)
+    return best_sH[:, true_H > 0] / true_H[true_H > 0], best_sH.amax(1) / true_H.amax()
+
+
+def logits() -> list[dict[str, object]]:
+    """Return how far below the largest logit of all rows that of one in four lies."""
+    rows = []
+    for name, make in LOGITS.items():
+        calls = make()
+        pairs = [shares_of_largest(call.logit_HQ) for call in calls]
+        heads = torch.cat([each.flatten() for each, _ in pairs])
+        model = torch.cat([most for _, most in pairs])
+        rows.append(
+            {
+                "logits": name,
+                "largest": max(float(call.logit_HQ.max()) for call in calls),
+                "head, median": float(heads.median()),
+                "head, 5 %": float(heads.quantile(0.05)),
+                "head, worst": float(heads.min()),
+                "model, median": float(model.median()),
+                "model, 5 %": float(model.quantile(0.05)),
+                "model, worst": float(model.min()),
+            }
+        )
+    return rows
 
 
 def _readings(theta_HBn: Tensor, weight_n: Tensor) -> dict[str, Tensor]:
@@ -201,10 +296,15 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def main() -> None:
-    publish("row_sample", coverage(), read=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
-    publish("row_sample_cost", [cost()], bar="0.5 × the forward pass")
+def main(parts: Sequence[str] = ()) -> None:
+    if not parts or "coverage" in parts:
+        publish("row_sample", coverage(), read=f"{ROWS} of {QUERIES}", bar="93 to 97 %")
+    if not parts or "logits" in parts:
+        read = f"{SHORT // 4} of {SHORT}"
+        publish("row_sample_logits", logits(), read=read)
+    if not parts or "cost" in parts:
+        publish("row_sample_cost", [cost()], bar="0.5 × the forward pass")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

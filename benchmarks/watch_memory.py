@@ -7,7 +7,10 @@ has over the first is the constant of the installation, what the watched one has
 is what watching takes. "file" is the part of the resident memory that is pages of files
 on disk, which the system takes back when it needs them: most of that constant.
 
-Run: python -m benchmarks.watch_memory [toy] [wide] [gpt2]
+With ``counted`` torch's allocator counts instead, as it does on a GPU: bytes of tensors
+at the fullest moment of a sampled step, model and optimiser included.
+
+Run: python -m benchmarks.watch_memory [counted] [toy] [wide] [gpt2]
 """
 
 import json
@@ -15,6 +18,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -85,6 +89,38 @@ def train(shape: str, who: str) -> dict[str, float]:
     return {"idle": idle, "peak": peak_mib(), "file": file_mib()}
 
 
+def allocated_mib(run: Callable[[], object]) -> float:
+    """Return the most that torch's CPU allocator had given out at once."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as seen:
+        run()
+    results = seen.profiler.kineto_results  # type: ignore[union-attr]
+    waiting: list[Any] = list(results.experimental_event_tree())
+    most = 0
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        most = max(most, getattr(event.extra_fields, "total_allocated", 0) or 0)
+    return most / 2**20
+
+
+def counted(shape: str) -> list[dict[str, object]]:
+    """Return the allocator's peaks of a step, unwatched and sampled."""
+    load_libraries()
+    plain, sampled = (
+        allocated_mib(lambda who=who: train(shape, who))
+        for who in ("unwatched", "watched")
+    )
+    return [
+        {
+            "shape": shape,
+            "unwatched": plain,
+            "sampled": sampled,
+            "more": sampled / plain - 1,
+        }
+    ]
+
+
 def measured(shape: str) -> list[dict[str, object]]:
     """Return the peaks of every contestant, and their ratios to the first two."""
     load_libraries()  # compiled once per installation: that is nobody's peak
@@ -107,8 +143,10 @@ def main() -> None:
         return
     from benchmarks.table import publish
 
-    rows = [row for shape in arguments or SHAPES for row in measured(shape)]
-    publish("watch_memory", rows, length=LENGTH)
+    shapes = [name for name in arguments if name in SHAPES] or [*SHAPES]
+    count = "counted" in arguments
+    rows = [row for s in shapes for row in (counted if count else measured)(s)]
+    publish("watch_memory_counted" if count else "watch_memory", rows, length=LENGTH)
 
 
 if __name__ == "__main__":

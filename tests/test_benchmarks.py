@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import accelerator
 from benchmarks.__main__ import main, names
 from benchmarks.house_counts import code_lines, counts, cycles, imports
 from benchmarks.unused_names import unpassed, unused_names, uses
@@ -16,6 +17,27 @@ def test_only_what_can_be_run_is_listed() -> None:
 
 def test_a_misspelt_name_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["balanse"]) == 2 and "balance_speed" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_accelerators_benchmark_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    accelerator.main()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "no CUDA or ROCm device here" in line
+
+
+def test_what_it_measures_on_a_gpu_runs_here() -> None:
+    """Two lengths and a few steps; a step that waited would be named."""
+    rows = [
+        *accelerator.agreement("cpu", accelerator.CPU),
+        *accelerator.kernels("cpu", accelerator.CPU),
+        *accelerator.waits("cpu", accelerator.CPU),
+    ]
+    assert [row["missed"] for row in rows if "missed" in row] == [0, 0]
+    assert [row["found"] for row in rows if "found" in row] == ["nothing"] * 3
+    assert all(row["all rows"] > 0 for row in rows if "all rows" in row)
 
 
 def test_docstrings_comments_and_blank_lines_are_not_code() -> None:

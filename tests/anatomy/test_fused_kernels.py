@@ -536,12 +536,17 @@ def _near(readings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.needs("flash-attn")
+@pytest.mark.parametrize(
+    "name",
+    ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn3"],
+)
 def test_a_kernel_of_the_hub_is_read_from_the_registrys_arguments(
-    llama: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, llama: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its operators have names of their own, and arguments without names."""
     from transformers import modeling_flash_attention_utils as utils
     from transformers.integrations import flash_attention
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def hub(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
@@ -549,13 +554,17 @@ def test_a_kernel_of_the_hub_is_read_from_the_registrys_arguments(
 
     calls = ((hub, None, None, None, None), (lambda **given: {}, None))
     monkeypatch.setattr(utils, "lazy_import_flash_attention", lambda *a: calls)
-    registered = dict(ALL_ATTENTION_FUNCTIONS._global_mapping)
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, name, masks["flash_attention_2"])
+    mapping = ALL_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(mapping, name, flash_attention.flash_attention_forward)
+    registered = dict(mapping)
     batch = {"input_ids": torch.arange(7)[None]}
     by_sdpa = readings(_by(llama, "sdpa"), tmp_path / "a.eqp", **batch)
-    by_hub = readings(_by(llama, "flash_attention_2"), tmp_path / "b.eqp", **batch)
+    by_hub = readings(_by(llama, name), tmp_path / "b.eqp", **batch)
     assert by_hub == _near(by_sdpa)
     assert dict(ALL_ATTENTION_FUNCTIONS._global_mapping) == registered
-    assert registered["flash_attention_2"] is flash_attention.flash_attention_forward
+    assert registered[name] is flash_attention.flash_attention_forward
 
 
 @pytest.mark.needs("flash-attn")

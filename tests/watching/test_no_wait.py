@@ -1,29 +1,38 @@
 """Off-sample no device data is read; a sampled step reads it once, and does not wait.
 
 On ``meta`` every read of data raises, so a model there finds each one. Only the one
-function that copies readings to the host is replaced, by one that counts. Copies that
-take their time have a stand-in whose event says "not yet" for some questions, and whose
+function that copies readings to the host is replaced, by one that counts. Copies to the
+device that a GPU would be waited for are found by their operations. Copies that take
+their time have a stand-in whose event says "not yet" for some questions, and whose
 numbers are NaN until then.
 """
 
 import gc
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.optimization import Adafactor
 
 import equipoise
-from equipoise.probes import capture
-from equipoise.watching import Watch
-from tests.watching.models import TinyModel, batches, objective
+from equipoise.probes import transfer
+from equipoise.watching import Watch, start
+from equipoise.watching.merge import Message
+from equipoise.watching.ranks import SingleRank
+from tests.watching.models import Late, TinyModel, batches, objective
 from tests.zoo.handwritten import encoder, lab_gpt, nano_gpt
 from tests.zoo.specimens import hugging
 
 META = torch.device("meta")
+HANDED_ON = ("__torch_function__", "_backward")
+"""Functions of ours that only pass on what the model itself does."""
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "lab GPT": lambda: lab_gpt("rope"),
     "nano GPT": lambda: nano_gpt("sdpa"),
@@ -44,12 +53,66 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+class ToDevice(TorchDispatchMode):
+    """Finds what moves numbers from the host to the device in a way that waits.
+
+    Our own calls only: a model may do so as it likes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        host = [x for x in given if x.is_cpu]
+        device = [x for x in (*given, *tree_leaves(out)) if getattr(x, "is_meta", 0)]
+        copies = "copy" in func.__name__
+        # A number alone is an argument of the kernel, and not copied.
+        waits = not kwargs.get("non_blocking") if copies else any(x.ndim for x in host)
+        if host and device and waits:
+            self.note(func.__name__)
+        return out
+
+    def note(self, what: str) -> None:
+        frame: Any = sys._getframe(2)
+        while frame.f_globals["__name__"].startswith(("torch.", __name__)):
+            if frame.f_back is None:
+                return
+            frame = frame.f_back
+        module, name = frame.f_globals["__name__"], frame.f_code.co_name
+        if module.startswith("equipoise.") and name not in HANDED_ON:
+            self.found.add(f"{what} in {module}.{name}")
+
+
+class MadeThere(TorchFunctionMode):
+    """Finds tensors that are made of numbers on the device: torch copies and waits."""
+
+    def __init__(self, found: ToDevice) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        there = torch.device(kwargs.get("device") or "cpu") == META
+        like = name == "new_tensor" and args[0].device == META
+        if like or (name in ("tensor", "as_tensor", "asarray") and there):
+            self._found.note(name)
+        return func(*args, **kwargs)
+
+
 class Transfers:
     """Stands in for what moves numbers to the host, and counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(capture, "start_copy", self._copy)
+        monkeypatch.setattr(transfer, "start_copy", self._copy)
 
     def _copy(self, packed: Tensor) -> tuple[Tensor, None]:
         self.count += packed.device == META
@@ -60,11 +123,11 @@ class Transfers:
         return count
 
 
-def _loss(model: nn.Module) -> Tensor:
+def _loss(model: nn.Module, length: int) -> Tensor:
     if isinstance(model, nn.TransformerEncoder | nn.Sequential):
-        out: Any = model(torch.zeros(2, 7, 32, device=META))
+        out: Any = model(torch.zeros(2, length, 32, device=META))
     else:
-        out = model(torch.zeros(2, 7, dtype=torch.long, device=META))
+        out = model(torch.zeros(2, length, dtype=torch.long, device=META))
     for name in ("logits", "last_hidden_state"):
         out = getattr(out, name, out)
     return (out[0] if isinstance(out, tuple) else out).float().square().mean()
@@ -74,21 +137,27 @@ def trained(
     model: nn.Module,
     make: Callable[..., torch.optim.Optimizer],
     transfers: Transfers,
+    *,
+    length: int = 7,
     **options: Any,
-) -> tuple[list[int], Watch]:
-    """Return how often each of four steps read data; every other one is sampled."""
+) -> tuple[list[int], set[str], Watch]:
+    """Return how often each of four steps read data; every other one is sampled.
+
+    With it what was copied to the device and waited for.
+    """
     model = model.to(META)
     optimiser = make(model.parameters())
-    counts = []
+    counts, copied = [], ToDevice()
     with equipoise.watch(model, optimiser, every=2, quiet=True, **options) as handle:
         transfers.pop()
         for _ in range(4):
-            _loss(model).backward()
-            optimiser.step()
+            with MadeThere(copied), copied:
+                _loss(model, length).backward()
+                optimiser.step()
             optimiser.zero_grad()
             counts.append(transfers.pop())
         transfers.pop()
-    return counts, handle
+    return counts, copied.found, handle
 
 
 @pytest.mark.parametrize("preset", ["minimal", "default"])
@@ -96,7 +165,7 @@ def trained(
 def test_a_sampled_step_reads_data_once(
     family: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, _ = trained(
+    counts, copied, _ = trained(
         FAMILIES[family](),
         torch.optim.AdamW,
         Transfers(monkeypatch),
@@ -104,28 +173,62 @@ def test_a_sampled_step_reads_data_once(
         run=tmp_path / "a.eqp",
         strict=True,
     )
-    assert counts == [1, 0, 1, 0]
+    assert counts == [1, 0, 1, 0] and not copied
+
+
+class TwoRanks(SingleRank):
+    """The first of two ranks that read the same."""
+
+    count = 2
+
+    def exchange(self, message: Message) -> Sequence[Message]:
+        return [message, Message.from_bytes(message.to_bytes())]
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("lab GPT", TwoRanks), ("Llama", SingleRank)]
+)
+def test_so_does_it_with_sampled_rows_and_several_ranks(
+    family: str,
+    ranks: type[SingleRank],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of twenty rows sixteen are read; what only all ranks can read comes along."""
+    monkeypatch.setattr(start, "connect_ranks", ranks)
+    counts, copied, handle = trained(
+        FAMILIES[family](),
+        torch.optim.AdamW,
+        Transfers(monkeypatch),
+        length=20,
+        rows=16,
+        run=tmp_path / "a.eqp",
+        strict=True,
+    )
+    assert counts == [1, 0, 1, 0] and not copied
+    names = equipoise.open_run(handle.path).quantities
+    assert {"attention.theta.p50.error", "precision.kappa_softmax"} <= set(names)
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_so_does_it_under_any_optimiser(
     optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, _ = trained(
+    counts, copied, _ = trained(
         lab_gpt("rope"),
         OPTIMISERS[optimiser],
         Transfers(monkeypatch),
         run=tmp_path / "a.eqp",
         strict=True,
     )
-    assert counts == [1, 0, 1, 0]
+    assert counts == [1, 0, 1, 0] and not copied
 
 
 def test_deep_names_what_reads_data_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sharpness is a search on the host, and fragility looks for damaged rows there."""
-    counts, handle = trained(
+    counts, _, handle = trained(
         lab_gpt("rope"),
         torch.optim.AdamW,
         Transfers(monkeypatch),
@@ -135,26 +238,6 @@ def test_deep_names_what_reads_data_beside_it(
     assert counts == [1, 0, 1, 0]
     failed = {f.message.split()[1] for f in handle.findings if f.rule == "probe.failed"}
     assert failed == {"curvature", "fragility"}
-
-
-class Late:
-    """An event that is asked some times before it has happened; then numbers are."""
-
-    def __init__(self, packed: Tensor, questions: int) -> None:
-        self._packed, self._left = packed.clone(), questions
-        self.buffer, self.waited = torch.full_like(packed, torch.nan), 0
-
-    def query(self) -> bool:
-        self._left -= 1
-        return self._left < 0 and self._arrive()
-
-    def synchronize(self) -> None:
-        self.waited += not self.buffer.equal(self._packed)
-        self._arrive()
-
-    def _arrive(self) -> bool:
-        self.buffer.copy_(self._packed)
-        return True
 
 
 NEVER = 1 << 30
@@ -171,7 +254,7 @@ def late_run(
         return events[-1].buffer, events[-1]
 
     if questions:
-        monkeypatch.setattr(capture, "start_copy", copy)
+        monkeypatch.setattr(transfer, "start_copy", copy)
     torch.manual_seed(0)
     model = TinyModel()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

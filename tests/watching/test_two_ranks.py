@@ -21,6 +21,7 @@ from tests.watching.two_ranks import STEPS, without_batch_norm
 from tests.watching.wide_model import RATE, wide
 
 Results = tuple[Path, list[dict[str, Any]]]
+PENDING = ["learning_rate", "loss"]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,39 @@ def test_a_nan_on_either_rank_is_the_same_finding_on_both(
     assert found.evidence["rank"] == bad and found.evidence["kind"] == "NaN"
     written = equipoise.open_run(group[0] / f"poison-{bad}.eqp").findings
     assert written == [found]
+
+
+def readings(path: Path) -> dict[str, Any]:
+    run = equipoise.open_run(path)
+    return {
+        f"{quantity} {site}": (steps.tolist(), values.tolist())
+        for quantity in run.quantities
+        for site, (steps, values) in run.series(quantity).items()
+    }
+
+
+def test_devices_exchange_a_sample_when_the_next_step_ends(group: Results) -> None:
+    """What is written is the same; parts come with the readings, in one copy."""
+    assert readings(group[0] / "late.eqp") == readings(group[0] / "ddp.eqp")
+    for rank in group[1]:
+        assert rank["late"]["collectives"] == 3
+        # And what the ranks' parts make, which is on the host: there is one kind here.
+        assert rank["late"]["copies"] == 2 * 3
+
+
+def test_a_sample_that_was_not_exchanged_is_that_of_one_rank(group: Results) -> None:
+    """No rank may ask the others by itself: a verdict is that of the last exchange."""
+    first, second = (rank["ended"] for rank in group[1])
+    assert first["asked"] and first["pending"] == second["pending"] == PENDING
+    run = equipoise.open_run(group[0] / "ended.eqp")
+    whole = equipoise.open_run(group[0] / "ddp.eqp")
+    assert HISTOGRAM not in run.quantities
+    for quantity in ("loss", "attention.theta.mean", "projection.G"):
+        assert {site: list(s) for site, (s, _) in run.series(quantity).items()} == {
+            site: [0] for site in whole.series(quantity)
+        }
+    assert [(f.step, f.rule) for f in run.findings] == [(0, "watch.rank_lost")]
+    assert "rank 0 of 2 alone" in run.findings[0].message
 
 
 def test_a_message_that_does_not_fit_is_sent_at_the_next_step(group: Results) -> None:

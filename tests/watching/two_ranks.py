@@ -19,10 +19,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
+from equipoise.probes import transfer
 from equipoise.watching import ranks
-from tests.watching.models import Digest, TinyModel, batches, objective
+from tests.watching.models import Digest, Late, TinyModel, batches, objective
 
 STEPS = 5
+NEVER = 1 << 30
 
 
 def without_batch_norm(*, dropout: float = 0.0) -> TinyModel:
@@ -128,6 +130,7 @@ def scenarios(folder: Path) -> dict[str, Any]:
     out["fsdp.poison"] = train(fsdp(without_batch_norm()), run=run, poison=(1, 1))
     out |= tensor_parallel(folder)
     out["small buffer"] = _with_small_buffer(folder)
+    out |= _on_devices(folder)
     out["budget"] = train(
         ddp(without_batch_norm()), run=folder / "b.eqp", every=1, budget=0.001
     )
@@ -168,6 +171,39 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
             model, run=run, poison=(bad, 1), mine=all_of_it, clip=False
         )
     return out
+
+
+def _on_devices(folder: Path) -> dict[str, Any]:
+    """As if the CPU copied to the host on its own, and took until it is waited for."""
+    events: list[Late] = []
+
+    def copy(packed: Tensor) -> tuple[Tensor, Late]:
+        events.append(Late(packed, NEVER))
+        return events[-1].buffer, events[-1]
+
+    real, transfer.start_copy = transfer.start_copy, copy
+    transfer.LATE_DEVICES.add("cpu")
+    try:
+        out = {"late": train(ddp(without_batch_norm()), run=folder / "late.eqp")}
+        out["late"]["copies"] = len(events)
+        out["ended"] = _ended(folder / "ended.eqp")
+    finally:
+        transfer.start_copy = real
+        transfer.LATE_DEVICES.discard("cpu")
+    return out
+
+
+def _ended(run: Path) -> dict[str, Any]:
+    """End after a sampled step, when one rank has asked for what was found in it."""
+    model = ddp(without_batch_norm())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = equipoise.watch(model, optimizer, run=run, every=2, strict=True)
+    objective(model, half(batches(1)[0])).backward()
+    optimizer.step()
+    asked = handle.verdict.state if dist.get_rank() == 0 else ""
+    pending = handle.state_dict()["pending"]
+    handle.close(orderly=False)
+    return {"asked": asked, "pending": [name for _, name, _ in pending]}
 
 
 def _with_small_buffer(folder: Path) -> dict[str, Any]:

@@ -312,8 +312,8 @@ class AttentionCall:
         if self.scores_BHQK is not None:
             scores = self.scores_BHQK.detach()
             if type(self.module).__name__ in SEES_ITSELF:
-                own = torch.eye(*scores.shape[2:], dtype=torch.bool)
-                scores = scores.masked_fill(own.to(scores.device), MASKED)
+                own = torch.eye(*scores.shape[2:], device=scores.device)
+                scores = scores.masked_fill(own.bool(), MASKED)
             return ~is_masked(scores.amax((1, 2)))
         K = self.shape[3]
         best = [s_BHqK.amax((1, 2)) for _, s_BHqK in self.blocks()]

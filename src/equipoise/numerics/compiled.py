@@ -3,7 +3,8 @@
 Compiled loops release the interpreter lock and are split over a small pool; numba's own
 ``parallel=True`` is avoided, since it kills forked children and aborts under threads.
 Without numba the same functions run interpreted: slow, and equally right. They read a
-tensor's memory as an array, without a trace on the tensor.
+tensor's memory as an array, without a trace on the tensor. What goes the other way,
+to a device, is not waited for.
 """
 
 import contextlib
@@ -214,3 +215,13 @@ def host_view(x: Tensor) -> npt.NDArray[np.floating[Any]]:
     (np.float32(6.0), True)
     """
     return np.asarray(_Memory(x))
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device, without waiting for the device.
+
+    From pageable memory, and by ``torch.tensor(…, device=…)``, a copy to a GPU starts
+    only once all work before it is done, and the host waits for that.
+    """
+    pinned = x.pin_memory() if device.type == "cuda" and x.is_cpu else x
+    return pinned.to(device, non_blocking=True)

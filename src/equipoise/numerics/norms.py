@@ -197,7 +197,7 @@ def _positive(eps: float) -> float:
 def _scale(c_xD: Tensor, eps: float) -> Tensor:
     if not eps >= 0:
         raise InputError(f"eps {eps}: a normaliser's floor is not negative")
-    return torch.hypot(rms(c_xD), c_xD.new_tensor(math.sqrt(eps)))
+    return torch.hypot(rms(c_xD), c_xD.new_full((), math.sqrt(eps)))
 
 
 def _along(sigma_x: Tensor, eps: float) -> Tensor:

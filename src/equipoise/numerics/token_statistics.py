@@ -23,6 +23,7 @@ from equipoise.numerics.compiled import (
     compiled,
     host_view,
     over_rows,
+    to_device,
 )
 from equipoise.numerics.norms import layer_norm_scale, rms
 
@@ -202,7 +203,7 @@ def nan_quantiles(
     x_xN = x_xN.detach()
     if not x_xN.is_cpu or x_xN.dtype not in VIEWED:
         wide = torch.promote_types(x_xN.dtype, torch.float32)
-        at_q = torch.tensor(at, dtype=wide, device=x_xN.device)
+        at_q = to_device(torch.tensor(at, dtype=wide), x_xN.device)
         return torch.nanquantile(x_xN.to(wide), at_q, dim=-1)
     x_xN = x_xN.contiguous()
     sorted_xN = np.sort(host_view(x_xN), axis=-1)  # NaN last

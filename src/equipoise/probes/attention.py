@@ -23,6 +23,7 @@ from torch import Tensor
 from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy
+from equipoise.numerics.compiled import to_device
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
 from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
@@ -31,6 +32,7 @@ from equipoise.probes.row_sample import (
     chosen_queries,
     query_weights,
     read_sink,
+    rows_of,
     sampled_columns,
     sampling_errors,
     weighted_mean,
@@ -150,7 +152,7 @@ class AttentionRows(PartsProbe):
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         chosen_n = self._chosen(site, call)
         rows, real_BQ = _rows(call, chosen_n), call.counted_BQ()
-        read_BQ = real_BQ if chosen_n is None else real_BQ[:, chosen_n]
+        read_BQ = real_BQ if chosen_n is None else rows_of(real_BQ, chosen_n)
         real_HN = read_BQ.flatten().expand(rows.visible.shape)
         counted_HN = rows.counted & real_HN
         theta_HN = rows.theta_lower.where(counted_HN, torch.nan)
@@ -225,7 +227,7 @@ def _weights(call: AttentionCall, chosen_n: Tensor | None) -> Tensor | None:
     B, _, Q, _ = call.shape
     like = call.q_BHQD if call.scores_BHQK is None else call.scores_BHQK
     assert like is not None
-    return query_weights(Q, len(chosen_n)).repeat(B).to(like.device)
+    return to_device(query_weights(Q, len(chosen_n)).repeat(B), like.device)
 
 
 def _mean(x_HN: Tensor, weight_N: Tensor | None) -> Tensor:

@@ -34,6 +34,8 @@ from equipoise.probes.protocols import (
     Probe,
     is_a,
 )
+from equipoise.probes.sharding import Part, Parts
+from equipoise.probes.transfer import Transfer
 from equipoise.probes.window import Window
 
 log = logging.getLogger("equipoise")
@@ -149,14 +151,16 @@ class Collector:
         self,
         first_heads: Mapping[str, int] | None = None,
         also: Pending | None = None,
+        parts: Mapping[str, Parts] | None = None,
     ) -> "Arriving":
         """Send everything collected to the host, with one transfer, and start afresh.
 
         ``first_heads`` names the sites of which this rank holds later heads only;
-        what else is ``also`` waiting on the device comes with the same transfer.
+        what else is ``also`` waiting on the device comes with the same transfer, and
+        so do the ``parts`` of each probe.
         """
         emitted, self._emitted = self._emitted, {}
-        return Arriving(emitted, first_heads or {}, also)
+        return Arriving(emitted, first_heads or {}, also, parts or {})
 
 
 class Arriving:
@@ -167,11 +171,15 @@ class Arriving:
         emitted: dict[tuple[str, str], _Emitted],
         firsts: Mapping[str, int],
         also: Pending | None,
+        parts: Mapping[str, Parts],
     ) -> None:
         self._emitted, self._firsts, self._also = emitted, firsts, also
+        self._parts = parts
         waiting = [] if also is None else also.waiting()
         values = [cell.values for cell in emitted.values()]
-        self._transfer = Transfer([*values, *waiting])
+        shared = [part.values for some in parts.values() for part in some.values()]
+        self._numbers = len(values) + len(waiting)
+        self._transfer = Transfer([*values, *waiting, *shared])
 
     @property
     def arrived(self) -> bool:
@@ -180,7 +188,7 @@ class Arriving:
 
     def table(self) -> Table:
         """Return it by quantity and site; wait for what has not arrived."""
-        moved, count = self._transfer.numbers(), len(self._emitted)
+        moved, count = self._transfer.numbers(self._numbers), len(self._emitted)
         if self._also is not None:
             self._also.arrived(moved[count:])
         table: Table = {}
@@ -189,6 +197,17 @@ class Arriving:
             first = self._firsts.get(site, 0) if cell.by_head else 0
             table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
         return table
+
+    def parts(self) -> dict[str, Parts]:
+        """Return each probe's parts, on the host; wait for what has not arrived."""
+        there = iter(self._transfer.tensors(self._numbers))
+        return {
+            probe: {
+                name: Part(next(there).view(part.values.shape), part.split)
+                for name, part in some.items()
+            }
+            for probe, some in self._parts.items()
+        }
 
 
 def _combine(old: _Emitted, new: Tensor) -> Tensor:
@@ -202,53 +221,6 @@ def _combine(old: _Emitted, new: Tensor) -> Tensor:
     if old.how == "mean":
         return old.values + (new - old.values) / (old.count + 1)
     return new
-
-
-class Transfer:
-    """The numbers of many small tensors on their way, with one copy per device."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._sizes = [t.numel() for t in tensors]
-        self._copies: list[tuple[list[int], Tensor, Any]] = []
-        for device in {t.device for t in tensors}:
-            here = [i for i, t in enumerate(tensors) if t.device == device]
-            packed = torch.cat([_float(tensors[i]).reshape(-1) for i in here])
-            self._copies.append((here, *start_copy(packed)))
-
-    @property
-    def arrived(self) -> bool:
-        return all(event is None or event.query() for _, _, event in self._copies)
-
-    def numbers(self) -> list[tuple[float, ...]]:
-        """Return the numbers of each tensor; wait for those that are on their way."""
-        out: list[tuple[float, ...]] = [()] * len(self._sizes)
-        for here, packed, event in self._copies:
-            if event is not None:
-                event.synchronize()
-            numbers, begin = packed.tolist(), 0
-            for i in here:
-                end = begin + self._sizes[i]
-                out[i], begin = tuple(numbers[begin:end]), end
-        return out
-
-
-def start_copy(packed: Tensor) -> tuple[Tensor, Any]:
-    """Return where numbers will be, and the event after which they are there.
-
-    To pinned memory a GPU copies on its own; elsewhere reading the numbers waits.
-    """
-    if packed.device.type != "cuda":
-        return packed, None
-    pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-    pinned.copy_(packed, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(packed.device))
-    return pinned, event
-
-
-def _float(x: Tensor) -> Tensor:
-    """Return what can be joined with others without loss: floats widen, counts not."""
-    return x if x.is_floating_point() else x.to(torch.float64)
 
 
 @dataclass(slots=True)

@@ -135,7 +135,7 @@ class ShardedNorms:
         return self._basis[name]
 
     def pop(self) -> Parts:
-        """Return the shares since the last call, on the host."""
+        """Return the shares since the last call, where they are."""
         self._samples += 1
         return self._parts.pop()
 

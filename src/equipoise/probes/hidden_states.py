@@ -187,7 +187,7 @@ def _scale(module: nn.Module, x_BTD: Tensor) -> Tensor:
     sizes = token_sizes(x_BTD)
     centred = "RMS" not in type(module).__name__
     size = sizes.around_mean if centred else sizes.around_zero
-    return torch.hypot(size, size.new_tensor(eps**0.5))
+    return torch.hypot(size, size.new_full((), eps**0.5))
 
 
 def _largest_weight(module: nn.Module, like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Projections
+from equipoise.numerics.compiled import to_device
 from equipoise.probes.gain import projections_here
 from equipoise.probes.protocols import Emit, WithAnatomy
 from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
@@ -58,7 +59,7 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
             emit.not_read(site, NO_VALUES)
             return
         assert call.k_BGKD is not None
-        at_Q = _spread(call.shape[2], self.at_most).to(call.q_BHQD.device)
+        at_Q = to_device(_spread(call.shape[2], self.at_most), call.q_BHQD.device)
         attended = attend_captured(
             _heads(projections, call),
             q_HQE=call.q_BHQD[0][:, at_Q].detach(),

@@ -55,7 +55,8 @@ class OutputLogits(PartsProbe):
         norm = torch.linalg.vector_norm(logits, dtype=wide)
         count = float(logits.numel())
         if self.ranks > 1:
-            self._parts.add(NORM, torch.stack([norm, norm.new_tensor(count)]), WHOLE)
+            pair = torch.stack([norm, torch.full_like(norm, count)])
+            self._parts.add(NORM, pair, WHOLE)
         elif not split:  # a part of the vocabulary alone has no mean
             emit("", NORM, norm / count**0.5)
 

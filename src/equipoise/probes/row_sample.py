@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where
+from equipoise.numerics.compiled import to_device
 from equipoise.numerics.rows.statistics import (
     COLUMNS,
     MAX_LOGIT,
@@ -90,13 +91,20 @@ def sampled_columns(
     for where, scores_bhqk in _pieces(call, chosen_n):
         read_Cbhq = row_columns(scores_bhqk)
         if first_BQ is not None:
-            first_Bn = first_BQ[:, chosen_n.to(first_BQ.device)]
+            first_Bn = rows_of(first_BQ, chosen_n)
             read_sink(read_Cbhq, scores_bhqk, first_Bn[where.sequences, where.queries])
         if columns_CHBn is None:
             columns_CHBn = read_Cbhq.new_empty(COLUMNS, H, B, len(chosen_n))
         columns_CHBn.transpose(1, 2)[:, *where] = read_Cbhq
     assert columns_CHBn is not None
     return columns_CHBn
+
+
+def rows_of(
+    x_BQ: Int[Tensor, "B Q"] | Bool[Tensor, "B Q"], chosen_n: Int[Tensor, " n"]
+) -> Tensor:
+    """Return x of the chosen queries, without waiting for the device it is on."""
+    return x_BQ[:, to_device(chosen_n, x_BQ.device)]
 
 
 def read_sink(
@@ -123,10 +131,10 @@ def _pieces(
         some_q = chosen_n[start : start + PIECE_QUERIES]
         for where, scores_bhqk in _only(call, some_q).pieces():
             if call.causal:
-                key_k = torch.arange(scores_bhqk.shape[-1])
-                future_qk = key_k > some_q[where.queries, None]
-                hidden = future_qk.to(scores_bhqk.device)
-                scores_bhqk = scores_bhqk.masked_fill_(hidden, -math.inf)
+                device = scores_bhqk.device
+                key_k = torch.arange(scores_bhqk.shape[-1], device=device)
+                future_qk = key_k > to_device(some_q[where.queries], device)[:, None]
+                scores_bhqk = scores_bhqk.masked_fill_(future_qk, -math.inf)
             first, last = where.queries.start + start, where.queries.stop + start
             yield where._replace(queries=slice(first, last)), scores_bhqk
 
@@ -138,11 +146,11 @@ def _only(call: AttentionCall, some_q: Int[Tensor, " q"]) -> AttentionCall:
     def rows(x: Tensor | None) -> Tensor | None:
         if x is None or x.ndim < 2 or x.shape[-2] == 1:
             return x
-        return x.detach()[..., some_q.to(x.device), :]
+        return x.detach()[..., to_device(some_q, x.device), :]
 
     def modify(scores_bhqk: Tensor, where: Where, i_q: Tensor) -> Tensor:
         assert call.modify is not None
-        return call.modify(scores_bhqk, where, some_q.to(i_q.device)[i_q])
+        return call.modify(scores_bhqk, where, to_device(some_q, i_q.device)[i_q])
 
     scores, mask = rows(call.scores_BHQK), rows(call.mask)
     return replace(
@@ -201,7 +209,7 @@ def weighted_quantiles(
     >>> weighted_quantiles(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 3.0]), [0.5])
     tensor([[2.5000]])
     """
-    level_q = torch.tensor(at, dtype=torch.float64, device=x_HN.device)
+    level_q = to_device(torch.tensor(at, dtype=torch.float64), x_HN.device)
     return _ranked(x_HN, weight_N).at(level_q.expand(len(x_HN), -1)).T
 
 

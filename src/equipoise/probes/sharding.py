@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """Numbers of one rank, and which part of the total they are."""
 
     values: Tensor
-    """Float32, on the host once it has been exchanged."""
+    """Float32 and on the host once it has arrived there."""
     split: Split
 
 
@@ -37,9 +37,9 @@ class PendingParts:
         self._parts[name] = Part(values, split)
 
     def pop(self) -> Parts:
-        """Return the parts since the last call, on the host."""
+        """Return the parts since the last call, where they are."""
         parts, self._parts = self._parts, {}
-        return {n: Part(p.values.float().cpu(), p.split) for n, p in parts.items()}
+        return parts
 
 
 @dataclass(slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class Watch:
         on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
-        self._guarded(self._sampler.begin)(ranks)
+        self._guarded(self._sampler.begin)(ranks, acts=self.autopilot is not None)
         self._arm()
 
     @property
@@ -364,8 +364,9 @@ class Watch:
         elif recorder.flush_due and recorder.moving is None:
             recorder.send(None, Collector().send(also=recorder.scalars))
         # Ranks write a step together, and an autopilot acts on it: both wait for it.
-        at_once = recorder.ranks.count > 1 or self.autopilot is not None
-        self._write_arrived(findings, wait=at_once)
+        together = recorder.ranks.count > 1 or self.autopilot is not None
+        if not (sampled and self._sampler.late):
+            self._write_arrived(findings, wait=together)
 
     def _write_arrived(self, findings: list[Finding], *, wait: bool) -> None:
         """Write what was sent; what all ranks found in it goes into ``findings``."""
@@ -379,15 +380,15 @@ class Watch:
             if self.autopilot is not None:
                 self._actions.consider(self.optimizer)
 
-    def _settle(self) -> None:
-        """Write what is still on its way: its numbers are asked for."""
-        if self._recorder.moving is not None:
+    def _settle(self, *, closing: bool = False) -> None:
+        """Write what is still on its way, unless other ranks would have to as well."""
+        if self._recorder.moving and (closing or not self._sampler.late):
             findings: list[Finding] = []
             self._guarded(self._write_arrived)(findings, wait=True)
             self.reporter.report(findings)
 
     def _finish(self, orderly: bool) -> None:
-        self._settle()
+        self._settle(closing=orderly)
         self._recorder.look_at_pending(self._nonfinite.check_late)
         self.reporter.report(self._recorder.close(orderly=orderly))
 

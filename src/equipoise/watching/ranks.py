@@ -31,6 +31,8 @@ class Ranks(Protocol):
 
     def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
 
+    def first_rank_says(self, name: str, value: str) -> str: ...
+
     def reserve(self, size: int) -> None: ...
 
     def exchange(self, message: Message) -> Sequence[Message]: ...
@@ -49,6 +51,9 @@ class SingleRank:
     def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
         assert start is not None
         return start
+
+    def first_rank_says(self, name: str, value: str) -> str:
+        return value
 
     def reserve(self, size: int) -> None:
         pass  # nothing travels
@@ -87,11 +92,16 @@ class GroupRanks:
         path, step = self._store.get("start").decode().split("\n")
         return path, step
 
+    def first_rank_says(self, name: str, value: str) -> str:
+        """Return the value that the first rank gives, on every rank."""
+        if self.rank == 0:
+            self._store.set(name, value)
+        said: str = self._store.get(name).decode()
+        return said
+
     def reserve(self, size: int) -> None:
         """Make room for so many bytes more, as the first rank counts them."""
-        if self.rank == 0:
-            self._store.set("room", str(size))
-        self._capacity += int(self._store.get("room").decode())
+        self._capacity += int(self.first_rank_says("room", str(size)))
 
     def exchange(self, message: Message) -> Sequence[Message]:
         """Return every rank's message; none if one did not fit.
@@ -190,6 +200,16 @@ def not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
         f"values are this rank's alone ({type(error).__name__})"
     )
     advice = "call optimizer.step() on every rank or on none"
+    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
+
+
+def not_shared(step: int, ranks: Ranks) -> Finding:
+    """Return that a sample had not been exchanged when the training ended."""
+    what = (
+        f"the training ended before the ranks exchanged this sample: its values are "
+        f"those of rank {ranks.rank} of {ranks.count} alone"
+    )
+    advice = "compare it with no sample before it; those are of all ranks"
     return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from equipoise.forecast.verdict import STATES, Judge, Verdict
-from equipoise.probes.capture import Arriving, Boundary, Table
+from equipoise.probes.capture import Arriving, Boundary
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
@@ -32,6 +32,7 @@ from equipoise.watching.ranks import (
     at_other_steps,
     batches_left_out,
     not_exchanged,
+    not_shared,
     rank_lost,
 )
 from equipoise.watching.sampler import (
@@ -42,6 +43,7 @@ from equipoise.watching.sampler import (
 from equipoise.watching.step_readings import (
     Entry,
     Moving,
+    Received,
     StepScalars,
     derived_readings,
     scalar_readings,
@@ -133,13 +135,14 @@ class Recorder:
         self.scalars = StepScalars()
 
     @contextmanager
-    def received(self) -> Iterator[tuple[int | None, Table]]:
+    def received(self) -> Iterator[Received]:
         """Give what was sent, with the scalars of that time; wait for it if need be."""
         assert self.moving is not None
         moving, self.moving = self.moving, None
         newer, self.scalars = self.scalars, moving.scalars
         try:
-            yield moving.step, moving.readings.table()
+            table = moving.readings.table()
+            yield Received(moving.step, table, moving.readings.parts())
         finally:
             self.scalars.extend(newer)
 
@@ -147,28 +150,27 @@ class Recorder:
         self, check: Check, meter: Meter, sampler: Sampler
     ) -> list[Finding]:
         """Write what was sent; ``check`` looks at its scalars first."""
-        with self.received() as (step, table):
+        with self.received() as received:
             self.look_at_pending(check)
-            if step is None:
+            if received.step is None:
                 return self.flush()
-            self.add_failures(step, sampler.boundary)
-            return self.write_sample(step, table, meter, sampler)
+            self.add_failures(received.step, sampler.boundary)
+            return self._write_sample(received.step, received, meter, sampler)
 
-    def write_sample(
-        self, step: int, table: Table, meter: Meter, sampler: Sampler
+    def _write_sample(
+        self, step: int, received: Received, meter: Meter, sampler: Sampler
     ) -> list[Finding]:
         """Write a sampled step; return the findings all ranks agree on."""
         message = Message(
-            table=table,
-            parts=sampler.parts() if self.ranks.count > 1 else {},
-            scalars=self.scalars.pop(),
+            table=received.table,
+            parts=received.parts if self.ranks.count > 1 else {},
+            scalars=self.scalars.entries(),  # they are pending until they are written
             findings=self._findings,
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
             step=step,
             cleared=self.cleared,
         )
-        self._restore(message.scalars)  # they stay pending until they are written
         try:
             messages = self.ranks.exchange(message)
         except RuntimeError as error:
@@ -204,9 +206,9 @@ class Recorder:
 
     def close(self, *, orderly: bool) -> list[Finding]:
         """Write whatever is left and close the file."""
-        if self.moving is not None:  # the handle was dropped: no model is here
-            with self.received() as (step, table):
-                self._write_alone(step, table)
+        if self.moving is not None:  # no model is here, or no other rank
+            with self.received() as received:
+                self._write_alone(received)
         message = self._scalars_and_findings()
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
@@ -222,9 +224,8 @@ class Recorder:
 
     def pending(self) -> list[Entry]:
         """Return the scalars that are not in the file yet; they stay to be written."""
-        scalars = self.scalars.pop()
-        self._restore(scalars)
-        return scalars
+        moving = [] if self.moving is None else self.moving.scalars.entries()
+        return [*moving, *self.scalars.entries()]
 
     def look_at_pending(self, check: Check) -> None:
         """Add what ``check`` finds in the scalars that are about to be written."""
@@ -232,6 +233,7 @@ class Recorder:
 
     def restore(self, scalars: Sequence[Entry]) -> None:
         """Continue with a checkpoint's scalars in place of those gathered since."""
+        self.moving = None
         self.scalars.pop()
         self._restore(scalars)
 
@@ -268,11 +270,16 @@ class Recorder:
         found = [*findings, *self._judged(readings, findings)]
         return found + self.writer.write(readings, found, self.judge)
 
-    def _write_alone(self, step: int | None, table: Table) -> None:
-        if step is not None:
-            message = self._scalars_and_findings()
-            message.table, self._findings = table, []
-            self._write(step, message, message.findings)
+    def _write_alone(self, received: Received) -> None:
+        step = received.step
+        if step is None:
+            return
+        message = self._scalars_and_findings()
+        message.table, self._findings = received.table, []
+        if self.ranks.count > 1:
+            message = merge_messages([message])
+            message.findings.append(not_shared(step, self.ranks))
+        self._write(step, message, message.findings)
 
     def separate(self, why: Finding, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""

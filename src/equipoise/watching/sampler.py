@@ -37,6 +37,7 @@ from equipoise.probes.protocols import (
     is_a,
 )
 from equipoise.probes.sharding import Parts
+from equipoise.probes.transfer import copies_late
 from equipoise.probes.window import (
     BY_FORWARD,
     CHANGED,
@@ -181,7 +182,7 @@ class Sampler:
         self._capture: Capture | None = None
         self._window: Window | None = None
         self.armed = self._replayed = self._updated = False
-        self._backward_seen = self._gradients_seen = self._shared = False
+        self._backward_seen = self._gradients_seen = self._shared = self.late = False
         self._describe(anatomy)
 
     def _describe(self, anatomy: Anatomy) -> None:
@@ -191,12 +192,16 @@ class Sampler:
             if isinstance(probe, WithAnatomy):
                 probe.describe(anatomy)
 
-    def begin(self, ranks: Ranks) -> None:
-        """Let probes ask the other ranks, all of which are here, outside any pass."""
+    def begin(self, ranks: Ranks, *, acts: bool) -> None:
+        """Let probes ask the other ranks, all of which are here, outside any pass.
+
+        Devices exchange samples ``late``, as the next step ends, if no autopilot acts.
+        """
         if ranks.count == 1:
             return
         self._shared = True
-        numbers = [0]
+        late = str(copies_late(self.anatomy.model) and not acts)
+        self.late, numbers = ranks.first_rank_says("late", late) == str(True), [0]
 
         def begin(probe: SharingProbe) -> None:
             numbers.append(probe.begin(self.anatomy))
@@ -317,7 +322,8 @@ class Sampler:
         self._note_parts()
         self.coverage.gaps.missing.extend(self._missing())
         self.close()
-        return self._collector.send(self.coverage.first_heads, also)
+        parts = self.parts() if self._shared else {}
+        return self._collector.send(self.coverage.first_heads, also, parts)
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""
@@ -335,6 +341,7 @@ class Sampler:
 
     def separate(self) -> None:
         """Have every probe read for this rank alone from now on."""
+        self.late = False
         for probe in self.probes:
             if hasattr(probe, "ranks"):
                 probe.ranks = 1

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
-from equipoise.probes.capture import Arriving, Table, Transfer
-from equipoise.probes.sharding import copy_count, is_partial
+from equipoise.probes.capture import Arriving, Table
+from equipoise.probes.sharding import Parts, copy_count, is_partial
+from equipoise.probes.transfer import Transfer
 from equipoise.records import Reading
 
 
@@ -96,6 +97,13 @@ class StepScalars:
             for step, name, value in self._pending
         ]
 
+    def entries(self) -> list[Entry]:
+        """Return everything gathered as host numbers; it stays gathered."""
+        entries = self.pop()
+        for entry in entries:
+            self.add(*entry)
+        return entries
+
     def pop(self) -> list[Entry]:
         """Return everything gathered as host numbers, and start afresh."""
         self.arrived(Transfer(self.waiting()).numbers())
@@ -110,6 +118,15 @@ class Moving:
     step: int | None
     readings: Arriving
     scalars: StepScalars
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has arrived on the host of a sampled step, or of scalars alone."""
+
+    step: int | None
+    table: Table
+    parts: dict[str, Parts]
 
 
 def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:

@@ -71,7 +71,7 @@ CASES = {
     ),
     "boolean mask": Case(sizes=(33, 40, 16), mask="boolean"),
     "additive mask": Case(sizes=(33, 70, 16), mask="additive"),
-    "left padding": Case(batch=2, mask="padding", rows={"causal": True}),
+    "left padding": Case(heads=(4, 2), batch=2, mask="padding", rows={"causal": True}),
     "documents": Case(sizes=(64, 64, 16), rows={"causal": True, "document": "some"}),
     "documents with more keys": Case(
         sizes=(24, 61, 16), rows={"causal": True, "left": 12, "document": "longer"}

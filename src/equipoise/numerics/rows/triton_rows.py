@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from equipoise.numerics.compiled import to_device
 from equipoise.numerics.rows.triton_kernel import attention_rows
 
 COLUMNS = 10
@@ -62,7 +63,7 @@ def columns(
     width = max(16, triton.next_power_of_2(D))
     rows = block or (16 if n <= 16 or width > 128 else 32)
     optional = [out if x is None else x for x in (given, tall)]
-    chosen = sees_4BQ if chosen_n is None else chosen_n.to(q_BHQD.device)
+    chosen = sees_4BQ if chosen_n is None else to_device(chosen_n, q_BHQD.device)
     strides = [
         (0,) * m if x is None else x.stride() for x, m in ((given, 4), (tall, 2))
     ]

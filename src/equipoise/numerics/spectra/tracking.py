@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.compiled import host_view
+from equipoise.numerics.compiled import host_view, to_device
 from equipoise.numerics.spectra.lanczos import (
     Array,
     fused,
@@ -183,7 +183,8 @@ def _start(matrix_MN: Tensor, start: Tensor | None) -> Tensor:
 def _random(like: Tensor, *, seed: int = 0) -> Tensor:
     """Return a random vector of the columns' length, of a generator of our own."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(like.shape[-1], generator=generator).to(like)
+    random_N = torch.randn(like.shape[-1], generator=generator)
+    return to_device(random_N.to(like.dtype), like.device)
 
 
 def _fits(start: Tensor, matrix_MN: Tensor) -> None:
@@ -367,7 +368,8 @@ def _gram(x_HRD: Tensor) -> tuple[Tensor, Tensor]:
 def _head_start(like_HRR: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     H, R, _ = like_HRR.shape
-    return torch.randn(H, R, 1, generator=generator).to(like_HRR)
+    random_HR1 = torch.randn(H, R, 1, generator=generator)
+    return to_device(random_HR1.to(like_HRR.dtype), like_HRR.device)
 
 
 def _iterated(power_HRR: Tensor, u_HR1: Tensor, rounds: int) -> Tensor:
