@@ -6,6 +6,8 @@ kernel by more than 1e-6, in triton's interpreter or on a GPU. It goes on where 
 call ended, for about M CPU minutes; after N parts it prints a table. Queries and keys
 lie on a grid on which float32 computes scores exactly, so that the truth is that of the
 scores which the kernel sees; the rows of MiniLM are those of a trained model.
+``--torch`` reads the same rows by the torch path alone and replaces its counts: for a
+change of that path, which the kernel does not share.
 """
 
 import argparse
@@ -77,25 +79,58 @@ def real_rows(keys: int) -> Tensor:
     return torch.cat([z.reshape(-1, keys) for z in scores])
 
 
-def of_real_rows(keys: int, device: str) -> dict[str, Any]:
-    """Return the counts of ``compared``: a score is its row's product with a unit."""
-    from tests.numerics.rows.kernel_cases import Case, compared
+def of_real_rows(keys: int) -> Any:
+    """Return the case of real rows: a score is its row's product with a unit."""
+    from tests.numerics.rows.kernel_cases import Case
 
     z = real_rows(keys)[:2048]
-    case = Case(sizes=(len(z), keys, keys), scale=1.0, given=(z, torch.eye(keys)))
-    return compared(case, 0, device)
+    return Case(sizes=(len(z), keys, keys), scale=1.0, given=(z, torch.eye(keys)))
+
+
+def case_of(number: int) -> tuple[str, Any, int]:
+    """Return the name of a part's kind of call, its case and its seed."""
+    if number < len(REAL):
+        return f"MiniLM, {REAL[number]} keys", of_real_rows(REAL[number]), 0
+    number -= len(REAL)
+    return *next(itertools.islice(variants(), number, None)), number
 
 
 def part(number: int, device: str) -> dict[str, Any]:
     """Return the counts of one part, under the name of its kind of call."""
     from tests.numerics.rows.kernel_cases import compared
 
-    if number < len(REAL):
-        keys = REAL[number]
-        return {"case": f"MiniLM, {keys} keys", **of_real_rows(keys, device)}
-    number -= len(REAL)
-    name, case = next(itertools.islice(variants(), number, None))
-    return {"case": name, **compared(case, number, device)}
+    name, case, seed = case_of(number)
+    return {"case": name, **compared(case, seed, device)}
+
+
+def torch_again(given: argparse.Namespace) -> None:
+    """Count the torch path's intervals anew; those of the kernel stay."""
+    from tests.numerics.rows.kernel_cases import compared_torch
+
+    record = json.loads(given.results.read_text())
+    by_case = {row["case"]: row for row in record["rows"]}
+    state = given.results.with_suffix(".torch.json")
+    if not state.exists():
+        state.write_text(json.dumps({"parts": 0, "counts": {}}))
+    known = json.loads(state.read_text())
+    until = time.process_time() + 60 * given.minutes
+    while known["parts"] < record["parts"] and time.process_time() < until:
+        name, case, seed = case_of(known["parts"])
+        old = known["counts"].setdefault(name, {})
+        for key, count in compared_torch(case, seed).items():
+            old[key] = old.get(key, 0) + count
+        known["parts"] += 1
+        state.write_text(json.dumps(known))
+    if known["parts"] < record["parts"]:
+        return
+    state.unlink()
+    for name, found in known["counts"].items():
+        assert found["rows"] == by_case[name]["rows"], name
+        by_case[name].update(found)
+    rows = [row for name, row in by_case.items() if name != "all"]
+    total = {key: sum(row[key] for row in rows) for key in COUNTS}
+    rows.append({"case": "all", **total})
+    publish("kernel_agreement", rows, parts=record["parts"], device=record["device"])
 
 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
@@ -113,6 +148,7 @@ def _given(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kernel_agreement")
     parser.add_argument("--parts", type=int, default=68)
     parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--torch", action="store_true")
     parser.add_argument(
         "--results", type=Path, default=RESULTS / "kernel_agreement.json"
     )
@@ -121,6 +157,9 @@ def _given(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] = ()) -> None:
     given = _given(list(arguments))
+    if given.torch:
+        torch_again(given)
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported

@@ -270,40 +270,63 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         "src/equipoise/remedies/losses.py tests/remedies/test_effects.py",
     ): ((".clamp(max=0.0)", ""),),
 }
+TRITON = "tests/numerics/rows/test_triton_rows.py"
 # Of the device's path, in the same form.
 DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
-    ("numerics/rows/triton_kernel.py", "tests/numerics/rows/test_triton_rows.py"): (
-        ("(key[None, :] < hi[:, None])", "(key[None, :] <= hi[:, None])"),
-        ("(head // group)", "(head * 0)"),
-        (".to(tl.float32) * scale", ".to(tl.float32)"),
-        ("z -= slope", "z += slope"),
-        ("z = cap * _tanh(z / cap)", "z = _tanh(z / cap)"),
-        ("seen = seen & (given != 0)", "seen = seen"),
-        ("seen = seen & ~(z <= MASKED)", "seen = seen"),
+    ("numerics/rows/triton_kernel.py", TRITON): (
+        ("value + margin + 128.0 * _UNIT * away", "value - margin"),
         (
             "((where_second == tile) & (count > 0))",
             "((where_second == tile) & (count > 1))",
         ),
-        ("value + margin + 128.0 * _UNIT * away", "value - margin"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k causal"): (
+        ("(key[None, :] < hi[:, None])", "(key[None, :] <= hi[:, None])"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k grouped"): (
+        ("(head // group)", "(head * 0)"),
+        (".to(tl.float32) * scale", ".to(tl.float32)"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k ALiBi"): (
+        ("z -= slope", "z += slope"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k soft-cap"): (
+        ("z = cap * _tanh(z / cap)", "z = _tanh(z / cap)"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k mask"): (
+        ("seen = seen & (given != 0)", "seen = seen"),
+        ("seen = seen & ~(z <= MASKED)", "seen = seen"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k documents"): (
         ("[None, :] == first_key[:, None]", "[None, :] == 0"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k NaN"): (
         ("unread = unread | (z != z).to(tl.int32)", "unread = unread"),
+    ),
+    ("numerics/rows/triton_kernel.py", TRITON + " -k chosen"): (
         (
             "row = tl.load(chosen_at + place, mask=real, other=0).to(tl.int64)",
             "row = row",
         ),
     ),
-    ("probes/fused_rows.py", "tests/numerics/rows/test_triton_rows.py"): (
+    ("probes/fused_rows.py", TRITON + " -k padding"): (
         ("        sees_4BQ[3] = first_BQ\n", "        pass\n"),
-        ("        chosen_n=chosen_n,\n", "        chosen_n=None,\n"),
-        ("        slopes=rows.slopes_BH,\n", "        slopes=None,\n"),
         ("    return read_CBHn.transpose(1, 2)", "    return read_CBHn"),
     ),
-    ("anatomy/fused_kernels.py", "tests/numerics/rows/test_triton_rows.py"): (
+    ("probes/fused_rows.py", TRITON + " -k chosen"): (
+        ("        chosen_n=chosen_n,\n", "        chosen_n=None,\n"),
+    ),
+    ("probes/fused_rows.py", TRITON + " -k ALiBi"): (
+        ("        slopes=rows.slopes_BH,\n", "        slopes=None,\n"),
+    ),
+    ("anatomy/fused_kernels.py", TRITON + " -k window"): (
         (
             "torch.minimum(end_SQ, own_SQ + right + 1)",
             "torch.minimum(end_SQ, own_SQ + right)",
         ),
         ("own_SQ - self.left)", "own_SQ - self.left - 1)"),
+    ),
+    ("anatomy/fused_kernels.py", TRITON + " -k documents"): (
         ("own_SQ = first_SQ + self.place[0]", "own_SQ = 0 + self.place[0]"),
     ),
     ("numerics/rows/torch_rows.py", "tests/numerics/rows/test_torch_rows.py"): (

@@ -199,6 +199,23 @@ def scores(case: Case, seed: int) -> Tensor:
     return z.masked_fill(hidden, -INF)
 
 
+def compared_torch(case: Case, seed: int) -> dict[str, int]:
+    """Return the torch path's counts of ``compared``, without the kernel."""
+    _, chosen = made(case, seed, "cpu")
+    z = scores(case, seed)
+    z = (z if chosen is None else z[:, :, chosen]).flatten(0, 2)
+    broken = (z.isnan() | (z == INF)).any(-1)
+    z = z[(z > -INF).any(-1) & ~broken]
+    truth, theirs = balance(z.softmax(-1)), row_columns(z.float(), sort_open=True)
+    low, high, *_ = torch_rows.columns(z.float()).double()
+    slack = 1e-14 if case.exact else 4e-6
+    missed = (low > truth.upper + slack) | (high < truth.lower - slack)
+    off = (low - theirs[0]).abs() > 1e-6
+    counts = {"missed": missed, "wide": high - low > 1e-4, "off": off}
+    found = {f"torch {name}": int(x.sum()) for name, x in counts.items()}
+    return {"rows": len(z), **found}
+
+
 def compared(case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
     """Return what kernel and torch path read of a case beside the truth, and how often
     ``lower`` is that of the CPU's kernel."""
@@ -283,4 +300,5 @@ def enter(device: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     enter(sys.argv[1])
-    print(json.dumps({x: compared(CASES[x], 0, sys.argv[1]) for x in CASES}))
+    asked = sys.argv[2:] or CASES
+    print(json.dumps({x: compared(CASES[x], 0, sys.argv[1]) for x in asked}))
