@@ -1,12 +1,14 @@
 """Break one line of the code at a time, and see whether a test dies of it.
 
 ``python -m benchmarks.mutations [WORD…]`` runs those whose file or text holds one of
-the words, all by default; of the others the last outcome stays in the results. Each
-works on a copy of the tree: one line is replaced, the tests named beside it run until
-the first fails. A mutation that survives is either a missing test or changes nothing
-that can be seen; ``EQUIVALENT`` says why.
+the words and whose file has changed since their last outcome, or all such by default;
+``all`` as first word runs the others too. Each works on a copy of the tree: one line is
+replaced, the tests named beside it run until the first fails. Outcomes are written one
+by one. A mutation that survives is either a missing test or changes nothing that can be
+seen; ``EQUIVALENT`` says why.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -239,7 +241,10 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
     ("autopilot/treatments.py", "tests/autopilot/test_treatments.py"): (
         ('about.get(f.rule) == "model"', "True"),
-        ("return spike and not e.fires(*blown_up)", "return spike"),
+        (
+            'return e.fires("gradient.spike") and not e.fires(*blown_up)',
+            'return e.fires("gradient.spike")',
+        ),
         ("changes = treatment.again or treatment.name not in active", "changes = True"),
         ("(foreseen and not e.rate_grew)", "foreseen"),
         ("e.epsilon > LARGE_EPSILON or e.beta2 < LOW_BETA2", "e.beta2 < LOW_BETA2"),
@@ -360,7 +365,11 @@ MUTATIONS += tuple(
     for (file, tests), lines in (*PILOT.items(), *DEVICE.items())
     for old, new in lines
 )
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "if limit is None or self._unread or not read:": (
+        "losses are looked at anew only when more are read: the answer is the last one"
+    ),
+}
 """The old line of a mutation that nothing can notice → why."""
 
 
@@ -386,36 +395,59 @@ def outcome(mutation: Mutation, folder: Path) -> str:
     return known.get(done.returncode, f"pytest exit {done.returncode}")
 
 
-def _earlier(again: set[str]) -> list[dict[str, str]]:
-    """Return what is known of mutations that still exist and are not run again."""
+def _code(mutation: Mutation) -> str:
+    """Return which version of its file an outcome is of."""
+    return hashlib.sha256((ROOT / mutation.file).read_bytes()).hexdigest()[:12]
+
+
+def _known() -> dict[tuple[str, str], dict[str, str]]:
+    """Return the last outcome of each mutation that still exists."""
     path = RESULTS / "mutations.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     listed = {(m.file, m.old.strip()) for m in MUTATIONS}
-    return [
-        row
-        for row in rows
-        if (row["file"], row["line"]) in listed and row["line"] not in again
+    rows = {(row["file"], row["line"]): row for row in rows}
+    return {name: row for name, row in rows.items() if name in listed}
+
+
+def _wanted(
+    words: list[str], known: dict[tuple[str, str], dict[str, str]]
+) -> list[Mutation]:
+    again, words = words[:1] == ["all"], [word for word in words if word != "all"]
+    chosen = [
+        m for m in MUTATIONS if not words or any(w in m.file + m.old for w in words)
     ]
+    current = {name for name, row in known.items() if "code" in row}
+    return [
+        m
+        for m in chosen
+        if again
+        or (m.file, m.old.strip()) not in current
+        or known[m.file, m.old.strip()]["code"] != _code(m)
+    ]
+
+
+def _written(known: dict[tuple[str, str], dict[str, str]]) -> None:
+    rows = list(known.values())
+    survived = sum(r["outcome"] == "survived" and not r["why"] for r in rows)
+    current = {(m.file, m.old.strip()): _code(m) for m in MUTATIONS}
+    fresh = sum(r.get("code") == current[r["file"], r["line"]] for r in rows)
+    counts = {"listed": len(MUTATIONS), "recorded": len(rows), "current": fresh}
+    publish("mutations", rows, **counts, survived=survived)
 
 
 def main(words: list[str]) -> None:
-    wanted = [
-        m for m in MUTATIONS if not words or any(w in m.file + m.old for w in words)
-    ]
-    rows = _earlier({m.old.strip() for m in wanted})
+    known = _known()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         ignored = shutil.ignore_patterns(".git", ".venv", "site", "*.eqp", "results")
         shutil.copytree(ROOT, tree, ignore=ignored)
-        for mutation in wanted:
+        for mutation in _wanted(words, known):
             row = {"file": mutation.file, "line": mutation.old.strip()}
             row["outcome"] = outcome(mutation, tree)
             row["why"] = EQUIVALENT.get(mutation.old.strip(), "")
-            print(row["outcome"], row["file"], row["line"], flush=True)
-            rows.append(row)
-    survived = sum(r["outcome"] == "survived" and not r["why"] for r in rows)
-    counts = {"listed": len(MUTATIONS), "recorded": len(rows), "survived": survived}
-    publish("mutations", rows, **counts)
+            row["code"] = _code(mutation)
+            known[mutation.file, row["line"]] = row
+            _written(known)
 
 
 if __name__ == "__main__":

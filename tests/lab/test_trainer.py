@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from equipoise.errors import InputError
 from equipoise.lab.data import Batch, Windows, from_bytes
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.lab.options import from_mapping
-from equipoise.lab.training import checkpoint
+from equipoise.lab.training import checkpoint, trainer
 from equipoise.lab.training.options import (
     Progress,
     Schedule,
@@ -105,6 +106,12 @@ def test_accumulation_is_a_larger_batch() -> None:
     assert halves.losses == pytest.approx(whole.losses, rel=1e-4)
     assert halves.gradient_norms == pytest.approx(whole.gradient_norms, rel=1e-3)
     assert halves.tokens == whole.tokens == 12 * 4 * 8
+
+
+def test_the_tokens_of_every_rank_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "share", lambda: SimpleNamespace(rank=0, world=3))
+    result = Trainer(model(), data(), OPTIONS).run()
+    assert result.tokens == 3 * 12 * 4 * 8
 
 
 def test_the_first_loss_is_in_nats_per_token() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import equipoise
 from equipoise.watching import Watch
@@ -201,6 +202,90 @@ def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
     held = handle._losses
     assert isinstance(held._own, Tensor) and held._own.grad_fn is None
     handle.close()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimiser around another of the same parameters, as timm's and others'."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@pytest.mark.parametrize("counted", ["inner", "outer"])
+def test_a_wrapper_and_the_optimiser_inside_it_take_one_step(
+    counted: str, tmp_path: Path
+) -> None:
+    model = TinyModel()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = Lookahead(inner)
+    given = inner if counted == "inner" else outer
+    handle = watched(model, given, tmp_path, every=2)
+    for batch in batches(5):
+        objective(model, batch).backward()
+        outer.step()
+        outer.zero_grad()
+    handle.close()
+    assert losses(handle)[0] == [*range(5)] and not handle.findings
+    run = equipoise.open_run(handle.path)
+    assert list(run.series("update.norm")["head"][0]) == [0, 2, 4]
+    assert [*run.steps] == [*range(5)]
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_parameters_that_are_assigned_are_followed(anew: bool, tmp_path: Path) -> None:
+    """``assign=True`` gives the model other parameters than the optimiser has."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    for i, batch in enumerate(batches(6)):
+        if i == 3:
+            weights = {k: v.clone() for k, v in model.state_dict().items()}
+            model.load_state_dict(weights, assign=True)
+            if anew:
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective(model, batch).backward()
+        optimizer.step()
+        model.zero_grad()
+    handle.close()
+    run = equipoise.open_run(handle.path)
+    assert losses(handle)[0] == [*range(6)]
+    assert list(run.series("gradient.norm")["head"][0]) == [*range(6)]
+    moved = list(run.series("update.norm")["head"][0])
+    (found,) = handle.findings
+    if anew:
+        assert moved == [*range(6)] and found.rule == "watch.optimizer"
+    else:
+        assert moved == [0, 1, 2] and "update.norm is not read" in found.message
+
+
+def test_a_step_that_raises_is_no_step_that_was_not_seen(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
+    handle = watched(model, optimizer, tmp_path)
+    objective(model, batches(1)[0]).backward()
+    with pytest.raises(Exception, match="capturable"):  # on a CPU, after its state
+        optimizer.step()
+    handle.close()
+    assert optimizer.state and not handle.findings
+
+
+def test_the_gradient_of_a_pruned_map_is_read(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1, strict=True)
+    site: Any = model.blocks[0].get_submodule("attention")
+    prune.l1_unstructured(site.q_proj, "weight", 0.3)
+    objective(model, batches(1)[0]).backward()
+    grads = [site.q_proj.weight_orig.grad, site.k_proj.weight.grad]
+    expected = nn.utils.get_total_norm(grads).item()
+    optimizer.step()
+    handle.close()
+    found = equipoise.open_run(handle.path).series("gradient.qk")["blocks.0.attention"]
+    assert found[1].tolist() == pytest.approx([expected], rel=1e-5)
 
 
 @pytest.mark.parametrize("way", ["whole", "by layer", "twice"])

@@ -143,7 +143,7 @@ class Gaps:
     partial: dict[str, list[str]] = field(default_factory=dict)
     """Sites that are read except for something: name → what, and why."""
     missing: list[str] = field(default_factory=list)
-    """Families of readings, such as ``residual``, that were due and did not come."""
+    """Readings, such as ``residual.*``, that were due and did not come."""
 
     def add_partial(self, site: str, why: str) -> None:
         """Name once what cannot be read of a site that is read otherwise."""

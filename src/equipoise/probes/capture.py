@@ -139,9 +139,10 @@ class Collector:
     def not_read(self, site: str, why: str) -> None:
         self.gaps.add_partial(site, why)
 
-    def families(self) -> set[str]:
-        """Return the first words of the quantities collected so far."""
-        return {quantity.partition(".")[0] for quantity, _ in self._emitted}
+    def has(self, family: str) -> bool:
+        """Return whether a reading of this name was collected, such as ``norm.*``."""
+        start = family.rstrip("*")
+        return any(quantity.startswith(start) for quantity, _ in self._emitted)
 
     def pop(self) -> Table:
         """Return everything collected, once it is on the host, and start afresh."""

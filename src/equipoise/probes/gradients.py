@@ -111,10 +111,13 @@ class GradientNorms(PartsProbe):
 def _norms(weight: Weight, ranks: int) -> list[Tensor] | None:
     """Return this rank's shares of a map's gradient; None where its rows are cut.
 
-    A map under LoRA counts with its adapters. Frozen weights have no gradient.
+    A map under LoRA counts with its adapters, a pruned one with what is left of it.
+    Frozen weights have no gradient.
     """
     adapted = weight.rows is None and hasattr(weight.module, "base_layer")
     held = getattr(weight.module, weight.attribute, None)
+    if not isinstance(held, nn.Parameter):
+        held = weight.module._parameters.get(f"{weight.attribute}_orig")
     own = weight.module.parameters() if adapted else [held]
     grads = [p.grad for p in own if p is not None and p.grad is not None]
     if any(map(is_partial, grads)):

@@ -113,21 +113,21 @@ def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
 
 
 PROMISED = {
-    "gain": "projection",
-    "gradients": "gradient",
-    "logits": "output",
-    "magnitudes": "residual",
-    "normalisers": "norm",
-    "updates": "update",
+    "gain": "projection.*",
+    "gradients": "gradient.*",
+    "logits": "output.*",
+    "magnitudes": "residual.*",
+    "normalisers": "norm.*",
+    "updates": "update.norm",
 }
-"""Probe → the family of readings that it brings in every sampled step."""
+"""Probe → the readings that it brings in every sampled step."""
 CAUSES = {
-    "residual": "no block was called with hidden states (…, tokens, width)",
-    "norm": "no LayerNorm or RMSNorm was called with hidden states",
-    "projection": "no attention was read in a module whose projections are known",
-    "output": "the model's output has no floating tensor (…, classes)",
-    "gradient": "no gradient was left after the backward pass",
-    "update": "watch was given no optimiser that moves this model's parameters",
+    "residual.*": "no block was called with hidden states (…, tokens, width)",
+    "norm.*": "no LayerNorm or RMSNorm was called with hidden states",
+    "projection.*": "no attention was read in a module whose projections are known",
+    "output.*": "the model's output has no floating tensor (…, classes)",
+    "gradient.*": "no gradient was left after the backward pass",
+    "update.norm": "watch was given no optimiser that moves this model's parameters",
 }
 NO_BLOCKS = "no list of like blocks was found in the model"
 NO_NORMS = "no module whose class name ends in LayerNorm or RMSNorm was found"
@@ -135,11 +135,11 @@ NO_NORMS = "no module whose class name ends in LayerNorm or RMSNorm was found"
 
 def _why_missing(family: str, anatomy: Anatomy) -> str:
     cause = CAUSES[family]
-    if family == "residual" and not anatomy.blocks:
+    if family == "residual.*" and not anatomy.blocks:
         cause = NO_BLOCKS
-    if family == "norm" and not anatomy.norms:
+    if family == "norm.*" and not anatomy.norms:
         cause = NO_NORMS
-    return f"{family}.* is not read: {cause}"
+    return f"{family} is not read: {cause}"
 
 
 @dataclass(slots=True)
@@ -192,7 +192,8 @@ class CoverageCheck:
         found = []
         for family in dict.fromkeys(gaps.missing):
             count = self._steps_missing[family] = missed.get(family, 0) + 1
-            if count == 2 and not re.search(rf"(?<![.\w]){family}\.", explained):
+            word = family.partition(".")[0]
+            if count == 2 and not re.search(rf"(?<![.\w]){word}\.", explained):
                 why = _why_missing(family, self.anatomy)
                 found += self._once(
                     step, "watch.unread", why, "everything else is read"

@@ -249,7 +249,7 @@ class Watch:
 
     def before_update(self, optimizer: Optimizer, *, closure: bool) -> None:
         counted = optimizer is self.optimizer
-        own = self._relations.of(optimizer, self.optimizer) != "another model"
+        own = self._relations.begin(optimizer, self.optimizer, self.current_step)
         self._updating |= counted
         # In a closure, and inside a backward pass, gradients are still to come.
         if counted and not closure and self._losses.running is None:
@@ -267,8 +267,9 @@ class Watch:
             if self.autopilot is not None:  # its hooks have run: remedies may add some
                 self._guarded(self._actions.act)(optimizer)
             return
-        relation = self._relations.of(optimizer, self.optimizer)
-        if relation == "another model":
+        relation = self._relations.end(optimizer, self.optimizer, self.current_step)
+        # A wrapper (Lookahead) and the optimiser inside it take one step together.
+        if self._updating or relation in ("another model", "wrapper"):
             return
         again, self._other = self._other == id(optimizer), id(optimizer)
         if relation == "same parameters" or again:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from operator import is_
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
@@ -214,7 +215,8 @@ class StepLosses:
     def unseen_step(self, optimizer: Optimizer | None) -> bool:
         """Return whether an optimiser has stepped since watching began, seen or not."""
         stepped = optimizer is not None and bool(optimizer.state)
-        return stepped and (self._new_state or self.moved_since())
+        # State alone says little of a step that raised, once gradients were seen.
+        return stepped and (self.moved_since() if self._weights else self._new_state)
 
     def clipped(
         self, norm: Tensor, parameters: object, optimizer: Optimizer | None
@@ -240,7 +242,7 @@ class StepLosses:
 
     def after_backward(self, loss: Tensor) -> bool:
         """Add a loss, and return whether its backward pass reached the model."""
-        reached = self._state() != self._before
+        reached = self._state() != self._before or self._replaced()
         self.ever_reached_model = self.ever_reached_model or reached
         if self.running is None:  # an optimiser stepped inside the backward pass
             return reached
@@ -250,6 +252,17 @@ class StepLosses:
         else:
             self._others = _added(self._others, loss)
         return reached
+
+    def _replaced(self) -> bool:
+        """Return whether the model has other parameters now, and they have gradients.
+
+        Weights are assigned, not copied, by ``load_state_dict(assign=True)``.
+        """
+        marked, model = self._marked, self._model()
+        if model is not None:
+            self.mark(model)
+        same = len(marked) == len(self._marked) and all(map(is_, marked, self._marked))
+        return not same and any(self._state())
 
     def pop(self) -> Tensor | None:
         """Return the step's objective, the sum over its micro-batches."""
@@ -287,7 +300,7 @@ def _mark(grad: Tensor | None) -> tuple[int, int] | None:
 
 
 Hook = Callable[[Optimizer, Any, Any], None]
-Relation = Literal["same parameters", "same model", "another model"]
+Relation = Literal["same parameters", "same model", "another model", "wrapper"]
 
 
 class Relations:
@@ -298,6 +311,24 @@ class Relations:
         self._known: weakref.WeakKeyDictionary[Optimizer, Relation] = (
             weakref.WeakKeyDictionary()
         )
+        self._began: weakref.WeakKeyDictionary[Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """At which step the step of an optimiser under way began."""
+        self._trains = False
+        """Whether the counted optimiser held parameters of the model."""
+
+    def begin(self, optimizer: Optimizer, counted: Optimizer | None, step: int) -> bool:
+        """Note that an optimiser steps, and return whether it moves this model."""
+        self._began[optimizer] = step
+        return self.of(optimizer, counted) != "another model"
+
+    def end(
+        self, optimizer: Optimizer, counted: Optimizer | None, step: int
+    ) -> Relation:
+        """Note that it has stepped: one whose step held a counted one is a wrapper."""
+        inside = self._began.pop(optimizer, step) != step
+        return "wrapper" if inside else self.of(optimizer, counted)
 
     def of(self, optimizer: Optimizer, counted: Optimizer | None) -> Relation:
         if counted is None:
@@ -309,6 +340,8 @@ class Relations:
     def follow(self, optimizer: Optimizer, after: Hook) -> None:
         """Call this after each step of this optimiser, which counts from now on."""
         self.close()
+        own = set(map(id, self._model.parameters()))
+        self._trains = not own.isdisjoint(_held(optimizer))
         self._hooks.callback(optimizer.register_step_post_hook(after).remove)
 
     def close(self) -> None:
@@ -317,12 +350,17 @@ class Relations:
         self._hooks.close()
 
     def _compared(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
-        theirs = {id(p) for g in optimizer.param_groups for p in g["params"]}
-        if any(id(p) in theirs for g in counted.param_groups for p in g["params"]):
+        theirs, counted_ids = _held(optimizer), _held(counted)
+        own = set(map(id, self._model.parameters()))
+        # The model's parameters were replaced, and the counted optimiser has the old.
+        stale = self._trains and counted_ids.isdisjoint(own)
+        if theirs & counted_ids or (stale and theirs & own):
             return "same parameters"
-        if any(id(p) in theirs for p in self._model.parameters()):
-            return "same model"
-        return "another model"
+        return "same model" if theirs & own else "another model"
+
+
+def _held(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 _tracing_listeners: "WeakValueDictionary[int, Any]" = WeakValueDictionary()

@@ -369,7 +369,7 @@ class Sampler:
 
     def _missing(self) -> Iterator[str]:
         """Yield the families of readings that this step should have brought."""
-        came, trained = self._collector.families(), self._backward_seen
+        trained = self._backward_seen
         by_hand = trained and not self._only_training
         due = {"gradients": trained, "updates": self._updated or by_hand}
         due["gain"] = due["magnitudes"] = bool(self.coverage.read)
@@ -377,9 +377,10 @@ class Sampler:
             # What takes all ranks comes later, from their exchange.
             exchanged = self._shared and is_a(probe, SharingProbe)
             off = exchanged or probe.name in self.boundary.failed
-            family = PROMISED.get(probe.name, "")
-            if not off and due.get(probe.name, True) and family not in {"", *came}:
-                yield family
+            family = PROMISED.get(probe.name) if not off else None
+            absent = family is not None and not self._collector.has(family)
+            if absent and due.get(probe.name, True):
+                yield PROMISED[probe.name]
 
     def _probe_pass(self) -> None:
         """Run the stored micro-batch again with the probes attached, once."""

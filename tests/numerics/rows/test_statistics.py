@@ -1,5 +1,6 @@
 """Statistics of rows of scores: against float64 softmax, and on rows that are odd."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from equipoise.errors import InputError
 from equipoise.numerics.rows import statistics as attention_rows
 from equipoise.numerics.rows.balance import balance
 from equipoise.numerics.rows.statistics import RowStatistics, row_statistics, warm_up
+from equipoise.numerics.rows.window import _KEYS, _gathered
 from tests.conftest import FLOATS
 
 INF = float("inf")
@@ -176,3 +178,13 @@ def test_a_causal_limit_holds_for_rows_that_are_searched() -> None:
     masked = row_statistics(z.masked_fill(future, -INF))
     assert torch.equal(limited.theta_lower, masked.theta_lower)
     assert_reads(limited, reference(z.masked_fill(future, -INF)), atol=2e-6)
+
+
+def test_large_keys_are_gathered_largest_first() -> None:
+    """They are placed in this order: a large key that comes late fits nowhere."""
+    p_K = np.array([0.1, 0.3, 0.02, 0.2, 0.3], np.float32)
+    room = np.zeros(_KEYS + 8, np.float32)
+    count, mass = _gathered(p_K, 5, np.float32(0.05), room)
+    expected = np.array([0.3, 0.3, 0.2, 0.1], np.float32)
+    assert count == 4 and mass == pytest.approx(0.9)
+    assert np.array_equal(room[_KEYS : _KEYS + 4], expected)
