@@ -62,11 +62,6 @@ class Balance:
         return html_table("θ of attention rows", self._summary())
 
 
-def enough(dtype: torch.dtype) -> float:
-    """Return the |p(S) - ½| at which θ is one unit in the last place below 1."""
-    return float((torch.finfo(dtype).eps / 8) ** 0.5)
-
-
 def checked(p_xK: Tensor) -> Tensor:
     """Return the rows detached, or say what cannot be read."""
     if p_xK.dtype not in _WIDE + _NARROW:
@@ -91,7 +86,8 @@ def intervals(p_xK: Tensor, *, witness: bool, effort: float) -> Balance:
     dtype = torch.promote_types(p_xK.dtype, torch.float32)
     p_NK = p_xK.reshape(-1, p_xK.shape[-1]).to(dtype).contiguous()
     side_NK = np.zeros(p_NK.shape, np.uint8) if witness else None
-    options = (enough(dtype), MASS_TOLERANCE, float(effort))
+    # The |p(S) - ½| at which θ is one unit in the last place below 1 is small enough.
+    options = ((torch.finfo(dtype).eps / 8) ** 0.5, MASS_TOLERANCE, float(effort))
     found_N2 = torch.from_numpy(ladder.intervals(p_NK.numpy(), side_NK, options))
     low, high = outward(found_N2, dtype)
     exact = high - low <= 2 * torch.finfo(dtype).eps * high
@@ -130,8 +126,8 @@ def balance(
     θ = 4 p(S) p(Sᶜ) / (Σp)², the smaller side summed directly, in float64. Rows climb
     a ladder and stop at the first step that closes them: p_max ≥ ½ (then S = {top});
     a fill, and the subsets of twelve keys; sorted, largest first, swaps, counting of
-    nearly equal keys; differencing; all subsets of the largest keys, with the mass of
-    the others as slack. Rows of another device are sent to the CPU.
+    nearly equal keys; all subsets of the largest keys, with the mass of the others as
+    slack. Rows of another device are sent to the CPU.
 
     Args:
         p: Attention rows; masked keys are exact zeros. float16, bfloat16, float32 or

@@ -33,42 +33,6 @@ DEPTHS = (20, 26, 33, 40)
 
 
 @compiled()
-def _sink(heap_n: Row, key_n: Bits, size: int) -> None:
-    """Restore the heap order after its first entry became smaller."""
-    at = 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap_n[child + 1] > heap_n[child]:
-            child += 1
-        if heap_n[at] >= heap_n[child]:
-            return
-        heap_n[at], heap_n[child] = heap_n[child], heap_n[at]
-        key_n[at], key_n[child] = key_n[child], key_n[at]
-        at = child
-
-
-@compiled()
-def differenced(v_n: Row, side_n: Side) -> float:
-    """Write Karmarkar and Karp's partition into ``side_n``; return its gap."""
-    n = v_n.size
-    heap_n, key_n = np.empty(n), np.empty(n, np.int64)
-    stays_n, leaves_n = np.empty(n, np.int64), np.empty(n, np.int64)
-    for k in range(n):  # sorted from large to small is a heap
-        heap_n[k], key_n[k] = v_n[k], k
-    for step in range(n - 1):
-        first, first_key, size = heap_n[0], key_n[0], n - step
-        heap_n[0], key_n[0] = heap_n[size - 1], key_n[size - 1]
-        _sink(heap_n, key_n, size - 1)
-        stays_n[step], leaves_n[step] = first_key, key_n[0]
-        heap_n[0], key_n[0] = first - heap_n[0], first_key
-        _sink(heap_n, key_n, size - 1)
-    side_n[key_n[0]] = 0
-    for step in range(n - 2, -1, -1):
-        side_n[leaves_n[step]] = 1 - side_n[stays_n[step]]
-    return float(heap_n[0] / 2)
-
-
-@compiled()
 def _subset_sums(w_m: Row, first: int) -> Half:
     """Return all subset sums of w[first::2] in order, each once and with one subset."""
     room = 1 << ((w_m.size + 1) // 2)
@@ -174,11 +138,8 @@ def partition(
     gap, proven = counted(v_n, half, gap, side_n, enough)
     rounding = 4 * n * 2.0**-53 * half
     work, first = effort * _visits(n), n
-    if n > _COMPLETE and effort > 0.0 and abs(gap) > proven + rounding:
+    if n > _COMPLETE:
         work, first = effort * _WORK, DEPTHS[0]
-        trial_n = np.empty(n, np.uint8)
-        trial = swapped(v_n, differenced(v_n, trial_n), trial_n, enough)
-        gap = kept(gap, side_n, trial, trial_n)
     for depth in DEPTHS:
         m = min(max(depth, first), n)
         if abs(gap) <= max(enough, proven + rounding) or _visits(m) > work:

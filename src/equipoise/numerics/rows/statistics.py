@@ -48,8 +48,6 @@ _LN2_LOW = np.float32(math.log(2) - round(math.log(2) * 2**16) / 2**16)
 _TO_INTEGER = np.float32(1.5 * 2**23)
 # exp(-87) is just above the smallest normal float32: less is 0, as a masked key is.
 _FLOOR = np.float32(-87.0)
-
-
 # |p(S) - ½| that is small enough here: θ is then within 1e-6 of 1.
 _ENOUGH = 2.0**-11
 
@@ -270,7 +268,9 @@ def row_columns(
         sees = _limits(z_xK, causal_from)
         out_CN = _on_cpu(z_xK.reshape(-1, z_xK.shape[-1]), sees, sort_open)
     else:
-        z_xK = z_xK if causal_from is None else _hidden(z_xK, causal_from)
+        first, period = _limits(z_xK, causal_from)
+        future = z_xK.new_ones(period, z_xK.shape[-1], dtype=torch.bool).triu(first)
+        z_xK = z_xK if causal_from is None else z_xK.masked_fill(future, -torch.inf)
         out_CN = _in_torch(z_xK.reshape(-1, z_xK.shape[-1]))
     return out_CN.reshape(COLUMNS, *scores.shape[:-1])
 
@@ -280,13 +280,6 @@ def _limits(z_xK: Tensor, causal_from: int | None) -> tuple[int, int]:
     if causal_from is None:
         return z_xK.shape[-1], 1
     return causal_from + 1, z_xK.shape[-2] if z_xK.ndim > 1 else 1
-
-
-def _hidden(z_xK: Tensor, causal_from: int) -> Tensor:
-    first, period = _limits(z_xK, causal_from)
-    future = torch.ones(period, z_xK.shape[-1], dtype=torch.bool, device=z_xK.device)
-    future = future.triu(first) if z_xK.ndim > 1 else future.triu(first)[0]
-    return z_xK.masked_fill(future, -torch.inf)
 
 
 def _on_cpu(z_NK: Tensor, sees: tuple[int, int], sort_open: bool) -> Tensor:

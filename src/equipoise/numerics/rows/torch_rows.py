@@ -39,17 +39,6 @@ class Split(NamedTuple):
     """No subset is nearer to half of the mass."""
 
 
-class Deals(NamedTuple):
-    """What the largest keys may add to S, and what is then missing in it."""
-
-    sums_Ns: Tensor
-    """Sums of all subsets of the dealt keys, rising."""
-    goal_N1: Tensor
-    """Half of the mass less the largest key."""
-    rest_N1: Tensor
-    """The mass of the keys that are not dealt."""
-
-
 def largest(x_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Return up to sixteen of the largest entries of each row, falling, and places.
 
@@ -102,65 +91,54 @@ def _nearest(sums_Ns: Tensor, goal_Nf: Tensor) -> Tensor:
 def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
     """Return a subset of nearly half of the mass; ``w_NK`` is used up.
 
-    ``v_Nm`` and ``place_Nm`` are values and places of each row's largest keys.
+    ``v_Nm`` and ``place_Nm`` are values and places of each row's largest keys. To the
+    largest a deal and a part of the others are added, which should be ``goal_N1``.
     """
     # Small tensors: their sums may be wide.
     wide = torch.float32 if w_NK.device.type == "mps" else torch.float64
     v_Nm = v_Nm.to(wide)
     w_NK.scatter_(1, place_Nm[:, :_DEALT], 0.0)
-    first_N1, sums_Ns = v_Nm[:, :1], subset_sums(v_Nm[:, 1:_DEALT])
+    sums_Ns, next_Nf = subset_sums(v_Nm[:, 1:_DEALT]), subset_sums(v_Nm[:, _DEALT:])
+    first_N1, dealt_N1 = v_Nm[:, :1], sums_Ns[:, -1:]
     rest_N1 = w_NK.sum(-1, keepdim=True, dtype=wide)
-    goal_N1 = (sums_Ns[:, -1:] + rest_N1 - first_N1) / 2
-    deals = Deals(sums_Ns, goal_N1, rest_N1)
-    every_N = (v_Nm[:, _DEALT:] > 0).sum(-1) == (w_NK > 0).sum(-1)
-    by_next = _by_next(deals, v_Nm[:, _DEALT:], every_N)
-    by_run = _by_run(deals, w_NK)
-    off = [
-        (goal_N1 - dealt_N1 - taken_N1).abs()
-        for dealt_N1, taken_N1 in (by_next, by_run)
-    ]
-    pairs = zip(by_run, by_next, strict=True)
-    dealt_N1, taken_N1 = (torch.where(off[1] < off[0], *pair) for pair in pairs)
-    inside_N1 = first_N1 + dealt_N1 + taken_N1
-    outside_N1 = (sums_Ns[:, -1:] - dealt_N1) + (rest_N1 - taken_N1)
+    goal_N1 = (dealt_N1 + rest_N1 - first_N1) / 2
+    every_N1 = ((v_Nm[:, _DEALT:] > 0).sum(-1) == (w_NK > 0).sum(-1))[:, None]
+    others_N1 = (rest_N1 - next_Nf[:, -1:]).clamp(min=0) * ~every_N1
+    some_Nf = torch.cat((next_Nf, next_Nf + others_N1), 1)
+    deal_Nc, run_Nc = _runs(w_NK, sums_Ns, goal_N1=goal_N1, rest_N1=rest_N1)
+    deal_Nc = torch.cat((_nearest(sums_Ns, goal_N1 - some_Nf), deal_Nc), 1)
+    part_Nc = torch.cat((some_Nf, run_Nc), 1)
+    best_N1 = (goal_N1 - deal_Nc - part_Nc).abs_().argmin(-1, keepdim=True)
+    deal_N1, part_N1 = deal_Nc.gather(1, best_N1), part_Nc.gather(1, best_N1)
     begin_N1 = torch.searchsorted(sums_Ns, goal_N1 - rest_N1, right=True)
-    none_N = (begin_N1 >= torch.searchsorted(sums_Ns, goal_N1))[:, 0]
-    return Split(inside_N1[:, 0], outside_N1[:, 0], none_N | every_N)
+    none_N1 = begin_N1 >= torch.searchsorted(sums_Ns, goal_N1)
+    return Split(
+        (first_N1 + deal_N1 + part_N1)[:, 0],
+        ((dealt_N1 - deal_N1) + (rest_N1 - part_N1))[:, 0],
+        (none_N1 | every_N1)[:, 0],
+    )
 
 
-def _best(deals: Deals, dealt_Nc: Tensor, taken_Nc: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the deal and what is taken besides where both are nearest the goal."""
-    best_N1 = (deals.goal_N1 - dealt_Nc - taken_Nc).abs_().argmin(-1, keepdim=True)
-    return dealt_Nc.gather(1, best_N1), taken_Nc.gather(1, best_N1)
-
-
-def _by_next(deals: Deals, next_Nm: Tensor, every_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Complete deals by subsets of the next keys, and by all others or none."""
-    next_Nf = subset_sums(next_Nm)
-    others_N1 = (deals.rest_N1 - next_Nf[:, -1:]).clamp(min=0) * ~every_N[:, None]
-    taken_Nf = torch.cat((next_Nf, next_Nf + others_N1), 1)
-    return _best(deals, _nearest(deals.sums_Ns, deals.goal_N1 - taken_Nf), taken_Nf)
-
-
-def _by_run(deals: Deals, w_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Complete the deals that leave half of the others by a run of these.
+def _runs(
+    w_NK: Tensor, sums_Ns: Tensor, *, goal_N1: Tensor, rest_N1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the deals that leave half of the others, and a run of these for each.
 
     Runs start where 0, 1/2R, … of the mass of the others is passed.
     """
-    sums_Ns, goal_N1, rest_N1 = deals
     count = min(_DEALS, sums_Ns.shape[1])
     begin_N1 = torch.searchsorted(sums_Ns, goal_N1 - rest_N1 / 2) - count // 2
     begin_N1 = begin_N1.clamp(0, sums_Ns.shape[1] - count)
-    dealt_Nc = sums_Ns.gather(1, begin_N1 + torch.arange(count, device=w_NK.device))
+    deal_Nc = sums_Ns.gather(1, begin_N1 + torch.arange(count, device=w_NK.device))
     running_NK = w_NK.cumsum(-1)
     share_r = torch.arange(_STARTS, device=w_NK.device) / (2 * _STARTS)
     passed_Nr = torch.searchsorted(running_NK, (rest_N1 * share_r).to(w_NK.dtype))
     before_Nr = running_NK.gather(1, passed_Nr.clamp(max=w_NK.shape[1] - 1))
     before_Nrc = (before_Nr * (share_r > 0)).repeat_interleave(count, 1)
-    dealt_Nrc = dealt_Nc.repeat(1, _STARTS)
-    goal_Nrc = (goal_N1 - dealt_Nrc).to(w_NK.dtype) + before_Nrc
+    deal_Nrc = deal_Nc.repeat(1, _STARTS)
+    goal_Nrc = (goal_N1 - deal_Nrc).to(w_NK.dtype) + before_Nrc
     until_Nrc = torch.maximum(_nearest(running_NK, goal_Nrc), before_Nrc)
-    return _best(deals, dealt_Nrc, (until_Nrc - before_Nrc).to(dealt_Nrc.dtype))
+    return deal_Nrc, (until_Nrc - before_Nrc).to(deal_Nrc.dtype)
 
 
 def theta(inside: Tensor, outside: Tensor) -> Tensor:

@@ -194,14 +194,6 @@ def _gathered(
 
 
 @inner()
-def _placed(room: Singles, m: Any, gap: float) -> float:
-    """Place many large keys, largest first, where they fit; return the gap."""
-    for k in range(_KEYS, _KEYS + m):
-        gap -= room[k] if room[k] <= gap else 0.0
-    return gap
-
-
-@inner()
 def _first_small(
     p_K: Singles, stop: int, least: np.float32, room: Singles
 ) -> tuple[Any, Any, float]:
@@ -286,7 +278,8 @@ def _attempt(
             return abs(off) - rest, proven, m
         gap = off + rest
     else:
-        gap = _placed(room, m, gap)
+        for k in range(_KEYS, _KEYS + m):  # where they fit, largest first
+            gap -= room[k] if room[k] <= gap else 0.0
     first, w, mass = _first_small(p_K, stop, least, room)
     gap, middle = _filled(p_K, (first, stop), least, (gap, mass / 2))
     goal = (gap, mass if mass > gap else gap, enough)
