@@ -94,25 +94,41 @@ def kept(gap: float, side_n: Side, trial: float, trial_n: Side) -> float:
 
 
 @compiled()
-def _counted_gap(v_n: Row, first: int, target: float) -> float:
-    """Return how far every sum of keys from ``first`` on is from the target."""
+def _counted_gap(v_n: Row, first: int, target: float) -> tuple[float, int]:
+    """Return how far every sum of some keys is from the target, and a likely count."""
     nearest, top, bottom = np.inf, 0.0, 0.0
+    likely, off = 0, np.inf
     for c in range(v_n.size - first + 1):
         nearest = min(nearest, max(target - top, bottom - target, 0.0))
+        middle = abs(target - (top + bottom) / 2)
+        if middle < off:
+            likely, off = c, middle
         if first + c < v_n.size:
             top += v_n[first + c]
             bottom += v_n[v_n.size - 1 - c]
-    return nearest
+    return nearest, likely
+
+
+@compiled()
+def _slid(v_n: Row, first: int, count: int, target: float, side_n: Side) -> float:
+    """Choose ``count`` neighbours in the sorted order that sum nearly to the target."""
+    gap = target
+    for k in range(first, v_n.size):
+        side_n[k] = k < first + count
+        gap -= v_n[k] if side_n[k] else 0.0
+    at = first
+    while gap < 0.0 and 0 < count < v_n.size - at:
+        side_n[at], side_n[at + count] = 0, 1
+        gap += v_n[at] - v_n[at + count]
+        at += 1
+    return gap
 
 
 @compiled()
 def counted(
     v_n: Row, half: float, gap: float, side_n: Side, enough: float
 ) -> tuple[float, float]:
-    """Return (gap, proven): no |gap| is below, by counting the keys of a plateau.
-
-    Each way to place up to three peaks leaves a target for the others, and a set.
-    """
+    """Return (gap, proven): the better of S and sets by counting; no |gap| is below."""
     proven, trial_n = 0.0, np.zeros(v_n.size, np.uint8)
     for t in range(min(_PEAKS, v_n.size - 1) + 1):
         if t > 0 and 2 * v_n[t] >= v_n[t - 1]:
@@ -123,8 +139,9 @@ def counted(
             for k in range(t):
                 trial_n[k] = k == 0 or (places >> (k - 1)) & 1
                 target -= v_n[k] if trial_n[k] else 0.0
-            nearest = min(nearest, _counted_gap(v_n, t, target))
-            trial = largest_first(v_n, t, target, trial_n)
+            bound, count = _counted_gap(v_n, t, target)
+            nearest = min(nearest, bound)
+            trial = _slid(v_n, t, count, target, trial_n)
             trial = swapped(v_n, trial, trial_n, enough)
             gap = kept(gap, side_n, trial, trial_n)
         proven = max(proven, nearest)
