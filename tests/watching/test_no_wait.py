@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.optimization import Adafactor
 
 import equipoise
+from equipoise.numerics.spectra import tracking
 from equipoise.probes import transfer
 from equipoise.watching import Watch, start
 from equipoise.watching.merge import Message
@@ -106,6 +107,13 @@ class MadeThere(TorchFunctionMode):
         if like or (name in ("tensor", "as_tensor", "asarray") and there):
             self._found.note(name)
         return func(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of a norm's iteration is the same code, and slow on ``meta``."""
+    monkeypatch.setattr(tracking, "COLD_STEPS", 2)
+    monkeypatch.setattr(tracking, "_SQUARINGS", 2)
 
 
 class Transfers:
