@@ -66,7 +66,7 @@ class Watch:
         self._schedule = Schedule(
             every=options.every, at=options.at, budget=options.budget, step=step
         )
-        self._meter = Meter()
+        self._meter, self._stored = Meter(), StoredBatch(anatomy.model)
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)
         self._guarded = partial(self._boundary.guarded, "watch")
         training = {"only_training": optimizer is not None}
@@ -80,7 +80,6 @@ class Watch:
         self._recorder = recorder.Recorder(
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
-        self._stored = StoredBatch(anatomy.model)
         self._nonfinite.stored = self._stored.get
         self._actions = Actions(
             self._recorder, self._sampler, options.autopilot, stored=self._stored.get
