@@ -387,7 +387,7 @@ def _healthy(judge: Judge) -> Verdict:
     recovered = any(is_episode(c) for c in judge.conditions)
     now = (
         f"{rules} rules over {history.sampled} sampled steps, none fires"
-        f"{' any more' * bool(over)}; loss "
+        f"{' any more' * bool(over)}; smoothed loss "
         f"{loss.blocks[0][1] if loss.blocks else math.nan:.4g} → {loss.smoothed():.4g}"
     )
     # A loss that had gone wrong is what a reader must know first.
