@@ -63,7 +63,8 @@ def _short(trained: Evidence, paper: Evidence, costs: dict[str, Any]) -> list[st
     return [
         "**Nothing is wrong: keep softmax.** "
         + (
-            f"Lower loss was seen for {', '.join(better)}."
+            f"Below its loss, by their own intervals (each length and rival by itself, "
+            f"not corrected): {', '.join(better)}."
             if better
             else "No rival's loss is below softmax's beyond its interval, at 1, 2 or 4 "
             "training lengths."
