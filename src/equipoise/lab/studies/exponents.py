@@ -14,7 +14,7 @@ from equipoise.lab.results.evidence import Evidence
 from equipoise.lab.results.figures import Figure, Line, chart
 from equipoise.lab.results.finding import Finding, Grid
 from equipoise.lab.results.statistics import Paired, paired, power_law, to_decide
-from equipoise.lab.running.experiment import Arm, Experiment
+from equipoise.lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise.lab.training.options import TrainOptions
 
 
@@ -41,6 +41,7 @@ def recipe(quick: bool) -> Experiment:
         name="exponents",
         question="Does the largest gain that trains fall like N^(-1/m)?",
         arms=arms,
+        seeds=SEEDS if quick else FIVE_SEEDS,
         measures=("validation", "loss", "first_gradient"),
     )
 
