@@ -162,11 +162,12 @@ arguments](families.md#fused-kernels-from-outside-torch). `rows=512` is the defa
 sequences above 512.
 
 **No accelerator was at hand.** What is proven on a CPU: the kernel in triton's
-interpreter and the torch path against the CPU kernel (`tests/numerics/rows`; over
-{agreed:,} rows of every kind of call, `./dev bench kernel_agreement`, {missed}
-intervals of θ missed the truth), that it compiles for an A100
-(`./dev bench kernel_compiled`), and that a step which is not sampled reads no data of
-the device, a sampled one in a single transfer (`tests/watching/test_no_wait.py`).
+interpreter and the torch path against the CPU kernel (`tests/numerics/rows`; of
+{agreed:,} rows of every kind of call read by the kernel and {by_torch:,} by the torch
+path, `./dev bench kernel_agreement`, {missed} intervals of θ missed the truth), that it
+compiles for an A100 (`./dev bench kernel_compiled`), and that a step which is not
+sampled reads no data of the device, a sampled one in a single transfer
+(`tests/watching/test_no_wait.py`).
 Nothing is copied to the device in a way that waits for it either: the same test finds
 such copies by their operations.
 
@@ -241,6 +242,7 @@ def page() -> str:
     agreement = figures.value("kernel_agreement/rows/case=all")
     return TEXT.format(
         agreed=agreement["rows"],
+        by_torch=agreement["torch rows"],
         missed=agreement["missed"] + agreement["torch missed"],
         more=100 * figures.value("watch_memory_counted/rows/shape=toy/more"),
         measured=measured(),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.numerics import token_statistics
-from equipoise.numerics.rows import ladder, search, statistics
+from equipoise.numerics.rows import ladder, statistics, steps
 from equipoise.numerics.rows.balance import balance
 from equipoise.watching import warmup
 from equipoise.watching.options import WatchArguments, WatchOptions
@@ -53,7 +53,7 @@ def test_no_kernel_is_compiled_twice() -> None:
     finally:
         torch.set_num_threads(threads)
     kernels = statistics.read_rows, token_statistics._sizes
-    ladders = ladder.close, search.sorted_rows
+    ladders = ladder.close, steps.sorted_rows
     for kernel in (*kernels, *ladders):
         assert len(kernel.signatures) == 1  # type: ignore[attr-defined]
 

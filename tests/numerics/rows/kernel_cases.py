@@ -213,7 +213,7 @@ def compared_torch(case: Case, seed: int) -> dict[str, int]:
     off = (low - theirs[0]).abs() > 1e-6
     counts = {"missed": missed, "wide": high - low > 1e-4, "off": off}
     found = {f"torch {name}": int(x.sum()) for name, x in counts.items()}
-    return {"rows": len(z), **found}
+    return {"torch rows": len(z), **found}
 
 
 def compared(case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
@@ -239,6 +239,7 @@ def compared(case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
     dark = (visible == 0) & ~broken
     return {
         "rows": int(sound.sum()),
+        "torch rows": int(sound.sum()),
         **{
             f"{name}{key}": int(counted.sum())
             for name, (low, high, *_) in paths.items()

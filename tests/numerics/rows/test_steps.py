@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from equipoise.numerics.rows.search import (
-    _subset_sums,
-    nearest_sums,
-    partition,
-    searched,
-)
 from equipoise.numerics.rows.steps import (
+    _subset_sums,
     best_swap,
     counted,
     largest_first,
+    nearest_sums,
+    partition,
+    searched,
     swapped,
 )
 from tests.oracles import balance as oracle

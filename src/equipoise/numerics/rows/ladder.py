@@ -2,7 +2,7 @@
 
 Axes, in this file:  N row · K key · n visible key, sorted from large to small.
 Float32 rows are first closed unsorted (``window``); what is left open, and every
-float64 row, is sorted (``steps``); what is open then is searched (``search``).
+float64 row, is sorted (``steps``).
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.numerics.compiled import compiled, inner, over_rows, single
-from equipoise.numerics.rows.search import sorted_rows
-from equipoise.numerics.rows.steps import Row, Side
+from equipoise.numerics.rows.steps import Row, Side, sorted_rows
 from equipoise.numerics.rows.window import OPEN, Singles, row_bounds, scratch
 
 Rows = NDArray[np.floating]
