@@ -50,7 +50,7 @@ NEW = {
     "claims.emadi_layers claims.exact* claims.measured_results claims.petrov_formulas "
     "claims.published_results claims.search cli.claims lab.studies.sizes",
     "others": "_moved anatomy.fused_kernels numerics.rows.triton_* "
-    "planning.config planning.evidence probes.row_sample probes.transfer sinks.webhook "
+    "planning.config planning.evidence probes.row_sample sinks.webhook "
     "watching.warmup cli.warmup",
 }
 """What the older tree could not do → the modules that serve only that."""

@@ -352,7 +352,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("watching/handle.py", "tests/watching/test_two_ranks.py"): (
         ("not (sampled and self._sampler.late)", "True"),
     ),
-    ("probes/transfer.py", "tests/watching/test_no_wait.py -k arriv"): (
+    ("probes/sharding.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("event is None or event.query()", "event is None or True"),
         ("event.synchronize()", "pass"),
     ),

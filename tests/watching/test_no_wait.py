@@ -24,7 +24,7 @@ from transformers.optimization import Adafactor
 
 import equipoise
 from equipoise.numerics.spectra import tracking
-from equipoise.probes import transfer
+from equipoise.probes import sharding
 from equipoise.watching import Watch, start
 from equipoise.watching.merge import Message
 from equipoise.watching.ranks import SingleRank
@@ -121,7 +121,7 @@ class Transfers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(transfer, "start_copy", self._copy)
+        monkeypatch.setattr(sharding, "start_copy", self._copy)
 
     def _copy(self, packed: Tensor) -> tuple[Tensor, None]:
         self.count += packed.device == META
@@ -271,7 +271,7 @@ def late_run(
         return events[-1].buffer, events[-1]
 
     if questions:
-        monkeypatch.setattr(transfer, "start_copy", copy)
+        monkeypatch.setattr(sharding, "start_copy", copy)
     torch.manual_seed(0)
     model = TinyModel()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
-from equipoise.probes import transfer
+from equipoise.probes import sharding
 from equipoise.watching import ranks
 from tests.watching.models import Digest, Late, TinyModel, batches, objective
 
@@ -181,15 +181,15 @@ def _on_devices(folder: Path) -> dict[str, Any]:
         events.append(Late(packed, NEVER))
         return events[-1].buffer, events[-1]
 
-    real, transfer.start_copy = transfer.start_copy, copy
-    transfer.LATE_DEVICES.add("cpu")
+    real, sharding.start_copy = sharding.start_copy, copy
+    sharding.LATE_DEVICES.add("cpu")
     try:
         out = {"late": train(ddp(without_batch_norm()), run=folder / "late.eqp")}
         out["late"]["copies"] = len(events)
         out["ended"] = _ended(folder / "ended.eqp")
     finally:
-        transfer.start_copy = real
-        transfer.LATE_DEVICES.discard("cpu")
+        sharding.start_copy = real
+        sharding.LATE_DEVICES.discard("cpu")
     return out
 
 

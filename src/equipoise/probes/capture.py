@@ -34,8 +34,7 @@ from equipoise.probes.protocols import (
     Probe,
     is_a,
 )
-from equipoise.probes.sharding import Part, Parts
-from equipoise.probes.transfer import Transfer
+from equipoise.probes.sharding import Part, Parts, Transfer
 from equipoise.probes.window import Window
 
 log = logging.getLogger("equipoise")

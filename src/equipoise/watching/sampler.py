@@ -36,8 +36,7 @@ from equipoise.probes.protocols import (
     WithAnatomy,
     is_a,
 )
-from equipoise.probes.sharding import Parts
-from equipoise.probes.transfer import copies_late
+from equipoise.probes.sharding import Parts, copies_late
 from equipoise.probes.window import (
     BY_FORWARD,
     CHANGED,

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.probes.capture import Arriving, Table
-from equipoise.probes.sharding import Parts, copy_count, is_partial
-from equipoise.probes.transfer import Transfer
+from equipoise.probes.sharding import Parts, Transfer, copy_count, is_partial
 from equipoise.records import Reading
 
 
