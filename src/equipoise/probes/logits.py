@@ -68,13 +68,10 @@ class OutputLogits(PartsProbe):
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """Return the logits, or the first floating tensor with a feature axis, if any.
-
-    Of a dictionary only what is called so: an encoder's holds hidden states.
-    """
+    """Return ``.logits``, or the first floating tensor with a feature axis, if any."""
     several: Iterable[Any]
     if isinstance(output, Mapping):
-        logits, several = output.get("logits"), ()
+        logits, several = output.get("logits"), output.values()
     else:
         logits = getattr(output, "logits", None)
         several = output if isinstance(output, tuple | list) else (output,)
