@@ -40,8 +40,8 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "nano GPT": lambda: nano_gpt("sdpa"),
     "nn.TransformerEncoder": lambda: encoder("training"),
     "Llama": lambda: hugging("LlamaForCausalLM", num_key_value_heads=2)("sdpa"),
-    "BERT": lambda: hugging("BertModel")("sdpa"),
-    "GPT-2": lambda: hugging("GPT2Model", pad_token_id=None)("sdpa"),
+    "BERT": lambda: hugging("BertForMaskedLM")("sdpa"),
+    "GPT-2": lambda: hugging("GPT2LMHeadModel", pad_token_id=None)("sdpa"),
 }
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),

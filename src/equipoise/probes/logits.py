@@ -6,7 +6,7 @@ expert has collapsed.
 Axes, in this file:  N token · E expert.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,15 +68,17 @@ class OutputLogits(PartsProbe):
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """Return ``.logits``, or the first floating tensor with a feature axis, if any."""
-    several: Iterable[Any]
+    """Return the logits, or the first floating tensor with a feature axis, if any.
+
+    Of a dictionary only what is called so: an encoder without a head holds states.
+    """
     if isinstance(output, Mapping):
-        logits, several = output.get("logits"), output.values()
+        logits = output.get("logits")
     else:
         logits = getattr(output, "logits", None)
-        several = output if isinstance(output, tuple | list) else (output,)
     if isinstance(logits, Tensor):
         return logits
+    several = output if isinstance(output, tuple | list) else (output,)
     tensors = (v for v in several if isinstance(v, Tensor) and v.is_floating_point())
     return next((v for v in tensors if v.ndim >= 2), None)
 

@@ -125,7 +125,7 @@ CAUSES = {
     "residual.*": "no block was called with hidden states (…, tokens, width)",
     "norm.*": "no LayerNorm or RMSNorm was called with hidden states",
     "projection.*": "no attention was read in a module whose projections are known",
-    "output.*": "the model's output has no floating tensor (…, classes)",
+    "output.*": "the model returns no logits (…, classes)",
     "gradient.*": "no gradient was left after the backward pass",
     "update.norm": "watch was given no optimiser that moves this model's parameters",
 }

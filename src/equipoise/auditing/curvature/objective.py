@@ -81,9 +81,7 @@ def mean_loss(output: Any, target: Any) -> Tensor:
     own = getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    # Of a dictionary only logits: what an encoder without a head returns is no guess.
-    headless = isinstance(output, Mapping) and "logits" not in output
-    z = None if headless else output_logits(output)
+    z = output_logits(output)
     if z is None:
         raise InputError(
             f"no loss to differentiate: {type(output).__name__} holds neither a loss "
