@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from benchmarks.trust_mutations import TRUST
+
 WATCHING, LAB = "src/equipoise/watching/", "src/equipoise/lab/training/"
 ROWS, FLOW = "src/equipoise/numerics/rows/", "src/equipoise/anatomy/softmax_flow.py"
 PREDICTION = "src/equipoise/auditing/precision/prediction.py"
@@ -94,7 +96,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "src/equipoise/probes/attention.py",
         "        scores_HN, masses_HN = scores_HN * weight_N, masses_HN * weight_N\n",
         "        pass\n",
-        "tests/probes/test_row_sample.py",
+        "tests/probes/test_row_sample.py -k weights",
     ),
     Mutation(
         "src/equipoise/numerics/spectra/tracking.py",
@@ -112,7 +114,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "src/equipoise/probes/sharding.py",
         "    return [norm if ranks == 1 else norm * ranks**-0.5 for norm in norms]\n",
         "    return list(norms)\n",
-        "tests/probes tests/watching/test_two_ranks.py",
+        "tests/anatomy/test_sharding.py",
     ),
     Mutation(
         ROWS + "window.py",
@@ -172,7 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         LAB + "checkpoint.py",
         "    if target.exists():",
         "    if False:",
-        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+        "tests/lab/test_trainer.py -k checkpoint",
     ),
 )
 # Of the autopilot and of remedies: file → tests, lines and what they become.
@@ -329,7 +331,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("numerics/compiled.py", "tests/watching/test_no_wait.py -k ranks"): (
         ("pinned.to(device, non_blocking=True)", "pinned.to(device)"),
     ),
-    ("watching/handle.py", "tests/watching/test_two_ranks.py"): (
+    ("watching/handle.py", "tests/watching/test_two_ranks.py -k devices"): (
         ("not (sampled and self._sampler.late)", "True"),
     ),
     ("probes/sharding.py", "tests/watching/test_no_wait.py -k arriv"): (
@@ -342,7 +344,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
 }
 MUTATIONS += tuple(
     Mutation("src/equipoise/" + file, old, new, tests)
-    for (file, tests), lines in (*PILOT.items(), *DEVICE.items())
+    for (file, tests), lines in (*PILOT.items(), *DEVICE.items(), *TRUST.items())
     for old, new in lines
 )
 EQUIVALENT = {

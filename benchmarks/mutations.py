@@ -3,20 +3,30 @@
 ``python -m benchmarks.mutations [WORD…]`` runs those whose file or text holds one of
 the words and whose file has changed since their last outcome, or all such by default;
 ``all`` as first word runs the others too. Each works on a copy of the tree: one line is
-replaced, the tests named beside it run until the first fails. Outcomes are written one
-by one. A mutation that survives is either a missing test or changes nothing that can be
-seen; ``EQUIVALENT`` says why.
+replaced, the tests named beside it run until the first fails; without the mutation they
+must pass. Outcomes are written one by one. A mutation that survives is either a missing
+test or changes nothing that can be seen; ``EQUIVALENT`` says why.
 """
 
+import functools
 import hashlib
+import importlib.util
 import json
+import multiprocessing
 import os
+import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+import hypothesis  # noqa: F401
+import numba  # noqa: F401
+import pytest
+import torch  # noqa: F401
 
 from benchmarks.mutation_list import EQUIVALENT, MUTATIONS, Mutation
 from benchmarks.table import RESULTS, publish
@@ -25,31 +35,70 @@ ROOT = Path(__file__).parents[1]
 LONGEST_S = 900
 
 
-def outcome(mutation: Mutation, folder: Path) -> str:
-    """Return whether the tests died of a mutation; the tree is left as it was."""
+def outcome(mutation: Mutation, folder: Path) -> dict[str, str]:
+    """Return whether a test died of a mutation, and which; the tree stays as it was."""
     path = folder / mutation.file
     text = path.read_text()
-    if text.count(mutation.old) < 1:
-        return "no such line"
-    path.write_text(text.replace(mutation.old, mutation.new, 1))
+    if mutation.old not in text:
+        return {"outcome": "no such line"}
+    if _unbroken(mutation.tests, folder)["outcome"] != "survived":
+        return {"outcome": "its tests fail without it"}
+    _replace(path, text.replace(mutation.old, mutation.new, 1))
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", *mutation.tests.split()]
-        paths = f"{folder / 'src'}{os.pathsep}{folder}"
-        variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=folder, env=variables, capture_output=True, timeout=LONGEST_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"not finished within {LONGEST_S} s"  # a busy machine kills nothing
+        return _tested(mutation.tests, folder)
     finally:
-        path.write_text(text)
+        _replace(path, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Compiled code is told from older by seconds: two mutations may share one.
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _tested(tests: str, folder: Path) -> dict[str, str]:
+    """Run tests until the first fails; its name is returned with the outcome."""
+    output = folder / "output.txt"
+    # Forked: torch is loaded once, and nothing of ours is loaded here.
+    process = multiprocessing.get_context("fork").Process(
+        target=_run, args=(tests.split(), folder, output)
+    )
+    process.start()
+    process.join(LONGEST_S)
+    if process.exitcode is None:
+        os.killpg(process.pid or 0, signal.SIGKILL)  # with the ranks a test has started
+        process.join()
+        return {"outcome": f"not finished within {LONGEST_S} s"}  # no kill
     known = {0: "survived", 1: "killed"}
-    return known.get(done.returncode, f"pytest exit {done.returncode}")
+    result = {"outcome": known.get(process.exitcode, f"exit {process.exitcode}")}
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output.read_text(), re.M)
+    return result if found is None else {**result, "by": found[1]}
 
 
-def _code(mutation: Mutation) -> str:
+_unbroken = functools.cache(_tested)
+
+
+def _run(tests: list[str], folder: Path, output: Path) -> NoReturn:
+    """Run pytest on the copy of the tree, as a process of its own would."""
+    os.setsid()
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder)
+    ours = [str(folder / "src"), str(folder)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(ours)
+    theirs = {"", str(ROOT), str(ROOT / "src")}
+    sys.path[:] = [*ours, *(place for place in sys.path if place not in theirs)]
+    for name in [n for n in sys.modules if n.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+    code = pytest.main(["-x", *tests])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _code(mutation: Mutation, folder: Path = ROOT) -> str:
     """Return which version of its file an outcome is of."""
-    return hashlib.sha256((ROOT / mutation.file).read_bytes()).hexdigest()[:12]
+    return hashlib.sha256((folder / mutation.file).read_bytes()).hexdigest()[:12]
 
 
 def _known() -> dict[tuple[str, str], dict[str, str]]:
@@ -88,18 +137,16 @@ def _written(known: dict[tuple[str, str], dict[str, str]]) -> None:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    known = _known()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         ignored = shutil.ignore_patterns(".git", ".venv", "site", "*.eqp", "results")
         shutil.copytree(ROOT, tree, ignore=ignored)
-        for mutation in _wanted(words, known):
+        for mutation in _wanted(words, _known()):
             row = {"file": mutation.file, "line": mutation.old.strip()}
-            row["outcome"] = outcome(mutation, tree)
+            row |= outcome(mutation, tree)
             row["why"] = EQUIVALENT.get(mutation.old.strip(), "")
-            row["code"] = _code(mutation)
-            known[mutation.file, row["line"]] = row
-            _written(known)
+            row["code"] = _code(mutation, tree)
+            _written(_known() | {(mutation.file, row["line"]): row})
 
 
 if __name__ == "__main__":

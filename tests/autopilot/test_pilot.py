@@ -41,6 +41,8 @@ def test_an_alarm_goes_back_and_applies_what_fits() -> None:
     weights.run([2.0] * 10)
     assert found.weights() == weights.weights()  # those of step 10
     assert found.pilot.state.active == [RATE]
+    # No later rollback may lead into the steps that were taken back.
+    assert [snapshot.step for snapshot in found.pilot.snapshots.kept][-1] == 10
     # A tenth of the rate, after a warm-up: the first step is a 21st of that.
     moved = found.weights()
     found.run([2.0])

@@ -200,6 +200,16 @@ def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
     assert json.loads((newest / "state.json").read_text())["step"] == 12
 
 
+def test_a_checkpoint_of_a_step_that_is_taken_again_is_replaced(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for turn in (1, 2):
+        state = {"turn": turn}
+        path = checkpoint.save(tmp_path, net, optimizer, step=4, state=state, mine={})
+    assert checkpoint.finished(tmp_path) == [path]
+    assert json.loads((path / "state.json").read_text()) == {"step": 4, "turn": 2}
+
+
 def test_a_torn_draft_is_ignored(tmp_path: Path) -> None:
     options = replace(OPTIONS, checkpoint_every=4)
     Trainer(model(), data(), options, folder=tmp_path).run()

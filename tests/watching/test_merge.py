@@ -19,6 +19,7 @@ from equipoise.watching.merge import (
     merge_messages,
     steps_by_rank,
 )
+from equipoise.watching.ranks import GroupRanks
 
 SITE = "blocks.0.attention"
 
@@ -168,3 +169,21 @@ def test_where_each_rank_is_travels_with_its_message() -> None:
     messages = [Message.from_bytes(one) for one in packed]
     assert steps_by_rank(messages) == "rank 0: 7, rank 1: 7, rank 2: 8"
     assert steps_by_rank(messages[:2]) == cleared_by_rank(messages) == ""
+
+
+@pytest.mark.parametrize("room", [-1, 0, 1, 7, 8, 9])
+def test_a_message_fits_with_its_size_in_front_or_is_sent_again(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_gather(out: list[Tensor], buffer: Tensor, group: object) -> None:
+        out[0].copy_(buffer)
+
+    monkeypatch.setattr("torch.distributed.all_gather", all_gather)
+    ranks = GroupRanks.__new__(GroupRanks)  # without a process group
+    message = Message(scalars=[(3, "loss", 2.5)], step=3)
+    ranks.count, ranks.collectives, ranks._group = 1, 0, None  # type: ignore[assignment]
+    ranks._capacity = len(message.to_bytes()) + room
+    first = ranks.exchange(message)
+    assert len(first) == (room >= 8), "eight bytes say how long it is"
+    (found,) = first or ranks.exchange(message)
+    assert found == message
