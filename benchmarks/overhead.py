@@ -10,7 +10,9 @@ the ratios of sampled steps the median is taken, of the others likewise, and "me
 (sampled + 9 others)/10 − 1: a step that another process disturbed counts once, not by
 its length. The interval is a bootstrap of both medians. "from its parts %" is the check
 by other means: a tenth of a sampled step's extra, from pairs of every step (the table
-"pairs"), and what idling adds, from short steps (the table "idle").
+"pairs"), and what idling adds, from short steps (the table "idle"). The row "plain,
+another copy" compares plain steps with plain steps: what it shows is the measure's own
+error.
 
 Usage: python -m benchmarks.overhead [small] [gpt2]
 """
@@ -129,8 +131,8 @@ def _row(contestant: Contestant, base: Contestant) -> dict[str, Any]:
         "mean %": 100 * (mean - 1),
         "95 % from": 100 * (low - 1),
         "95 % to": 100 * (high - 1),
-        "sampled / plain": statistics.median(sampled),
-        "worst step / median": max(contestant.seconds) / median,
+        "sampled ÷ plain": statistics.median(sampled),
+        "worst step ÷ median": max(contestant.seconds) / median,
     }
 
 
@@ -187,6 +189,7 @@ def main(wanted: list[str] | None = None) -> None:
         rows = [
             compared(shape, "equipoise default, every step", watched(1)),
             compared(shape, "equipoise idle", watched(10**9)),
+            compared(shape, "plain, another copy", plain),
         ]
         publish(f"overhead_{name}_pairs", rows)
         idling = idle(shape, rows[0]["plain ms"])
