@@ -9,7 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equipoise.errors import InputError
 from equipoise.numerics.rows import statistics as attention_rows
 from equipoise.numerics.rows.balance import balance
-from equipoise.numerics.rows.statistics import RowStatistics, row_statistics, warm_up
+from equipoise.numerics.rows.statistics import (
+    RowStatistics,
+    row_columns,
+    row_statistics,
+    warm_up,
+)
 from equipoise.numerics.rows.window import _KEYS, _gathered
 from tests.conftest import FLOATS
 
@@ -49,6 +54,16 @@ def test_reads_what_float64_softmax_reads(scale: float, dtype: torch.dtype) -> N
     """Scores up to 100 in float32 are off by at most 2⁻¹⁸; so is their exponential."""
     z = scores(scale, dtype=dtype)
     assert_reads(row_statistics(z), reference(z), atol=4e-6)
+
+
+@pytest.mark.parametrize(("K", "widest"), [(17, 2e-3), (33, 2e-4), (257, 1e-6)])
+def test_what_stays_open_unsorted_is_narrow(K: int, widest: float) -> None:
+    """Nearly uniform rows are the hardest; docs/quantities/theta.md says how wide."""
+    rng = torch.Generator().manual_seed(K)
+    z = 0.1 * torch.randn(1000, K, generator=rng)
+    lower, upper = row_columns(z)[:2]
+    assert (upper - lower).max() <= widest
+    assert (balance(z.softmax(-1)).lower <= upper + 1e-6).all()
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 5.0])

@@ -228,7 +228,7 @@ def row_statistics(
 
     Returns:
         θ's interval is at most 1e-6 wide on the CPU, except for rows too hard to close;
-        on other devices ``theta_upper`` is 1 unless one key holds half of the mass.
+        on other devices ``theta_upper`` is 1 unless a split is proven to be the best.
         Rows with fewer than two visible keys have θ = 0 and are not ``counted``. A NaN
         or +inf score makes its row NaN.
 
