@@ -161,7 +161,10 @@ def _cost(costs: dict[str, Any], arm: str) -> str:
     found = [
         row["÷ eager softmax"] for row in costs["rows"] if row["normaliser"] == name
     ]
-    return f"{min(found):.1f}–{max(found):.1f} ×" if found else "not timed"
+    if not found:
+        return "not timed"
+    ends = dict.fromkeys(f"{one:.1f}" for one in (min(found), max(found)))
+    return f"{'–'.join(ends)} ×"
 
 
 def _table(trained: Evidence, costs: dict[str, Any]) -> str:
@@ -210,7 +213,7 @@ def _temperature(paper: Evidence) -> str:
     table = "\n".join(_row(c) for c in (head, ["---"] * 4, *cells))
     return (
         "Softmax moves by at most 1/(2T) per unit of score change, T dividing q·k "
-        "itself (the model's own T is √d_h). It is a slope, not a cliff: below T = ½ "
+        "itself (the model's own T is √d_h). No temperature is a limit: below T = ½ "
         "an error in the scores may come out larger than it went in, and every halving "
         "of T doubles what may happen. "
         f"On {paper.about['model']}, along random directions, mean over queries and "
@@ -244,7 +247,7 @@ def _limits(trained: Evidence) -> list[str]:
         f"{runs} runs of one tiny model: {options['model.depth']} layers, width "
         f"{options['model.width']}, {options['model.context']} bytes of context, "
         f"{options['train.steps']} steps, one learning rate, chosen for no rival.",
-        f"{len(trained.seeds)} seeds: intervals are wide (t = 4.3 for three), and with "
+        f"{len(trained.seeds)} seeds: intervals are wide, and with "
         f"{len(trained.runs) - 1} rivals one in twenty lies apart by chance: lists "
         "are exploratory.",
         f"All models extrapolate rotary positions: softmax itself loses {rise:+.2f} "

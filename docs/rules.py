@@ -18,7 +18,7 @@ attention.logits_large | One logit is so far above the others that softmax is a 
 attention.logits_growing | Logits multiply within sixteen samples: this is how runs at too high a learning rate begin to die. | Growth below a logit of 20 does not count. Sampling at long intervals sees ordinary growth as fast.
 attention.entropy_collapsed | The median head looks at few keys where it looked at many, early in training. | Long training sharpens attention too; the threshold lies far below what that does. A run that starts sharp has little left to lose.
 attention.uniform | Heads had begun to select and went back to the mean of everything. | A change to longer or shorter sequences moves entropy; it must stay for five samples.
-attention.sinks | Most heads spend their mass on the first key. Trained language models do that in many heads, so it is information. | With left padding the first key is hidden and the reading is 0.
+attention.sinks | Most heads spend their mass on the first key. Trained language models do that in many heads, so it is information. | The first key is that of the row's own sequence; in a sliding window later rows do not see it and count with 0.
 attention.dead_heads | Even the best row of the head passes nothing back: its queries and keys are frozen as they are. | Heads that copy the previous token perfectly look the same on short inputs.
 attention.duplicate_heads | Two heads of a layer attend alike, so one of them is spare. It is information. | Equal statistics to four digits are no proof of equal attention.
 attention.projections_large | The matrices of queries, keys, values and outputs were drawn too large: logits begin large, and what attention adds drowns the rest. | It judges the first sample of a model whose layers begin alike, so a model that was trained, or whose layers share weights, is not judged.
@@ -116,7 +116,7 @@ A rule is a named condition over readings. It is judged while training goes on a
 
 A rule is *pending* while its value is beyond the threshold, *fires* after some readings in a row, and is *over* after some in a row past its release value. A step at which it cannot know changes nothing. What rules find about the model is reported from the tenth sampled step on.
 
-The verdict follows: *dead* if numbers are not finite or there was no progress for half of the run; *failing* if a rule about the loss fires; *at risk* if a rule about the model fires; *not judged* if fewer than ten steps were sampled or the loss, the gradients or the attention were not read; *healthy* otherwise.
+The verdict follows: *dead* if numbers are not finite and no eight finite losses have come since, or if the loss stands above 0.9 ln V, near that of a guess, and made no progress for half of the run; *failing* if a rule about the loss fires; *at risk* if a rule about the model fires; *not judged* if fewer than ten steps were sampled, or if the loss, the gradients, the attention or something that a finding names was not read; *healthy* otherwise. Rules of severity *info* change no verdict.
 
 Your own rule:
 
