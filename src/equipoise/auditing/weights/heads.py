@@ -4,13 +4,20 @@ Axes, in this file:  H head · G key-value head · R head width · D model width
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from equipoise.auditing.weights.entries import Checkpoint
-from equipoise.auditing.weights.layout import DOWN, GATE, UP, Attention, block_of
+from equipoise.auditing.weights.layout import (
+    DOWN,
+    FUSED_GATE,
+    GATE,
+    UP,
+    Attention,
+    block_of,
+)
 
 Values = Mapping[str, Mapping[str, tuple[float, ...]]]
 """Quantity → site → values."""
@@ -100,7 +107,8 @@ def layer_bounds(
 ) -> Iterator[tuple[str, str, float]]:
     """Yield log₁₀ of Lipschitz bounds, for tokens as long as a norm lets them be."""
     gains = values.get("weights.gain", {})
-    bounds = _feedforward(checkpoint, values)
+    projections = {name for attention in sites for name in attention.tensors}
+    bounds = _feedforward(checkpoint, values, projections)
     for attention in sites:
         shape = checkpoint.entries[attention.q.tensor].shape
         radius = _radius(gains, block_of(attention.site), shape[-1])
@@ -121,21 +129,28 @@ def _radius(gains: Mapping[str, tuple[float, ...]], block: str, width: int) -> f
     return max(own, default=1.0) * math.sqrt(width)
 
 
-def _feedforward(checkpoint: Checkpoint, values: Values) -> dict[str, float]:
-    """Block → ‖W_down‖·‖W_up‖·max|φ'|; a gate multiplies by ‖W_gate‖ and the token."""
+def _feedforward(
+    checkpoint: Checkpoint, values: Values, projections: Collection[str]
+) -> dict[str, float]:
+    """Block → ‖W_down‖·‖W_up‖·max|φ'|; a gate multiplies by ‖W_gate‖ and the token.
+
+    No bound of a block of which a map was not measured.
+    """
     products: dict[str, float] = {}
-    for name, (norm, *_) in values.get("weights.norm", {}).items():
-        block, part = block_of(name), UP.search(name) or DOWN.search(name)
-        if block and part and "expert" not in name:
-            products[block] = products.get(block, STEEPEST) * norm
-    gains = values.get("weights.gain", {})
+    norms, gains = values.get("weights.norm", {}), values.get("weights.gain", {})
     for name, entry in checkpoint.entries.items():
-        block = block_of(name)
-        if GATE.search(name) and "expert" not in name and block in products:
-            products[block] *= (1 + 1 / STEEPEST) * _radius(
-                gains, block, entry.shape[-1]
-            )
-    return products
+        block, part = block_of(name), UP.search(name) or DOWN.search(name)
+        # BERT's W_O is named like a feed-forward map: output.dense.
+        if not block or not part or "expert" in name or name in projections:
+            continue
+        (norm, *_) = norms.get(name, (math.nan,))
+        product = products.get(block, STEEPEST) * norm
+        if GATE.search(name):
+            product *= (1 + 1 / STEEPEST) * _radius(gains, block, entry.shape[-1])
+        if FUSED_GATE.search(name):  # each half is at most as large as the whole
+            product *= norm
+        products[block] = product
+    return {name: bound for name, bound in products.items() if not math.isnan(bound)}
 
 
 def _log(value: float) -> float:

@@ -36,6 +36,8 @@ DOWN = re.compile(
     r"ffn_down|lin2|ffn_output|mlp\.Wo|output_dense)\.weight$"
 )
 GATE = re.compile(r"(gate_proj|gate_up_proj|wi_0|w3|ffn_gate|mlp\.Wi)\.weight$")
+FUSED_GATE = re.compile(r"(gate_up_proj|mlp\.Wi)\.weight$")
+"""Gate and up as halves of one map."""
 NORM = re.compile(r"(norm|ln|layernorm|layer_norm)[\w.]*$", re.IGNORECASE)
 LAYER = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 EPSILONS = (
