@@ -21,10 +21,10 @@ colour off. `EQUIPOISE_RUNS` is where runs are written and looked for (`./runs`)
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed for the reason that is printed; `audit --fail-on` found something |
+| 1 | failed for the reason that is printed; `audit --fail-on` or `preflight` found something |
 | 2 | what was given cannot be used: an option, a file, a shape; or wrong usage |
 | 3 | a run file is missing, damaged, newer than this version, or being written |
-| 4 | a model's attention could not be read |
+| 4 | something that ran could not be read, and `strict` asks for an error |
 | 5 | an optional package is missing; the line names the extra that brings it |
 | 6 | a verdict as bad as `--fail-on` names |
 | 70 | a defect of ours; `EQUIPOISE_TRACEBACK=1` shows where |

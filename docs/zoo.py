@@ -19,10 +19,9 @@ visible keys, no padding. All are below 1e-5 here; `tests/zoo/` holds every clas
 (six layers) and the models no table knows (`tests/zoo/odd.py`) are held to the same.
 
 Two are held to their own (`tests/anatomy/test_wider.py`). MobileBERT has no norms, so
-its scores grow from 0.6 to 47 from the first layer to the second, and by a hundred with
-each more: 1e-5 of 47 is float32's own rounding, not the reading's; in parts of the
-largest score it is within 1e-6. ConvBERT mixes a window of neighbours beside its
-attention: that is named, and not read as attention.
+its scores reach 47 in the second layer, and 1e-5 of 47 is float32's own rounding, not
+the reading's: it is held to 2e-6 of its largest score. ConvBERT mixes a window of
+neighbours beside its attention: that is named, and not read as attention.
 
 | model | attention | read as | calls read | θ | entropy | max logit | projections |
 |---|---|---|---|---|---|---|---|

@@ -22,7 +22,7 @@ class RunFileError(EquipoiseError):
 
 
 class SilentSiteError(EquipoiseError):
-    """A site found at attach gave no reading at the first sampled step."""
+    """Something that runs cannot be read; raised by ``watch(strict=True)`` only."""
 
     exit_code: ClassVar[int] = 4
 

@@ -23,7 +23,8 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
 
     The Trainer hides NaN losses by default (``logging_nan_inf_filter``); the loss
     recorded here is the one that was differentiated. Steps have the Trainer's numbers,
-    counted from 0: what it calls global step 4 after the step is step 3 here.
+    counted from 0: what it calls global step 4 after the step is step 3 here. It is
+    closed when training ends; after a training that raised, call ``close``.
     """
 
     def __init__(self, **options: Unpack[CallbackArguments]) -> None:

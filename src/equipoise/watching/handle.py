@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 class Watch:
     """Watches one model until closed; also a context manager.
 
-    A step ends at ``optimizer.step()`` when an optimiser was given, and at ``.step()``
-    otherwise. Hooks exist only while a sampled step waits for its forward pass and
-    during it; off-sample the model runs exactly as if it were not watched.
+    A step ends at ``optimizer.step()`` when an optimiser was given, at ``.step()``
+    otherwise. Hooks exist during a sampled forward pass only; before it each module has
+    a stand-in for its call. Off-sample the model runs as if it were not watched.
     """
 
     def __init__(

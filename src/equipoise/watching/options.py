@@ -50,7 +50,8 @@ class WatchOptions:
     """Queries of an attention call whose rows are read. Of a longer sequence so many
     are chosen, spread evenly and anew at each sample; ``"all"`` reads every row."""
     strict: bool = False
-    """Let an exception of ours reach the training loop. For tests, not for training."""
+    """Let an exception of ours reach the training loop, and raise where something that
+    runs cannot be read. For tests, not for training."""
     hold_batch: bool = False
     """Hold every step's batch by reference, so that a step whose loss turns non-finite
     is replayed at once and saved for ``equipoise replay``. Costs one hook per step."""
