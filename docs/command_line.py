@@ -21,7 +21,7 @@ colour off. `EQUIPOISE_RUNS` is where runs are written and looked for (`./runs`)
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed for the reason that is printed; `audit --fail-on` or `preflight` found something |
+| 1 | failed for the reason printed; `audit --fail-on` or `preflight` found something |
 | 2 | what was given cannot be used: an option, a file, a shape; or wrong usage |
 | 3 | a run file is missing, damaged, newer than this version, or being written |
 | 4 | something that ran could not be read, and `strict` asks for an error |
