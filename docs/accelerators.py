@@ -153,15 +153,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 TEXT = """# On accelerators
 
-You need nothing: on CUDA or ROCm with `triton` installed (`pip install
-"equipoise[triton]"`) attention rows are read by one fused kernel from queries and keys;
-without triton, and for calls it cannot take (learned sinks, an
-additive mask under a soft-cap), by a torch path that sorts nothing. Kernels of
-flash-attn, xFormers and others are [read from their
+Watch a model on a GPU as on a CPU; there is nothing to set. On CUDA or ROCm with
+`triton` installed (`pip install ".[triton]"`) one fused kernel reads attention rows
+from queries and keys. A torch path that sorts nothing reads them without triton, where
+the model forms its scores itself, and for calls that the kernel does not take:
+`flex_attention`, learned sinks, an additive mask under a soft-cap, heads wider than
+256. Kernels of flash-attn, xFormers and others are [read from their
 arguments](families.md#fused-kernels-from-outside-torch). `rows=512` is the default for
 sequences above 512.
 
-**No accelerator was at hand.** What is proven on a CPU: the kernel in triton's
+**None of this has run on a GPU.** What is proven on a CPU: the kernel in triton's
 interpreter and the torch path against the CPU kernel (`tests/numerics/rows`; of
 {agreed:,} rows of every kind of call read by the kernel and {by_torch:,} by the torch
 path, `./dev bench kernel_agreement`, {missed} intervals of θ missed the truth), that it

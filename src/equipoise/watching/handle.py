@@ -118,7 +118,7 @@ class Watch:
 
     @property
     def forecast(self) -> Forecast | None:
-        """What is expected of the run; None before the first sample."""
+        """What is expected of the run; None before a sample, or with forecast=False."""
         self._settle()
         return forecast_of(self._recorder.judge.history)
 

@@ -64,6 +64,7 @@ def watch(
     Raises:
         InputError: If this is no model or no optimiser, or an option makes no sense.
         RunFileError: If the run file cannot be written.
+        MissingExtraError: If a sink needs a package that is not installed.
     """
     chosen, optimizer = read_options(options), _check_arguments(model, optimizer)
     if chosen.autopilot and optimizer is None:
