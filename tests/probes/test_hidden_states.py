@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.numerics.token_statistics import kurtosis, token_cosine
-from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
-from tests.probes.reading import gpt, measured, tokens
+from equipoise.probes.capture import Boundary, attached
+from equipoise.probes.hidden_states import (
+    NO_SEQUENCES,
+    Magnitudes,
+    NormScales,
+    StreamShape,
+)
+from equipoise.probes.logits import OutputLogits
+from tests.probes.reading import Emitter, gpt, measured, tokens
 
 
 def inputs_of(model: nn.Module, name: str) -> Tensor:
@@ -67,3 +75,43 @@ def test_the_stream_is_read_where_blocks_begin() -> None:
     assert found["blocks.2", "residual.kurtosis"].item() == pytest.approx(
         kurtosis(x).item()
     )
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.map(self.norm(x))
+        return out
+
+
+@pytest.mark.parametrize("layout", ["jagged", "strided", "pack"])
+def test_tokens_of_a_nested_tensor_or_pack_are_read(
+    layout: str, rng: torch.Generator
+) -> None:
+    model = nn.Sequential(*(Normed() for _ in range(2)))
+    rows = [torch.randn(length, 6, generator=rng) for length in (3, 1, 4)]
+    pack = torch.cat(rows)
+    x = pack
+    if layout != "pack":
+        x = torch.nested.nested_tensor(rows, layout=getattr(torch, layout))
+    emit, probes = (
+        Emitter(),
+        [Magnitudes(), NormScales(), StreamShape(), OutputLogits()],
+    )
+    anatomy = anatomy_of(model)
+    with attached(probes, anatomy, emit, boundary=Boundary(strict=True)):
+        model(x)
+    second = model[0](pack)
+    sigma = second.var(-1, unbiased=False).add(1e-5).sqrt()
+    assert emit.found["1", "residual.B"].item() == pytest.approx(
+        second.norm(dim=-1).max().item()
+    )
+    assert emit.found["1.norm", "norm.sigma.min"].item() == pytest.approx(
+        sigma.min().item()
+    )
+    rms = model(pack).square().mean().sqrt().item()
+    assert emit.found["", "output.logit_norm"].item() == pytest.approx(rms)
+    assert emit.reasons["1"] == [NO_SEQUENCES]

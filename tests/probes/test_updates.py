@@ -99,3 +99,18 @@ def test_a_layer_larger_than_the_bound_is_named() -> None:
     optimizer.step()
     probe.on_update(optimizer, emit)
     assert not probe._before and TOO_LARGE in emit.gaps.partial["blocks.0"]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "AMSGrad"])
+def test_the_update_of_a_complex_parameter_has_two_parts(name: str) -> None:
+    model = nn.Module()
+    model.w = nn.Parameter(torch.randn(9, dtype=torch.cfloat))
+    optimizer, emit = OPTIMISERS[name](model.parameters()), Collector()
+    before = model.w.detach().clone()
+    model.w.abs().square().sum().backward()
+    probe = Updates()
+    list(probe.attach(anatomy_of(model), emit, lambda hook: hook))
+    optimizer.step()
+    probe.on_update(optimizer, emit)
+    moved = (model.w.detach() - before).norm().item()
+    assert emit.pop()["update.norm"][""].values[0] == pytest.approx(moved, rel=1e-5)

@@ -206,6 +206,31 @@ def test_closing_twice_and_watching_again(tmp_path: Path) -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
+def test_functions_taken_or_patched_while_watching_still_work(tmp_path: Path) -> None:
+    """By a module imported meanwhile, or by another library on top of ours."""
+    own = torch.autograd.backward
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")
+    taken, calls = torch.autograd.backward, []
+
+    def theirs(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        taken(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    handle.close()
+    assert torch.autograd.backward is theirs
+    taken(objective(model, batches(1)[0]))
+    again = equipoise.watch(model, optimizer, run=tmp_path / "b.eqp")
+    objective(model, batches(1)[0]).backward()
+    optimizer.step()
+    torch.autograd.backward = taken
+    again.close()
+    assert len(calls) == 1 and torch.autograd.backward is own
+    assert len(equipoise.open_run(again.path).series("loss")[""][0]) == 1
+
+
 def test_watching_twice_is_watching_once(tmp_path: Path) -> None:
     model, optimizer = pair(TinyModel())
     first = equipoise.watch(model, optimizer, run=tmp_path / "a.eqp")

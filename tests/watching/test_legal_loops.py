@@ -92,7 +92,8 @@ def test_backward_passes_before_the_first_step(tmp_path: Path) -> None:
     assert not handle.findings
 
 
-def test_steps_that_the_user_leaves_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_steps_that_the_user_leaves_out(to_none: bool, tmp_path: Path) -> None:
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = watched(model, optimizer, tmp_path, every=1)
@@ -103,7 +104,7 @@ def test_steps_that_the_user_leaves_out(tmp_path: Path) -> None:
         if i % 6 == 5:
             optimizer.step()
             taken.append(loss.item())
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
     handle.close()
     assert losses(handle) == ([0, 1, 2], taken) and not handle.findings
 
@@ -271,6 +272,176 @@ def test_a_step_that_raises_is_no_step_that_was_not_seen(tmp_path: Path) -> None
         optimizer.step()
     handle.close()
     assert optimizer.state and not handle.findings
+
+
+class Fails(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        raise ValueError("no step")
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_optimiser_that_takes_over_after_one_that_raised_is_followed(
+    closure: bool, tmp_path: Path
+) -> None:
+    model = TinyModel()
+    handle = watched(model, Fails(model.parameters(), lr=0.1), tmp_path, every=1)
+    seen = []
+
+    def evaluate(batch: Tensor) -> Tensor:
+        model.zero_grad()
+        loss = objective(model, batch)
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+
+    evaluate(batches(1)[0])
+    with pytest.raises(ValueError, match="no step"):
+        handle.optimizer.step()  # type: ignore[union-attr]
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for batch in batches(3):
+        if not closure:
+            evaluate(batch)
+        optimizer.step((lambda batch=batch: evaluate(batch)) if closure else None)
+    handle.close()
+    assert losses(handle) == ([0, 1, 2], seen)
+    updates = equipoise.open_run(handle.path).series("update.norm")["blocks.0"]
+    assert list(updates[0]) == [0, 1, 2]
+    (found,) = handle.findings
+    assert found.rule == "watch.optimizer"
+
+
+def test_an_optimiser_that_steps_inside_anothers_closure_takes_no_step_of_its_own(
+    tmp_path: Path,
+) -> None:
+    model = TinyModel()
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    handle = watched(model, outer, tmp_path, every=1)
+
+    def closure() -> Tensor:
+        outer.zero_grad()
+        loss = objective(model, batches(1)[0])
+        loss.backward()
+        inner.step()
+        return loss
+
+    for _ in range(3):
+        outer.step(closure)
+    handle.close()
+    assert losses(handle)[0] == [0, 1, 2] and handle.optimizer is outer
+
+
+Roots = Callable[[Tensor, Tensor], tuple[Any, Any]]
+SEVERAL: dict[str, tuple[Roots, float]] = {
+    "several": (lambda a, b: ([a, b], None), 1.0),
+    "iterated": (lambda a, b: (iter([a, b]), None), 1.0),
+    "weighted": (lambda a, b: ([a, b], [None, torch.tensor(0.25)]), 0.25),
+    "scaled": (lambda a, b: (torch.amp.GradScaler("cpu").scale([a, b]), None), 1.0),
+    "one": (lambda a, b: (a + b, torch.tensor(1.0)), 1.0),
+}
+
+
+@pytest.mark.parametrize("way", SEVERAL)
+def test_the_loss_of_several_roots_is_what_is_differentiated(
+    way: str, tmp_path: Path
+) -> None:
+    roots, weight = SEVERAL[way]
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    expected, first, second = [], *batches(2)
+    for _ in range(3):
+        a, b = objective(model, first), 3 * objective(model, second)
+        expected.append(a.item() + weight * b.item())
+        tensors, grads = roots(a, b)
+        torch.autograd.backward(tensors, grads)
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    steps, values = losses(handle)
+    assert steps == [0, 1, 2] and not handle.findings
+    assert values == pytest.approx(expected, rel=1e-6)  # float32 sums
+
+
+def test_of_several_roots_the_one_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path)
+    bad = model.head(torch.full((2, WIDTH), torch.inf)).mean()
+    torch.autograd.backward([objective(model, batches(1)[0]), bad])
+    optimizer.step()
+    handle.close()
+    (found,) = [f for f in handle.findings if f.rule.startswith("nonfinite")]
+    assert found.rule == "nonfinite.forward" and found.site == "head"
+
+
+def test_gradients_of_a_backward_pass_from_no_scalar_are_read(tmp_path: Path) -> None:
+    """As with cached gradients: the loss ends at representations, they go on."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    seen, norms = [], []
+    for batch in batches(3):
+        with torch.no_grad():
+            leaf = model(batch[:, :-1])
+        loss = leaf.requires_grad_().square().mean()
+        loss.backward()
+        seen.append(loss.item())
+        model(batch[:, :-1]).backward(leaf.grad)
+        grads = [p.grad for p in model.head.parameters()]
+        norms.append(float(nn.utils.get_total_norm(grads)))
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    run = equipoise.open_run(handle.path)
+    assert losses(handle) == ([0, 1, 2], seen)
+    steps, read = run.series("gradient.norm")["head"]
+    assert list(steps) == [0, 1, 2]
+    assert read.tolist() == pytest.approx(norms, rel=1e-5)  # float32 sums
+    (found,) = handle.findings
+    assert found.severity == "info" and "no scalar" in found.message
+
+
+def test_gradients_that_the_loop_replaces_are_read_as_the_optimiser_gets_them(
+    tmp_path: Path,
+) -> None:
+    """As PCGrad does: a backward pass for each task, then gradients of its own."""
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    norms = []
+    for batch in batches(3):
+        tasks = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            objective(model, batch).backward()
+            tasks.append([p.grad for p in model.parameters()])
+        for p, *grads in zip(model.parameters(), *tasks, strict=True):
+            p.grad = sum(g for g in grads if g is not None)  # type: ignore[assignment]
+        total = nn.utils.clip_grad_norm_(model.head.parameters(), 0.01)
+        norms.append(float(total))
+        optimizer.step()
+    handle.close()
+    steps, read = equipoise.open_run(handle.path).series("gradient.norm")["head"]
+    assert list(steps) == [0, 1, 2]
+    assert read.tolist() == pytest.approx(norms, rel=1e-5)  # float32 sums
+    (found,) = handle.findings
+    assert found.severity == "info" and "replaces gradients" in found.message
+
+
+def test_a_frozen_model_has_no_loss_of_another(tmp_path: Path) -> None:
+    """A teacher is watched too: the student's loss is not its own."""
+    student, teacher = TinyModel(), TinyModel(depth=1).requires_grad_(False)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with watched(teacher, None, tmp_path, every=1) as handle:
+        for batch in batches(3):
+            with torch.no_grad():
+                target = teacher(batch[:, :-1]).softmax(-1)
+            F.cross_entropy(student(batch[:, :-1]), target).backward()
+            optimizer.step()
+            handle.step()
+    run = equipoise.open_run(handle.path)
+    assert "loss" not in run.quantities and len(run.steps) == 3
 
 
 def test_the_gradient_of_a_pruned_map_is_read(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_rank_with_a_nan_alone_runs_no_collective_pass() -> None:
 
         monitor = NonfiniteMonitor(model, stored=lambda: Joined())  # type: ignore[arg-type,return-value]
         root = objective(model, batches(1)[0]) * float("nan")
-        monitor.check_loss(3, root.detach(), root)
+        monitor.check_loss(3, root.detach(), [root])
         (found,) = monitor.pop()
     finally:
         dist.destroy_process_group()

@@ -56,7 +56,12 @@ def _called(
         x = hidden_states(args, kwargs)
         if x is not None and x.numel():  # a batch without rows has nothing to read
             # A shard of the sequence: anything else of a DTensor needs other ranks.
-            listen(next(sites), module, local_part(x))
+            listen(next(sites), module, dense(local_part(x)))
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return the tokens of a nested tensor's sequences, one after another."""
+    return torch.cat(x.unbind()) if x.is_nested else x
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -112,6 +117,12 @@ SOME_TOKENS = (
 )
 
 
+NO_SEQUENCES = (
+    "its hidden states are not (batch, tokens, width), as in a pack or nested tensor: "
+    "residual.token_cosine is not read"
+)
+
+
 @dataclass(slots=True)
 class StreamShape:
     """Emit the kurtosis of the stream's entries and the mean cosine of its tokens.
@@ -147,7 +158,9 @@ def _read_stream(
     tokens[site] = x_BTD.shape[-2]
     x_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     emit(site, "residual.kurtosis", kurtosis(x_BTD), how="mean")
-    if x_BTD.ndim == 3 and x_BTD.shape[1] > 1:
+    if x_BTD.ndim != 3:
+        emit.not_read(site, NO_SEQUENCES)
+    elif x_BTD.shape[1] > 1:
         emit(site, "residual.token_cosine", token_cosine(x_BTD).mean(), how="mean")
 
 

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.sharding import WHOLE, is_sharded, local_part
 from equipoise.anatomy.sites import Anatomy
+from equipoise.probes.hidden_states import dense
 from equipoise.probes.protocols import Emit, Guarded
 from equipoise.probes.sharding import Parts, PartsProbe
 
@@ -49,7 +50,7 @@ class OutputLogits(PartsProbe):
         logits = output_logits(output)
         if logits is None or not logits.numel():
             return
-        split, logits = is_sharded(logits), local_part(logits.detach())
+        split, logits = is_sharded(logits), dense(local_part(logits.detach()))
         emit("", "output.logit_max", logits.abs().amax(), how="max")
         wide = torch.promote_types(logits.dtype, torch.float32)
         norm = torch.linalg.vector_norm(logits, dtype=wide)

@@ -162,10 +162,16 @@ def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
     # Through NumPy: a monitor may not read a scalar out of the model's graph.
     count = float(step.detach().numpy() if isinstance(step, Tensor) else step)
     root = (1 - beta2**count) ** 0.5
-    m = local_part(state["exp_avg"])
-    v = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
+    m, v = _moments(state)
     rate = group["lr"] * root / (1 - beta1**count)
     return adam_norm(m, v, floor=group["eps"] * root, rate=rate)
+
+
+def _moments(state: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of m and v; Adam takes complex numbers for two reals."""
+    moments = state["exp_avg"], state.get("max_exp_avg_sq", state["exp_avg_sq"])
+    m, v = map(local_part, moments)
+    return (torch.view_as_real(m), torch.view_as_real(v)) if m.is_complex() else (m, v)
 
 
 def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
@@ -177,8 +183,7 @@ def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
     beta1, beta2 = group["betas"]
     step = torch.as_tensor(state["step"], dtype=torch.float64)
     root = (1 - beta2**step).sqrt()
-    m = local_part(state["exp_avg"])
-    v = local_part(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
+    m, v = _moments(state)
     below = v.sqrt().add_((group["eps"] * root).to(v))
     scale = group["lr"] * root / (1 - beta1**step)
     update: Tensor = torch.div(m, below, out=below).mul_(scale.to(m))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -112,6 +112,14 @@ def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
     return ""
 
 
+class Note(NamedTuple):
+    """What is reported once, as it is met."""
+
+    message: str
+    advice: str = ""
+    rule: str = "watch.unread"
+
+
 PROMISED = {
     "gain": "projection.*",
     "gradients": "gradient.*",
@@ -195,9 +203,7 @@ class CoverageCheck:
             word = family.partition(".")[0]
             if count == 2 and not re.search(rf"(?<![.\w]){word}\.", explained):
                 why = _why_missing(family, self.anatomy)
-                found += self._once(
-                    step, "watch.unread", why, "everything else is read"
-                )
+                found += self.once(step, Note(why, "everything else is read"))
         return found
 
     def _not_read(self, step: int, seen: PassCoverage) -> list[Finding]:
@@ -228,11 +234,14 @@ class CoverageCheck:
         self._reported.add("")
         return [self._silent(step, "", NO_PASS_SEEN)]
 
-    def check_loss(self, step: int, loss: Tensor | None) -> list[Finding]:
+    def check_loss(self, step: int, loss: Tensor | None, partial: str) -> list[Finding]:
         """Return the finding, once, that steps end and no loss was ever seen.
 
         At the second such step: the first one's loss may be given after the step.
+        If it is only ``partial``, that is the finding.
         """
+        if partial and loss is not None:
+            return self.once(step, PARTIAL_LOSS[partial])
         self.loss_known |= loss is not None
         self._steps_without_loss += not self.loss_known
         if self.loss_known or self._steps_without_loss != 2:
@@ -251,31 +260,12 @@ class CoverageCheck:
         self._reported.add(NO_STEP_SEEN)
         return [self._silent(step, "", NO_STEP_SEEN, severity="error")]
 
-    def other_optimizer(self, step: int) -> list[Finding]:
-        """Return the finding, once, that another optimiser steps these parameters."""
-        return self._once(step, "watch.optimizer", OTHER_OPTIMIZER)
-
-    def late_optimizer(self, step: int) -> list[Finding]:
-        """Return the finding, once, that an optimiser steps after the counted one."""
-        advice = "give watch the optimiser that steps last"
-        return self._once(step, "watch.unread", LATE_OPTIMIZER, advice)
-
-    def other_batches(self, step: int) -> list[Finding]:
-        """Return the finding, once, that two optimisers take turns with batches."""
-        advice = "to record all: watch(model) without an optimiser, .step(loss=loss)"
-        return self._once(step, "watch.unread", OTHER_BATCHES, advice)
-
-    def modules_changed(self, step: int) -> list[Finding]:
-        """Return the finding, once, that the model has other modules than before."""
-        return self._once(step, "watch.modules", MODULES_CHANGED)
-
-    def _once(
-        self, step: int, rule: str, message: str, advice: str = ""
-    ) -> list[Finding]:
-        if message in self._reported:
+    def once(self, step: int, note: Note) -> list[Finding]:
+        """Return the finding of a note, the first time."""
+        if note.message in self._reported:
             return []
-        self._reported.add(message)
-        text = message.format(step=step)
+        self._reported.add(note.message)
+        text, rule, advice = note.message.format(step=step), note.rule, note.advice
         return [
             Finding(step=step, severity="info", rule=rule, message=text, advice=advice)
         ]
@@ -315,26 +305,39 @@ NO_PASS_SEEN = (
     "model = torch.compile(model); equipoise.watch(model, optimizer)"
 )
 
-
-LATE_OPTIMIZER = (
+LATE_OPTIMIZER = Note(
     "a second optimiser of this model steps after the one that ends the step: update.* "
-    "of what it moves is not read"
+    "of what it moves is not read",
+    "give watch the optimiser that steps last",
 )
-
-OTHER_OPTIMIZER = (
+OTHER_OPTIMIZER = Note(
     "another optimiser steps this model's parameters: from step {step} on, its steps "
-    "are recorded too"
+    "are recorded too",
+    rule="watch.optimizer",
 )
-
-OTHER_BATCHES = (
+OTHER_BATCHES = Note(
     "a second optimiser of this model steps on batches of its own: steps are counted "
-    "and losses recorded of the first one only"
+    "and losses recorded of the first one only",
+    "to record all: watch(model) without an optimiser, .step(loss=loss)",
 )
-
-MODULES_CHANGED = (
+MODULES_CHANGED = Note(
     "modules of this model were added, replaced or removed: from step {step} on, sites "
-    "have the names of the modules as they are now"
+    "have the names of the modules as they are now",
+    rule="watch.modules",
 )
+GIVE_LOSS = "if that is not your loss, give it after each step: handle.step(loss=loss)"
+PARTIAL_LOSS = {
+    "no scalar": Note(
+        "a backward pass from a tensor that is no scalar reached this model: loss is "
+        "of the step's other passes alone",
+        GIVE_LOSS,
+    ),
+    "replaced": Note(
+        "the loop replaces gradients after the backward pass (as PCGrad does): "
+        "gradient.* is read of the new ones, loss is of the last passes alone",
+        GIVE_LOSS,
+    ),
+}
 
 NO_LOSS_SEEN = (
     "steps end, but no backward pass from a scalar loss was seen: the loss is not "

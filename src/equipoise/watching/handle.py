@@ -21,20 +21,14 @@ from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
-from equipoise.watching import coverage, recorder
+from equipoise.watching import coverage, loop_hooks, recorder
 from equipoise.watching.acting import Actions
 from equipoise.watching.batch import StoredBatch
-from equipoise.watching.loop_hooks import (
-    Relations,
-    StepLosses,
-    listening_to_loop,
-    notify_tracing,
-    on_tracing,
-)
 from equipoise.watching.nonfinite import NonfiniteMonitor
 from equipoise.watching.options import WatchOptions
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Meter, Sampler, Schedule
+from equipoise.watching.step_readings import StepLosses
 
 if TYPE_CHECKING:
     from equipoise.autopilot.pilot import Pilot
@@ -81,14 +75,15 @@ class Watch:
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
         self._nonfinite.stored = self._stored.get
+        self._sampler.replaced = self._losses.gradients_replaced
         self._actions = Actions(
             self._recorder, self._sampler, options.autopilot, stored=self._stored.get
         )
-        self._step_ended: list[Callable[[int, bool], Any]] = []
+        self._step_ended = list[Callable[[int, bool], Any]]()
         self._scaled = self._step_seen = self._updating = self._stop = False
         self._number, self._other = id(self), 0
-        self._relations = Relations(anatomy.model)
-        on_tracing(self, self._number)
+        self._relations = loop_hooks.Relations(anatomy.model)
+        loop_hooks.on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
         self._guarded(self._sampler.begin)(ranks, acts=self.autopilot is not None)
@@ -205,20 +200,23 @@ class Watch:
 
     # Called by the loop hooks, in the order of a training step.
 
-    def before_backward(self, loss: Tensor, root: Tensor) -> None:
-        cleared, alone = self._losses.cleared, self._other and not self._updating
+    def before_backward(self, loss: Tensor | None, roots: Sequence[Tensor]) -> None:
+        self._updating = self._still_updating()
         with self._meter.running():
-            self._losses.before_backward(loss, in_closure=self._updating)
-            self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, root)
+            cleared = self._losses.before_backward(loss, in_closure=self._updating)
+            self._guarded(self._nonfinite.check_loss)(self._schedule.step, loss, roots)
             self._guarded(self._sampler.before_backward)()
         if self.sampling and not self._sampler.opened:
-            self._coverage.compiled |= from_compiled_code(root)
+            self._coverage.compiled |= any(map(from_compiled_code, roots))
         if self._losses.weights_moved and not (self._updating or self._step_seen):
             self._report_now(self._coverage.moved_unseen(self._schedule.step))
-        if alone and self._losses.cleared > cleared:
-            self._report_now(self._coverage.other_batches(self._schedule.step))
+        if cleared and self._other and not self._updating:
+            self._note(coverage.OTHER_BATCHES)
 
-    def after_backward(self, loss: Tensor, scale: Tensor | None) -> None:
+    def _still_updating(self) -> bool:
+        return self._updating and loop_hooks.is_stepping(self.optimizer)
+
+    def after_backward(self, loss: Tensor | None, scale: Tensor | None) -> None:
         self._scaled = scale is not None
         if self._losses.after_backward(loss) or not self._losses.ever_reached_model:
             self._guarded(self._sampler.after_backward)(scale)
@@ -229,7 +227,7 @@ class Watch:
             self.anatomy = self._coverage.anatomy = anatomy
             self._recorder.blocks[:] = anatomy.blocks
             self._losses.mark(anatomy.model)
-            self._report_now(self._coverage.modules_changed(self.current_step))
+            self._note(coverage.MODULES_CHANGED)
 
     def before_clipping(self, part: Tensor, parameters: object) -> None:
         norm = self._losses.clipped(part, parameters, self.optimizer)
@@ -249,9 +247,9 @@ class Watch:
     def before_update(self, optimizer: Optimizer, *, closure: bool) -> None:
         counted = optimizer is self.optimizer
         own = self._relations.begin(optimizer, self.optimizer, self.current_step)
-        self._updating |= counted
+        self._updating = counted or self._still_updating()
         # In a closure, and inside a backward pass, gradients are still to come.
-        if counted and not closure and self._losses.running is None:
+        if counted and not (closure or loop_hooks.inside_backward()):
             self._guarded(self._sampler.read_missed_gradients)()
         if self.sampling and own and (counted or not self._losses.step_is_over):
             self._guarded(self._sampler.before_update)(optimizer)
@@ -275,20 +273,20 @@ class Watch:
             self._follow(optimizer)
             self._after_optimizer(optimizer, (), {})
         elif self._losses.step_is_over:
-            self._report_now(self._coverage.late_optimizer(self.current_step - 1))
+            self._note(coverage.LATE_OPTIMIZER)
         else:
             self._guarded(self._sampler.after_update)(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Count the steps of this optimiser from now on."""
         if self.optimizer is not None and optimizer is not self.optimizer:
-            self._report_now(self._coverage.other_optimizer(self.current_step))
+            self._note(coverage.OTHER_OPTIMIZER)
         self.optimizer, self._other = optimizer, 0
         self._relations.follow(optimizer, self._after_optimizer)
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            notify_tracing(self._number)
+            loop_hooks.notify_tracing(self._number)
             return
         if self.closed:
             return
@@ -299,14 +297,18 @@ class Watch:
 
     def traced(self) -> None:
         """Report at once that the step which is being compiled will not be seen."""
-        if not self.closed:
-            self._report_now(self._coverage.no_step(self._schedule.step))
+        self._report_now(
+            [] if self.closed else self._coverage.no_step(self.current_step)
+        )
+
+    def _note(self, note: coverage.Note) -> None:
+        self._report_now(self._coverage.once(self._schedule.step, note))
 
     def _report_now(self, findings: list[Finding]) -> None:
         self._recorder.add_findings(self.reporter.report(findings))
 
     def _attach(self) -> None:
-        self._off.enter_context(listening_to_loop(self))
+        self._off.enter_context(loop_hooks.listening_to_loop(self))
         self._off.enter_context(self._actions.recorded())
         self._off.callback(self._sampler.close)
         self._off.callback(self._stored.close)
@@ -318,10 +320,8 @@ class Watch:
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
         # A dropped handle is collected with its model and optimiser.
-        dropped = weakref.finalize(
-            self, recorder.write_rest, self._recorder, os.getpid()
-        )
-        self._stack.callback(dropped.detach)
+        end = weakref.finalize(self, recorder.write_rest, self._recorder, os.getpid())
+        self._stack.callback(end.detach)
 
     def _arm(self) -> None:
         if self._schedule.due and not self.closed:
@@ -332,12 +332,12 @@ class Watch:
     def _end_step(self, *, loss_given: bool = False) -> None:
         self._renew(self._sampler.anatomy)
         step, sampled, self._step_seen = self.current_step, self.sampling, True
-        reached_model, loss = self._losses.reached_model, self._losses.pop()
+        loss, reached_model, partial_loss = self._losses.pop()
         seen, add = self._sampler.coverage, self._recorder.add_findings
         if loss is not None and not loss_given:
             self._recorder.scalars.add(step, "loss", loss)
         if self.optimizer is not None:
-            add(self._coverage.check_loss(step, loss))
+            add(self._coverage.check_loss(step, loss, partial_loss))
         no_pass = reached_model and not self._sampler.opened
         add(self._nonfinite.pop())
         if sampled and no_pass:

@@ -6,11 +6,11 @@ torch.compile traces never runs again as Python: a function marked constant is r
 called while tracing, and leaves nothing in the graph, so it can report the tracing.
 """
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
-from operator import is_
+from types import FrameType
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
@@ -28,9 +28,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class LoopListener(Protocol):
     """Something that follows a training loop from the outside."""
 
-    def before_backward(self, loss: Tensor, root: Tensor) -> None: ...
+    def before_backward(self, loss: Tensor | None, roots: Sequence[Tensor]) -> None: ...
 
-    def after_backward(self, loss: Tensor, scale: Tensor | None) -> None: ...
+    def after_backward(self, loss: Tensor | None, scale: Tensor | None) -> None: ...
 
     def before_clipping(self, part: Tensor, parameters: object) -> None: ...
 
@@ -44,6 +44,8 @@ class LoopListener(Protocol):
 # Weak: a handle that was dropped must not keep its model alive.
 _active_listeners: "list[weakref.ref[LoopListener]]" = []
 _originals: dict[str, Callable[..., Any]] = {}
+_patched: set[str] = set()
+_hooks = ExitStack()
 # What GradScaler returned → the loss it was given, and the factor. Weak: a scaled loss
 # dies with its step.
 _unscaled: Any = WeakTensorKeyDictionary()
@@ -72,26 +74,25 @@ def _listeners() -> list[LoopListener]:
 
 
 def _patch() -> None:
-    _originals["backward"] = torch.autograd.backward
-    # clip_grad_norm_ looks this up when called, however the user imported it.
-    _originals["clip"] = clip_grad._clip_grads_with_norm_
-    _originals["scale"] = torch.amp.GradScaler.scale
-    _originals["update"] = torch.amp.GradScaler.update
-    _originals["before"] = register_optimizer_step_pre_hook(_before_update).remove
-    _originals["after"] = register_optimizer_step_post_hook(_after_update).remove
-    torch.autograd.backward = _backward
-    clip_grad._clip_grads_with_norm_ = _clip  # type: ignore[assignment]
-    torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign, assignment]
-    torch.amp.GradScaler.update = _update  # type: ignore[method-assign, assignment]
+    for name, (home, attribute, ours) in _PATCHES.items():
+        if name not in _patched:
+            _originals[name] = getattr(home, attribute)
+            setattr(home, attribute, ours)
+            _patched.add(name)
+    _hooks.callback(register_optimizer_step_pre_hook(_before_update).remove)
+    _hooks.callback(register_optimizer_step_post_hook(_after_update).remove)
 
 
 def _restore() -> None:
-    _originals.pop("before")()
-    _originals.pop("after")()
-    torch.autograd.backward = _originals.pop("backward")
-    clip_grad._clip_grads_with_norm_ = _originals.pop("clip")
-    torch.amp.GradScaler.scale = _originals.pop("scale")  # type: ignore[method-assign]
-    torch.amp.GradScaler.update = _originals.pop("update")  # type: ignore[method-assign]
+    """Undo it, but where another library has patched over ours, which then stays.
+
+    The originals stay known: a module imported meanwhile may call ours for good.
+    """
+    _hooks.close()
+    for name, (home, attribute, ours) in _PATCHES.items():
+        if getattr(home, attribute) is ours:
+            setattr(home, attribute, _originals[name])
+            _patched.discard(name)
 
 
 def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -113,25 +114,48 @@ def _after_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    root = _root(tensors)
-    if root is None or torch.compiler.is_compiling():
+    # Reentrant checkpointing calls it again inside a pass, which is part of that one.
+    if torch.compiler.is_compiling() or inside_backward():
         return _originals["backward"](tensors, *args, **kwargs)
-    loss, scale = _unscaled.get(root, (root, None))
-    # A copy: the loop may divide or accumulate into its loss in place afterwards.
-    loss = loss.detach().clone()
+    if isinstance(tensors, Iterator):
+        tensors = tuple(tensors)
+    roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+    loss, scale = _objective(roots, args[0] if args else kwargs.get("grad_tensors"))
+    roots = [root for root in roots if isinstance(root, Tensor)]
     for listener in _listeners():
-        listener.before_backward(loss, root)
+        listener.before_backward(loss, roots)
     done = _originals["backward"](tensors, *args, **kwargs)
     for listener in _listeners():
         listener.after_backward(loss, scale)
     return done
 
 
-def _root(tensors: Any) -> Tensor | None:
-    """Return the one scalar a backward pass starts from, if it is that kind."""
-    if isinstance(tensors, list | tuple) and len(tensors) == 1:
-        tensors = tensors[0]
-    return tensors if isinstance(tensors, Tensor) and tensors.numel() == 1 else None
+def inside_backward() -> bool:
+    """Return whether this thread runs a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _objective(roots: Any, given: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return the scalar Σ gᵢ·lossᵢ that a pass differentiates, and a scaler's factor.
+
+    gᵢ is 1 where no gradient is given. None if a root is no scalar: it is no loss.
+    """
+    weights = given if isinstance(given, list | tuple) else [given] * len(roots)
+    total = scale = None
+    scalars = all(map(_is_scalar, roots)) and len(weights) == len(roots)
+    for root, weight in zip(roots, weights, strict=False):
+        if not isinstance(root, Tensor):
+            continue
+        loss, scale = _unscaled.get(root, (root, scale))
+        # A copy: the loop may divide or accumulate into its loss in place afterwards.
+        if scalars:
+            loss = loss.detach().clone()
+            total = added(total, loss if weight is None else loss * weight.detach())
+    return total, scale
+
+
+def _is_scalar(root: object) -> bool:
+    return isinstance(root, Tensor) and root.numel() == 1 and not root.is_complex()
 
 
 def _clip(parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any) -> Any:
@@ -142,8 +166,11 @@ def _clip(parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any) -> A
 
 def _scale(scaler: Any, outputs: Any) -> Any:
     scaled = _originals["scale"](scaler, outputs)
-    if isinstance(scaled, Tensor) and scaled is not outputs:
-        _unscaled[scaled] = (outputs.detach(), scaler._scale)
+    several = isinstance(scaled, list | tuple) and isinstance(outputs, list | tuple)
+    pairs = zip(scaled, outputs, strict=True) if several else [(scaled, outputs)]
+    for after, before in pairs:
+        if isinstance(after, Tensor) and after is not before:
+            _unscaled[after] = (before.detach(), scaler._scale)
     return scaled
 
 
@@ -153,134 +180,22 @@ def _update(scaler: Any, *args: Any, **kwargs: Any) -> None:
         listener.after_scaler_update()
 
 
-MARKED = 16
-"""Parameters looked at to tell whether a backward pass reached the model."""
+def clipped_ids(
+    parameters: Tensor | Sequence[Tensor],
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+) -> frozenset[int] | None:
+    """Return the ids of what is clipped; None if it is another model's."""
+    some = [parameters] if isinstance(parameters, Tensor) else parameters
+    ids = frozenset(map(id, some))
+    own = model.parameters() if model is not None else ()
+    # The optimiser may have copies in another precision.
+    copies = _held(optimizer) if optimizer is not None else ()
+    known = not ids or any(id(p) in ids for p in own) or not ids.isdisjoint(copies)
+    return ids if known else None
 
 
-class StepLosses:
-    """Collects a step's losses, not those of another model (a teacher's, a critic's).
-
-    A backward pass that changed the gradient of no parameter we look at is another
-    model's. Where none seems to be this one's (all the marked parameters are unused),
-    all count. Gradients that were cleared begin anew: what was lost with them (an
-    evaluation of LBFGS's closure, a batch whose step was left out) does not count.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        self._new_state = optimizer is not None and not optimizer.state
-        self._clipped: dict[frozenset[int], Tensor] = {}
-        """Ids of parameters that were clipped in this step → their norm."""
-        self.mark(model)
-        self._before: list[object] = []
-        self._weights: list[int] = []
-        self.ever_reached_model = False
-        self.cleared = 0
-        """Batches whose gradients were cleared without a step."""
-        self.weights_moved = False
-        """Whether weights changed between the last two backward passes."""
-        self._own: Tensor | None = None
-        self._others: Tensor | None = None
-        self.running: Tensor | None = None
-        """The loss whose backward pass is under way."""
-
-    def mark(self, model: nn.Module) -> None:
-        """Choose the parameters to look at."""
-        self._model = weakref.ref(model)
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self._marked = trainable[:: max(1, len(trainable) // MARKED)]
-
-    @property
-    def reached_model(self) -> bool:
-        """Whether a backward pass of this step reached the model."""
-        return self._own is not None
-
-    @property
-    def step_is_over(self) -> bool:
-        """Whether the next step's gradients are still to come."""
-        return self.ever_reached_model and not self.reached_model
-
-    def before_backward(self, loss: Tensor, *, in_closure: bool) -> None:
-        self._before, self.running = self._state(), loss
-        self.cleared += self.reached_model and not (in_closure or any(self._before))
-        if not any(self._before) or (in_closure and self._all_zero()):
-            self._own = self._others = None
-        self.weights_moved = self.moved_since()
-        self._weights = [p._version for p in self._marked]
-
-    def moved_since(self) -> bool:
-        """Return whether weights changed after the last backward pass that was seen."""
-        weights = [p._version for p in self._marked]
-        return bool(self._weights) and weights != self._weights
-
-    def unseen_step(self, optimizer: Optimizer | None) -> bool:
-        """Return whether an optimiser has stepped since watching began, seen or not."""
-        stepped = optimizer is not None and bool(optimizer.state)
-        # State alone says little of a step that raised, once gradients were seen.
-        return stepped and (self.moved_since() if self._weights else self._new_state)
-
-    def clipped(
-        self, norm: Tensor, parameters: object, optimizer: Optimizer | None
-    ) -> Tensor | None:
-        """Return the norm of all that was clipped in this step; of another model none.
-
-        Who clips layer by layer clips parts of one gradient; of what is clipped twice
-        the last norm counts.
-        """
-        some = [parameters] if isinstance(parameters, Tensor) else parameters
-        if not isinstance(some, list | tuple):  # a generator must not be used up
-            return norm
-        ids = frozenset(map(id, some))
-        model = self._model()
-        groups = optimizer.param_groups if optimizer is not None else ()
-        copies = (p for group in groups for p in group["params"])
-        own = model.parameters() if model is not None else ()
-        if ids and not any(id(p) in ids for p in chain(own, copies)):
-            return None
-        others = {k: v for k, v in self._clipped.items() if k.isdisjoint(ids)}
-        self._clipped = {**others, ids: norm}
-        return norm if not others else _joined([*self._clipped.values()])
-
-    def after_backward(self, loss: Tensor) -> bool:
-        """Add a loss, and return whether its backward pass reached the model."""
-        reached = self._state() != self._before or self._replaced()
-        self.ever_reached_model = self.ever_reached_model or reached
-        if self.running is None:  # an optimiser stepped inside the backward pass
-            return reached
-        self.running = None
-        if reached:
-            self._own = _added(self._own, loss)
-        else:
-            self._others = _added(self._others, loss)
-        return reached
-
-    def _replaced(self) -> bool:
-        """Return whether the model has other parameters now, and they have gradients.
-
-        Weights are assigned, not copied, by ``load_state_dict(assign=True)``.
-        """
-        marked, model = self._marked, self._model()
-        if model is not None:
-            self.mark(model)
-        same = len(marked) == len(self._marked) and all(map(is_, marked, self._marked))
-        return not same and any(self._state())
-
-    def pop(self) -> Tensor | None:
-        """Return the step's objective, the sum over its micro-batches."""
-        total = self._others if self._own is None else self._own
-        total = self.running if total is None else total
-        self._own = self._others = self.running = None
-        self._clipped = {}
-        return total
-
-    def _state(self) -> list[object]:
-        return [_mark(p.grad) for p in self._marked]
-
-    def _all_zero(self) -> bool:
-        """Return whether gradients were cleared in place: only asked in closures."""
-        return not any(bool(p.grad.any()) for p in self._marked if p.grad is not None)
-
-
-def _joined(norms: list[Tensor]) -> Tensor:
+def joined_norm(norms: list[Tensor]) -> Tensor:
     """Return the norm of all; of DTensors, which the ranks hold in parts, the last."""
     if any(type(norm) is not Tensor for norm in norms):
         return norms[-1]
@@ -290,14 +205,23 @@ def _joined(norms: list[Tensor]) -> Tensor:
     return joined
 
 
-def _added(total: Tensor | None, loss: Tensor) -> Tensor:
+def added(total: Tensor | None, loss: Tensor) -> Tensor:
     return loss if total is None else total + loss.to(total.device)
 
 
-def _mark(grad: Tensor | None) -> tuple[int, int] | None:
+def mark_of(grad: Tensor | None) -> tuple[int, int] | None:
     # The version counts writes in place; the identity changes when one is first made.
     return None if grad is None else (id(grad), grad._version)
 
+
+_PATCHES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "backward": (torch.autograd, "backward", _backward),
+    # clip_grad_norm_ looks this up when called, however the user imported it.
+    "clip": (clip_grad, "_clip_grads_with_norm_", _clip),
+    "scale": (torch.amp.GradScaler, "scale", _scale),
+    "update": (torch.amp.GradScaler, "update", _update),
+}
+"""Name → where torch has a function, what it is called there, and ours."""
 
 Hook = Callable[[Optimizer, Any, Any], None]
 Relation = Literal["same parameters", "same model", "another model", "wrapper"]
@@ -357,6 +281,21 @@ class Relations:
         if theirs & counted_ids or (stale and theirs & own):
             return "same parameters"
         return "same model" if theirs & own else "another model"
+
+
+# One code object for the wrapper that torch puts around every optimiser's step.
+_STEP = Optimizer.profile_hook_step(len).__code__
+
+
+def is_stepping(optimizer: Optimizer | None) -> bool:
+    """Return whether a step of it is under way; one that raised has left no frame."""
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_code is _STEP and frame.f_locals.get("self") is optimizer:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _held(optimizer: Optimizer) -> set[int]:

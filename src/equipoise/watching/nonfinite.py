@@ -232,15 +232,18 @@ class NonfiniteMonitor:
     _found: list[Finding] = field(default_factory=list)
 
     @torch.no_grad()
-    def check_loss(self, step: int, loss: Tensor, root: Tensor) -> None:
-        """Look at a loss before its backward pass."""
-        if not is_bad(loss):
+    def check_loss(
+        self, step: int, loss: Tensor | None, roots: Iterable[Tensor]
+    ) -> None:
+        """Look at a loss before its backward pass, from one root or several."""
+        if loss is None or not is_bad(loss):
             return
         if not self.active:
+            activations = (broken_activation(self.model, root) for root in roots)
             origin = (
                 broken_weight(self.model)
                 or self._replay(step)
-                or broken_activation(self.model, root)
+                or next(filter(None, activations), None)
             )
             self._report(step, origin)
         self._clean_step, self._last_bad = False, step

@@ -7,7 +7,7 @@ that trains. An eager model is read as it runs, a compiled one afterwards.
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,6 +180,8 @@ class Sampler:
         self._batch_capture: BatchCapture | None = None
         self._capture: Capture | None = None
         self._window: Window | None = None
+        self.replaced: Callable[[], bool] = lambda: False
+        """Whether the loop has set other gradients since the last backward pass."""
         self.armed = self._replayed = self._updated = False
         self._backward_seen = self._gradients_seen = self._shared = self.late = False
         self._describe(anatomy)
@@ -292,7 +294,7 @@ class Sampler:
 
     def read_missed_gradients(self) -> None:
         """Read the gradients an optimiser will use if no backward pass showed them."""
-        if self.armed and not self._backward_seen:
+        if self.armed and (self.replaced() or not self._backward_seen):
             self.after_backward(None)
 
     def before_update(self, optimizer: Optimizer) -> None:
