@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.arguments import Html, JsonFile
-from equipoise.cli.audit import FailOn, save
+from equipoise.cli.audit import save
 from equipoise.errors import InputError
 
 # Everything behind the script is the script's, even if it looks like an option of ours.
@@ -33,7 +33,10 @@ def command(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also read curvature (slow).")
     ] = False,
-    fail_on: FailOn = "warn",
+    fail_on: Annotated[
+        str,
+        typer.Option(help="Exit with 1 at a finding this grave: warn, error or never."),
+    ] = "warn",
     html: Html = None,
     json_file: JsonFile = None,
 ) -> None:
