@@ -139,7 +139,7 @@ def _written(known: dict[tuple[str, str], dict[str, str]]) -> None:
 def main(words: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns(".git", ".venv", "site", "*.eqp", "results")
+        ignored = shutil.ignore_patterns(".git", ".venv", "site")
         shutil.copytree(ROOT, tree, ignore=ignored)
         for mutation in _wanted(words, _known()):
             row = {"file": mutation.file, "line": mutation.old.strip()}

@@ -7,8 +7,17 @@ one, a lock kept, a check that never fails.
 
 STORE = "tests/store/test_checksums.py tests/store/test_reader.py"
 WRITER = "tests/store/test_writer.py tests/store/test_retrying.py " + STORE
-LOOPS = "tests/watching/test_legal_loops.py tests/watching/test_readings.py"
-HOOKS = "tests/anatomy/test_interception.py tests/anatomy/test_fastpath.py"
+LEGAL = "tests/watching/test_legal_loops.py::test_"
+READINGS = "tests/watching/test_readings.py::test_"
+LOOPS = (
+    f"{READINGS}losses_and_gradients_are_the_loops_own {LEGAL}the_norm_that_clips_is"
+    f"_of_all_that_is_clipped_of_this_model {LEGAL}lbfgs_records_its_last_evaluation "
+    f"{LEGAL}a_wrapper_and_the_optimiser_inside_it_take_one_step "
+    f"{LEGAL}parameters_that_are_assigned_are_followed"
+)
+SCALARS = READINGS + "scalars_join_the_step_that_has_just_ended"
+COVERAGE = "tests/watching/test_coverage.py"
+HOOKS = "tests/anatomy/test_interception.py"
 TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("store/checksums.py", STORE): (
         ("if checksum(*row[:-1]) == row[-1]:", "if True:"),
@@ -22,6 +31,7 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("after = max(cursor, counts.upgraded)", "after = cursor"),
         (" and rows[1][0] == (last or rows[1][0])", ""),
     ),
+    ("store/summaries.py", STORE): (("    ends.load(db, series)\n", ""),),
     ("store/writer.py", WRITER): (
         ("                self._totals = before\n", ""),
         ("self._groups.clear()", "pass"),
@@ -54,7 +64,7 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
     ("store/network.py", "tests/store/test_network.py"): (
         ("or _state(local) < _state(place)", ""),
-        ("self._published = self._appends\n", "pass\n"),
+        ("self._published = appends", "pass"),
     ),
     ("watching/loop_hooks.py", LOOPS): (
         ("loss, scale = _unscaled.get(root, (root, None))", "loss, scale = root, None"),
@@ -67,13 +77,13 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ),
         ("or self._replaced()", ""),
     ),
-    ("watching/loop_hooks.py", "tests/watching/test_cleanup.py"): (
+    ("watching/loop_hooks.py", "tests/watching/test_cleanup.py -k twice"): (
         (
             'torch.amp.GradScaler.update = _originals.pop("update")',
             '_originals.pop("update")',
         ),
     ),
-    ("watching/handle.py", LOOPS): (
+    ("watching/handle.py", SCALARS): (
         (
             "late = self.optimizer is not None and self._schedule.step > 0",
             "late = False",
@@ -88,19 +98,24 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
     (
         "watching/recorder.py",
-        "tests/watching/test_schedule.py tests/watching/test_sinks_and_disk.py "
-        "tests/watching/test_dropped_handles.py tests/watching/test_readings.py",
+        f"{SCALARS} {READINGS}findings_and_readings_reach_callback_and_sinks",
     ): (
         ("        self.scalars.pop()\n        merged", "        merged"),
         ("        self._findings = []\n        shared", "        shared"),
-        ("applied, self.applied = self.applied, []", "applied = self.applied"),
-        ("1 / 2 < interval / old < 2", "False"),
-        ("if os.getpid() != process:", "if False:"),
         ("if finding not in self.findings]", "]"),
     ),
-    ("watching/step_readings.py", "tests/watching/test_step_readings.py " + LOOPS): (
+    ("watching/recorder.py", "tests/autopilot/test_watched.py -k checkpoint"): (
+        ("applied, self.applied = self.applied, []", "applied = self.applied"),
+    ),
+    ("watching/recorder.py", "tests/watching/test_schedule.py -k interval"): (
+        ("1 / 2 < interval / old < 2", "False"),
+    ),
+    ("watching/step_readings.py", "tests/watching/test_step_readings.py"): (
         ("rate.detach().clone() if", "rate.detach() if"),
         ("(2 * _ln(B[s][0]),)", "(_ln(B[s][0]),)"),
+    ),
+    ("watching/recorder.py", "tests/watching/test_recorder.py"): (
+        ("if os.getpid() != process:", "if False:"),
     ),
     ("watching/ranks.py", "tests/watching/test_merge.py"): (
         ("if max(sizes) + 8 > self._capacity:", "if max(sizes) > self._capacity:"),
@@ -110,7 +125,7 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("            if self._depth == 0:\n", "            if True:\n"),
         ("wanted = max(self.every, ", "wanted = min(self.every, "),
     ),
-    ("watching/sampler.py", "tests/watching/test_coverage.py " + LOOPS): (
+    ("watching/sampler.py", COVERAGE): (
         (
             "        self._capture, self._updated = None, False",
             "        self._updated = False",
@@ -120,13 +135,19 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
             "self._backward_seen = False\n",
         ),
     ),
-    ("watching/coverage.py", "tests/watching/test_coverage.py " + LOOPS): (
+    ("watching/coverage.py", COVERAGE): (
         (
             "missed, self._steps_missing = self._steps_missing, {}",
             "missed = self._steps_missing",
         ),
         ("self._reasons_reported.add((site, why))", "pass"),
         (" == 1 and not self.compiled", " == 0"),
+    ),
+    (
+        "watching/coverage.py",
+        f"{LEGAL}unseen_steps_hold_one_loss {READINGS}without_an_"
+        f"optimiser_step_ends_the_step {LEGAL}gradients_of_autograd_grad_are_read",
+    ): (
         ("_unseen_moves == UNSEEN_MOVES", "_unseen_moves == 1"),
         ("or self._steps_without_loss != 2", ""),
     ),

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules import module as torch_modules
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
@@ -103,10 +104,12 @@ class Nosy(TorchFunctionMode):
 
 
 def test_stepping_aside_keeps_other_modes_in_place() -> None:
-    below, mine, above = Nosy(), Nosy(), Nosy()
-    with below, mine, above:
+    below, mine, above, top = Nosy(), Nosy(), Nosy(), Nosy()
+    with below, mine, above, top:
         with without_mode(mine):
+            assert _get_current_function_mode_stack() == [below, above, top]
             torch.zeros(1) + 1
+        assert _get_current_function_mode_stack() == [below, mine, above, top]
         before_ = mine.seen
         torch.zeros(1) + 1
     assert before_ == 0 and mine.seen > 0
@@ -143,6 +146,7 @@ def test_hooks_see_keywords_order_and_exceptions() -> None:
             return x
 
     part, seen = Part(), []
+    asked_for = len(torch_modules._global_forward_hooks_with_kwargs)
     handles = [
         hooks.before(part, lambda m, args, kwargs: seen.append(kwargs["fail"])),
         hooks.after(part, lambda m, args, out: seen.append("quiet")),
@@ -155,7 +159,8 @@ def test_hooks_see_keywords_order_and_exceptions() -> None:
     for handle in handles:
         handle.remove()
         handle.remove()
-    assert not torch.nn.modules.module._has_any_global_hook()
+    assert not torch_modules._has_any_global_hook()
+    assert len(torch_modules._global_forward_hooks_with_kwargs) == asked_for
     assert not part._forward_pre_hooks_with_kwargs
 
 

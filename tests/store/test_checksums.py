@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import struct
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_what_is_lost_is_missed(
     assert any(sentence.startswith(what) for sentence in run.damage), run.damage
 
 
+def test_the_last_of_what_was_written_before_a_run_was_continued_is_missed(
+    path: Path,
+) -> None:
+    with RunWriter.resume(path) as writer:
+        for step in range(40, 60):
+            writer.append(sample(step))
+    series = "(SELECT id FROM series WHERE quantity = 'loss')"
+    lost = "reading WHERE step = 39", "summary WHERE level = 1 AND first = 16"
+    edit(path, *(f"DELETE FROM {last} AND series = {series}" for last in lost))
+    run = open_run(path)
+    assert run.series("loss")[""][0].tolist() == [*range(39), *range(40, 60)]
+    assert run.damage == ["readings of loss: 1 damaged or lost"]
+    run.summary("loss", level=1)
+    assert run.damage[1] == "summaries of loss: 1 damaged or lost"
+
+
 def test_the_ends_are_those_of_what_is_left(path: Path) -> None:
     edit(path, "UPDATE reading SET step = 77 WHERE id IN (SELECT max(id) FROM reading)")
     first, last = open_run(path).ends("theta")
@@ -183,6 +200,24 @@ def test_files_without_checksums_are_read_and_gain_them(tmp_path: Path) -> None:
     change(path, struct.pack("<d", 1 / 10), struct.pack("<d", 1.75))
     run = open_run(path)
     assert 1.75 not in run.series("loss")[""][1] and run.damage
+
+
+def test_gaps_that_an_older_version_left_are_no_damage(tmp_path: Path) -> None:
+    """It counted appends that failed."""
+    path = Path(shutil.copy(BEFORE_CHECKSUMS, tmp_path))
+    with closing(sqlite3.connect(path)) as db, db:
+        finding = Finding(step=39, severity="info", rule="r", message="m")
+        row = 130, "finding", finding.step, finding.to_json()
+        db.execute("INSERT INTO event VALUES (?, ?, ?, ?)", row)
+    with RunWriter.resume(path) as writer:
+        writer.append(sample(40))
+    run = open_run(path)
+    news, _ = run.since(0)
+    assert len(news.readings) == 123 and news.findings == [finding]
+    assert run.damage == []
+    edit(path, "DELETE FROM reading WHERE id = 132")
+    run.since(0)
+    assert run.damage == ["readings: 1 damaged or lost"]
 
 
 def test_an_old_damaged_file_raises_only_our_errors(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,27 @@ def test_an_absent_server_is_logged_and_tried_again(
     assert len(open_run(place).steps)
     assert "host is down" in caplog.text
     writer.close()
+
+
+def test_a_snapshot_is_tried_until_it_is_there_and_then_no_more(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No append follows: an absent server is asked again all the same."""
+    tried = []
+
+    def fail_once(live: Path, to: Path) -> None:
+        tried.append(to)
+        if len(tried) == 1:
+            raise OSError(errno.EHOSTDOWN, "host is down")
+
+    with remote_writer(place, publish_every=1e6) as writer:
+        monkeypatch.setattr(network, "publish", fail_once)
+        writer.append(sample(0))
+        for _ in range(4):
+            with writer._file._housekeeper.guard, suppress(OSError):
+                writer._file._next = 0.0
+                writer._file._tidy()
+    assert len(tried) == 2
 
 
 def refuse_to_lock(handle: int) -> None:

@@ -77,7 +77,10 @@ def test_without_the_forecast_there_is_none(tmp_path: Path) -> None:
 
 
 def test_a_loop_stops_at_a_rule(tmp_path: Path, loud: None) -> None:
-    assert trained(tmp_path / "a.eqp", stop_on="test.loud").current_step == 4
+    handle = trained(tmp_path / "a.eqp", stop_on="test.loud")
+    assert handle.current_step == 4
+    handle._recorder.judge = Judge()  # the rule does not fire any more
+    assert handle.should_stop
     assert trained(tmp_path / "b.eqp").current_step == 12
     with pytest.raises(InputError, match="the nearest is failing"):
         trained(tmp_path / "c.eqp", stop_on="failin")

@@ -187,6 +187,8 @@ def test_scalars_join_the_step_that_has_just_ended(tmp_path: Path) -> None:
     assert (list(steps), list(values)) == ([0, 1, 2], [0.0, 1.0, 2.0])
     assert list(run.series("learning_rate")[""][1]) == [0.25] * 3
     assert ended == [(0, True), (1, False), (2, True)]
+    written = [reading.quantity for reading in run.since(0)[0].readings]
+    assert written.count("extra") == 3, "each is written once"
 
 
 def test_findings_and_readings_reach_callback_and_sinks(tmp_path: Path) -> None:
@@ -207,13 +209,15 @@ def test_findings_and_readings_reach_callback_and_sinks(tmp_path: Path) -> None:
         on_finding=found.append,
         every=1,
     ) as handle:
-        for i, batch in enumerate(batches(2)):
+        for i, batch in enumerate(batches(3)):
             loss = objective(model, batch)
-            (loss * float("inf") if i else loss).backward()
+            (loss * float("inf") if i == 1 else loss).backward()
             optimizer.step()
-    assert [step for _, step in received] == [0, 1]
+    assert [step for _, step in received] == [0, 1, 2]
     assert "loss" in received[0][0] and "gradient.norm/head" in received[0][0]
     assert tuple(found) == handle.findings and found[0].step == 1
+    written = [f.to_json() for f in equipoise.open_run(handle.path).findings]
+    assert sorted(written) == sorted(f.to_json() for f in found), "each is there once"
 
 
 def test_a_padded_batch_through_a_torch_layer(tmp_path: Path) -> None:

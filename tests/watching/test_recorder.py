@@ -1,12 +1,16 @@
 """One line on attaching, one on closing, told once."""
 
 import logging
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import equipoise
+from equipoise.watching.recorder import write_rest
 from tests.watching.models import TinyModel
 
 
@@ -45,3 +49,12 @@ def test_a_configured_log_gets_each_line_once(
         len(printed) == 2 and "sites" in printed[0] and "0 steps watched" in printed[1]
     )
     assert not capsys.readouterr().err
+
+
+def test_a_forked_child_leaves_its_parents_run_alone() -> None:
+    closed: list[bool] = []
+    recorder: Any = SimpleNamespace(close=lambda orderly: closed.append(orderly))
+    write_rest(recorder, os.getpid() + 1)
+    assert not closed
+    write_rest(recorder, os.getpid())
+    assert closed == [False]

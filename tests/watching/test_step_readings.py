@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import torch
 
 from equipoise.records import Reading
-from equipoise.watching.step_readings import derived_readings
+from equipoise.watching.step_readings import StepScalars, derived_readings
 
 BLOCKS = ["h.0", "h.1"]
 
@@ -15,6 +16,15 @@ def reading(quantity: str, **values: tuple[float, ...]) -> Reading:
     return Reading(
         step=3, quantity=quantity, sites=sites, values=tuple(values.values())
     )
+
+
+def test_a_rate_that_a_scheduler_changes_in_place_was_copied() -> None:
+    rate, scalars = torch.tensor(0.5), StepScalars()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+    for step in range(2):
+        scalars.add_rate(step, optimizer)
+        rate.mul_(0.5)
+    assert [value for _, _, value in scalars.pop()] == [0.5, 0.25]
 
 
 def table(*readings: Reading) -> dict[str, dict[str, tuple[float, ...]]]:

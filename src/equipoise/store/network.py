@@ -225,9 +225,10 @@ class OpenFile:
         checkpoint(self._path)
         due = time.monotonic() >= self._next and self._appends > self._published
         if self._remote and due:
-            self._published = self._appends
+            appends = self._appends
             self._next = time.monotonic() + self._publish_every
             publish(self._path, self._published_path)
+            self._published = appends  # not before: what failed is due again
 
     def stop_thread(self) -> None:
         """Stop the background thread; nothing else touches the file then."""
