@@ -17,6 +17,7 @@ LOOPS = (
 )
 SCALARS = READINGS + "scalars_join_the_step_that_has_just_ended"
 COVERAGE = "tests/watching/test_coverage.py"
+CLEANUP = "tests/watching/test_cleanup.py"
 HOOKS = "tests/anatomy/test_interception.py"
 TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("store/checksums.py", STORE): (
@@ -159,13 +160,6 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("users[-1 if before else 0]", "users[0]"),
         ("            if not scaled:\n", "            if True:\n"),
     ),
-    (
-        "watching/batch.py",
-        "tests/watching/test_nonfinite.py tests/probes/test_curvature.py",
-    ): (
-        ("{name: b.detach().clone() for", "{name: b.detach() for"),
-        ("    finally:\n        before.restore()", "    finally: pass"),
-    ),
     ("watching/merge.py", "tests/watching/test_merge.py"): (
         ("math.nan if any(map(math.isnan, column)) else pick(column)", "pick(column)"),
         ("strict=True) if w)", "strict=True))"),
@@ -185,7 +179,7 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("anatomy/hooks.py", "tests/watching/test_unusual_loops.py -k thread"): (
         ("if threading.get_ident() == here:", "if True:"),
     ),
-    ("anatomy/interception.py", HOOKS + " tests/watching/test_cleanup.py"): (
+    ("anatomy/interception.py", CLEANUP): (
         ("        if self._over:\n            return out\n", ""),
         ("        if self._over and is_active(self):", "        if False:"),
     ),
@@ -214,12 +208,11 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("rows // (heads * queries) if heads == H else 1", "rows // (heads * queries)"),
         ("seen_BK.flip(-1).cumsum(-1).flip(-1) > 0", "so_far_BK"),
     ),
-    (
-        "probes/window.py",
-        "tests/watching/test_called_by_parts.py tests/watching/test_cleanup.py",
-    ): (
+    ("probes/window.py", CLEANUP): (
         ("raised = sys.exc_info()[0] is not None", "raised = False"),
         ("while isinstance(top, CallWrapper) and not top._on:", "while False:"),
+    ),
+    ("probes/window.py", "tests/watching/test_called_by_parts.py -k second"): (
         ("if not wanted or id(module) in self.called:", "if not wanted:"),
     ),
     ("probes/window.py", "tests/watching/test_unusual_loops.py -k thread"): (
@@ -253,17 +246,16 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("                norm = norm if scale is None else norm / scale\n", ""),
         ("            if id(parameter) not in seen:\n", "            if True:\n"),
     ),
-    (
-        "probes/capture.py",
-        "tests/watching/test_cleanup.py tests/watching/test_merge.py",
-    ): (
+    ("probes/capture.py", CLEANUP): (
         ("self.failed[name] = failure", "pass"),
+        ("with self.around(), torch.no_grad():", "with self.around():"),
+    ),
+    ("probes/capture.py", "tests/watching/test_merge.py"): (
         ("(new - old.values) / (old.count + 1)", "(new - old.values) / old.count"),
         (
             "self._firsts.get(site, 0) if cell.by_head else 0",
             "self._firsts.get(site, 0)",
         ),
-        ("with self.around(), torch.no_grad():", "with self.around():"),
     ),
     (
         "probes/sharding.py",
