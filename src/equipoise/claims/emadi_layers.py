@@ -220,8 +220,8 @@ def attention_bound_is_loose() -> Found:
     Instead: A valid bound of the derivative at the input, tens of times too large; the
     joint bound of ``theory.lipschitz`` is within a small factor.
 
-    Practice: Theorem 5.1 is valid and far too large to act on; read `lipschitz.*`
-    instead.
+    Practice: Theorem 5.1 is valid and far too large to act on; read
+    `attention.lipschitz` instead.
     """
     rng = _generator()
     looseness = []
