@@ -11,6 +11,7 @@ from equipoise.remedies.epsilon import (
     Bgss,
     Budget,
     Epsilon,
+    LayerNormEpsilon,
     NormState,
     epsilons,
     noise_rule,
@@ -36,7 +37,21 @@ def test_apply_and_undo() -> None:
     assert torch.equal(patient(x), before)
 
 
+@pytest.mark.parametrize("only", [(), ("0", "2")])
+def test_no_norm_is_lowered(only: tuple[str, ...]) -> None:
+    """By name too: a norm that was named had its larger ε replaced."""
+    one = nn.Sequential(nn.LayerNorm(8, eps=1e-2), nn.Linear(8, 8), nn.LayerNorm(8))
+    undo = LayerNormEpsilon(value=1e-3, only=only).apply(one)
+    assert epsilons(one) == {"0": 1e-2, "2": 1e-3}
+    undo()
+    assert epsilons(one) == {"0": 1e-2, "2": 1e-5}
+
+
 def test_errors() -> None:
+    with pytest.raises(InputError, match="value of layer_norm_epsilon must be pos"):
+        LayerNormEpsilon(value=-1.0)
+    with pytest.raises(InputError, match="no norm called 1"):
+        LayerNormEpsilon(only=("1",)).apply(model())
     with pytest.raises(InputError, match="no norm called 1; there are 0, 2"):
         Epsilon(values={"1": 1e-3}).apply(model())
     with pytest.raises(InputError, match="must be positive"):

@@ -78,15 +78,18 @@ class LayerNormEpsilon:
     name: ClassVar[str] = "layer_norm_epsilon"
     preserves_function: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if not self.value > 0:
+            raise InputError(f"value of {self.name} must be positive, not {self.value}")
+
     def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> Undo:
         known = epsilons(unwrapped(model))
         if not known:
             raise InputError(
                 f"{type(unwrapped(model)).__name__} has no norm with an ε to raise"
             )
-        values = {n: self.value for n, eps in known.items() if eps < self.value}
-        if self.only:
-            values = {n: values.get(n, self.value) for n in self.only}
+        some = self.only or tuple(known)  # a name that is none is refused by Epsilon
+        values = {n: self.value for n in some if known.get(n, 0.0) < self.value}
         chosen = Epsilon(values=values, name=self.name)
         return chosen.apply(unwrapped(model), optimizer)
 
