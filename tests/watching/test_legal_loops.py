@@ -446,6 +446,29 @@ def test_a_frozen_model_has_no_loss_of_another(tmp_path: Path) -> None:
     assert "loss" not in run.quantities and len(run.steps) == 3
 
 
+def test_an_optimiser_of_other_parameters_counts_once_the_first_ones_are_frozen(
+    tmp_path: Path,
+) -> None:
+    """As where an adapter or a new head is trained from now on: no step is lost."""
+    model = TinyModel()
+    optimizer: Any = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path, every=1)
+    seen = []
+    for number, batch in enumerate(batches(4)):
+        if number == 2:
+            model.blocks.requires_grad_(False)
+            optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+        loss = objective(model, batch)
+        loss.backward()
+        seen.append(loss.item())
+        optimizer.step()
+        model.zero_grad()
+    handle.close()
+    assert losses(handle) == ([0, 1, 2, 3], seen)
+    (found,) = handle.findings
+    assert found.rule == "watch.optimizer" and found.step == 2
+
+
 def test_the_gradient_of_a_pruned_map_is_read(tmp_path: Path) -> None:
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

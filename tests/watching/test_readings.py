@@ -1,6 +1,7 @@
 """What is recorded is what happened: losses, norms, scales, several models."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import equipoise
 from equipoise.anatomy.families import FAMILIES, Fused, family
+from equipoise.errors import InputError
 from tests.watching.models import (
     WIDTH,
     TinyBlock,
@@ -170,6 +172,30 @@ def test_without_an_optimiser_step_ends_the_step(tmp_path: Path) -> None:
     assert list(run.series("loss")[""][1]) == [0.0, 1.0, 2.0, 3.0]
     assert list(run.series("attention.entropy")["blocks.0.attention"][0]) == [0, 2]
     assert list(run.series("accuracy")[""][1]) == [0.5] * 4
+
+
+def test_a_given_tensor_is_recorded_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+    """Loops add to one tensor and clear it."""
+    total = torch.zeros(1)
+    with equipoise.watch(TinyModel(), run=tmp_path / "a.eqp") as handle:
+        for i in range(3):
+            handle.step(loss=total.add_(i), count=torch.tensor(i))
+            total.zero_()
+    run = equipoise.open_run(handle.path)
+    for name in ("loss", "count"):
+        assert list(run.series(name)[""][1]) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(3), torch.ones(0), torch.ones((), dtype=torch.cfloat), "x", 1j]
+)
+def test_what_is_not_one_real_number_is_refused(value: Any, tmp_path: Path) -> None:
+    with equipoise.watch(TinyModel(), run=tmp_path / "a.eqp") as handle:
+        handle.step(loss=1.0)
+        with pytest.raises(InputError, match=r"accuracy.* is not one real number"):
+            handle.step(accuracy=value)
+        handle.step(loss=2.0)
+    assert list(equipoise.open_run(handle.path).series("loss")[""][1]) == [1.0, 2.0]
 
 
 def test_scalars_join_the_step_that_has_just_ended(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from equipoise.watching import coverage, loop_hooks, recorder
 from equipoise.watching.acting import Actions
 from equipoise.watching.batch import StoredBatch
 from equipoise.watching.nonfinite import NonfiniteMonitor
-from equipoise.watching.options import WatchOptions
+from equipoise.watching.options import WatchOptions, one_number_each
 from equipoise.watching.ranks import Ranks
 from equipoise.watching.sampler import Meter, Sampler, Schedule
 from equipoise.watching.step_readings import StepLosses
@@ -135,8 +135,8 @@ class Watch:
         self._step_ended.append(callback)
 
     def step(self, *, loss: Tensor | float | None = None, **scalars: float) -> None:
-        """Add scalars to the current step; without an optimiser, also end the step."""
-        named = scalars if loss is None else {"loss": loss, **scalars}
+        """Add real numbers to the step that ends; without an optimiser, also end it."""
+        named = one_number_each(scalars if loss is None else {"loss": loss} | scalars)
         self._coverage.loss_known |= loss is not None
         # With an optimiser, its hook has already ended the step these belong to.
         late = self.optimizer is not None and self._schedule.step > 0

@@ -276,8 +276,9 @@ class Relations:
     def _compared(self, optimizer: Optimizer, counted: Optimizer) -> Relation:
         theirs, counted_ids = _held(optimizer), _held(counted)
         own = set(map(id, self._model.parameters()))
-        # The model's parameters were replaced, and the counted optimiser has the old.
-        stale = self._trains and counted_ids.isdisjoint(own)
+        # The counted optimiser has parameters that were replaced, or frozen since.
+        moving = {id(p) for p in self._model.parameters() if p.requires_grad}
+        stale = self._trains and counted_ids.isdisjoint(moving)
         if theirs & counted_ids or (stale and theirs & own):
             return "same parameters"
         return "same model" if theirs & own else "another model"

@@ -8,10 +8,13 @@ first; each is made anew, because a probe keeps the state of one watched model.
 import difflib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
+
+from torch import Tensor
 
 from equipoise.autopilot.options import Given as GivenAutopilot
 from equipoise.autopilot.options import read_autopilot
@@ -283,3 +286,24 @@ def preset_probes(
     deep = _deep_probes(ranks) if preset == "deep" else []
     attention = AttentionRows(ranks=ranks, rows=rows)
     return [attention, *(make(ranks) for make in makers), *deep]
+
+
+def one_number_each(given: Mapping[str, Any]) -> dict[str, Tensor | float]:
+    """Return scalars that a loop gives, copied: it may go on adding to its tensors.
+
+    Raises:
+        InputError: If one of them is not one real number.
+    """
+    return {name: _one_number(name, value) for name, value in given.items()}
+
+
+def _one_number(name: str, value: Any) -> Tensor | float:
+    what = f"{name}={value!r}"
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach().clone()
+        what = f"{name}, a {value.dtype} tensor of shape {tuple(value.shape)},"
+    else:
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise InputError(f"{what} is not one real number: give .step() its mean, say")
