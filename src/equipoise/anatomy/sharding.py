@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement, Shard
 
 
+_PLAIN = (Tensor, nn.Parameter)
+
+
 def is_dtensor(x: object) -> "TypeGuard[DTensor]":
     """Say whether a tensor is torch's distributed one."""
-    return _is_instance(x, "torch.distributed.tensor", "DTensor")
+    return type(x) not in _PLAIN and _is_instance(
+        x, "torch.distributed.tensor", "DTensor"
+    )
 
 
 def _is_instance(x: object, module: str, name: str) -> bool:

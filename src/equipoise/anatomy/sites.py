@@ -6,6 +6,7 @@ Module names are those the user wrote, whatever wraps the model: DDP, FSDP,
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -198,6 +199,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+@lru_cache
 def _held_as(wrapper: str) -> str | None:
     return "base_model" if wrapper.startswith(PEFT) else WRAPPERS.get(wrapper)
 
@@ -219,5 +221,5 @@ def named(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]
         seen.add(id(module))
         yield name, module
         inside = f"{name}." if name else ""
-        children = [(inside + n, unwrapped(m)) for n, m in module.named_children()]
-        waiting += reversed(children)
+        children = reversed(module._modules.items())
+        waiting += [(inside + n, unwrapped(m)) for n, m in children if m is not None]

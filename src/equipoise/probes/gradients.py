@@ -134,10 +134,9 @@ def owned_parameters(anatomy: Anatomy) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter once, with the block it belongs to, or its own module."""
     seen: set[int] = set()
     for name, module in named(anatomy.model):
-        own = [p for p in module._parameters.values() if p is not None]
-        site = _block(name, anatomy.blocks) if own else ""
-        for parameter in own:
-            if id(parameter) not in seen:
+        site = _block(name, anatomy.blocks) if module._parameters else ""
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield site, parameter
 
