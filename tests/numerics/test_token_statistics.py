@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.token_statistics import (
-    adam_norm,
+    adam_norms,
     kurtosis,
     token_cosine,
     token_sizes,
@@ -50,10 +50,13 @@ def test_the_length_of_adams_step(dtype: torch.dtype) -> None:
     v = torch.rand(7, 9, generator=rng).to(dtype)
     true = (m.double() / (v.double().sqrt() + 0.01)).norm()
     rough = 1e-2 if dtype == torch.bfloat16 else 1e-5
-    found = adam_norm(m, v, floor=0.01)
+    (found,) = adam_norms([m], [v], floors=[0.01], rates=[2.0]) / 2
     torch.testing.assert_close(found.double(), true, rtol=rough, atol=0)
     still = torch.zeros(3)
-    assert adam_norm(still, still, floor=0.0).isnan()
+    ones = torch.ones(2)
+    both = [still, ones]
+    norms = adam_norms(both, both, floors=[0.0, 1.0], rates=[1.0, 3.0])
+    assert norms[0].isnan() and abs(norms[1] - 3 * 2**-0.5) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

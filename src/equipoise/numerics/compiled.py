@@ -130,6 +130,17 @@ def single(pattern: Any) -> Any:
     return np.int32(pattern).view(np.float32)
 
 
+def _pointer(address: int) -> Any:
+    """Return an address as compiled code wants it."""
+    raise NotImplementedError("only compiled code has pointers")
+
+
+@inner()
+def singles_at(address: int, size: int) -> Any:
+    """Return the float32 numbers at an address; only compiled code can."""
+    return numba.carray(_pointer(address), size, np.float32)
+
+
 def _reinterpreted(function: Callable[[Any], Any], *, given: Any, made: Any) -> None:
     """Compile to one instruction what ``.view`` compiles several functions for."""
 
@@ -146,10 +157,22 @@ def _reinterpreted(function: Callable[[Any], Any], *, given: Any, made: Any) -> 
     lower_builtin(function, given)(lowered)
 
 
+def _as_pointer() -> None:
+    def typed(context: Any) -> Callable[[Any], Any]:
+        return lambda address: numba.types.voidptr
+
+    def lowered(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    type_callable(_pointer)(typed)
+    lower_builtin(_pointer, numba.int64)(lowered)
+
+
 if COMPILED:
     _reinterpreted(bits, given=numba.float32, made=numba.int32)
     _reinterpreted(single, given=numba.int32, made=numba.float32)
     _reinterpreted(single, given=numba.int64, made=numba.float32)
+    _as_pointer()
 
 
 @lru_cache(maxsize=4)

@@ -23,6 +23,7 @@ from equipoise.numerics.compiled import (
     compiled,
     host_view,
     over_rows,
+    singles_at,
     to_device,
 )
 from equipoise.numerics.norms import layer_norm_scale, rms
@@ -147,37 +148,52 @@ def _pairs(x_TD: Singles, sum_D: NDArray[np.float64]) -> float:
     return together - alone
 
 
-def adam_norm(
-    m_P: Float[Tensor, "*P"],
-    v_P: Float[Tensor, "*P"],
+def adam_norms(
+    m_P: Sequence[Tensor],
+    v_P: Sequence[Tensor],
     *,
-    floor: float,
-    rate: float | Tensor = 1.0,
-) -> Tensor:
-    """Return rate·‖m/(√v + floor)‖₂, the length of Adam's step.
+    floors: Sequence[float],
+    rates: Sequence[float | Tensor],
+) -> Float[Tensor, " P"]:
+    """Return rate·‖m/(√v + floor)‖₂ of each parameter, the length of Adam's step.
 
-    >>> adam_norm(torch.tensor([3.0, 8.0]), torch.tensor([1.0, 4.0]), floor=0.0)
-    tensor(5.)
+    All parameters in one compiled call: most are short, and a call costs more than
+    they do.
+
+    >>> m, v = torch.tensor([3.0, 8.0]), torch.tensor([1.0, 4.0])
+    >>> adam_norms([m], [v], floors=[0.0], rates=[0.1])
+    tensor([0.5000], dtype=torch.float64)
     """
-    m_P, v_P = m_P.detach(), v_P.detach()
-    if not (_readable(m_P) and _readable(v_P)):
-        step_P = m_P / (v_P.sqrt() + floor)
-        norm: Tensor = torch.linalg.vector_norm(step_P.to(torch.float32)) * rate
-        return norm
-    square = _step(host_view(m_P).ravel(), host_view(v_P).ravel(), np.float32(floor))
-    length = math.sqrt(square)
-    if isinstance(rate, Tensor):
-        return rate * torch.tensor(length, dtype=torch.float32)
-    return torch.tensor(length * rate, dtype=torch.float32)
+    each = list(zip(m_P, v_P, floors, rates, strict=True))
+    if not all(map(_is_host_step, m_P, v_P, rates)):
+        return torch.stack(
+            [_step_norm(m, v, floor) * rate for m, v, floor, rate in each]
+        )
+    memory = [(m.data_ptr(), v.data_ptr(), m.numel()) for m, v, _, _ in each]
+    square_P = np.empty(len(memory))
+    _steps(np.array(memory, np.int64), np.array(floors, np.float32), square_P)
+    return torch.from_numpy(np.sqrt(square_P) * np.array(rates))
+
+
+def _is_host_step(m: Tensor, v: Tensor, rate: float | Tensor) -> bool:
+    return _readable(m) and _readable(v) and not isinstance(rate, Tensor)
+
+
+def _step_norm(m: Tensor, v: Tensor, floor: float) -> Tensor:
+    step = m.detach() / (v.detach().sqrt() + floor)
+    norm: Tensor = torch.linalg.vector_norm(step.to(torch.float32))
+    return norm
 
 
 @compiled(reorder=True)
-def _step(m_P: Singles, v_P: Singles, floor: np.float32) -> float:
-    total = 0.0
-    for p in range(m_P.size):
-        step = m_P[p] / (np.float32(math.sqrt(v_P[p])) + floor)
-        total += step * step
-    return total
+def _steps(memory_P3: NDArray[np.int64], floor_P: Singles, square_P: Any) -> None:
+    for p in range(len(memory_P3)):
+        m, v, size = memory_P3[p]
+        m_x, v_x, total = singles_at(m, size), singles_at(v, size), 0.0
+        for x in range(size):
+            step = m_x[x] / (np.float32(math.sqrt(v_x[x])) + floor_P[p])
+            total += step * step
+        square_P[p] = total
 
 
 def _readable(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.numerics.token_statistics import adam_norm
+from equipoise.numerics.token_statistics import adam_norms
 from equipoise.probes.gradients import owned_parameters
 from equipoise.probes.protocols import Emit, WithAnatomy
 from equipoise.probes.sharding import copy_count, shares
@@ -25,6 +25,7 @@ TOO_LARGE = (
 PROBED = 256
 """Weights of each block that are remembered from one sampled step to the next."""
 Layer = tuple[str, list[nn.Parameter]]
+State = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -70,17 +71,25 @@ class Updates(WithAnatomy):
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         states = optimizer.state if _is_adam(optimizer) else {}
         for site, parameters in self._layers(optimizer):
-            norms = [
-                self._from_adam(p, states[p], groups[id(p)])
-                if "exp_avg" in states.get(p, ())
-                else self._from_copy(p, before)
-                for p in parameters
-            ]
-            moved = [norm for norm in norms if norm is not None]
-            if len(moved) == len(parameters):
-                size = shares(parameters, self.ranks)
-                emit(site, "update.norm", _norm(moved), how="norm")
-                emit(site, "weight.norm", _norm(size), how="norm")
+            if all("exp_avg" in states.get(p, ()) for p in parameters):
+                rates = [groups[id(p)] for p in parameters]
+                norms_P = update_norms([states[p] for p in parameters], rates)
+            elif all(id(p) in before for p in parameters):
+                distances = [_distance(p, before[id(p)]) for p in parameters]
+                norms_P = torch.stack(distances)
+            else:
+                continue
+            sizes = torch.stack(shares(parameters, self.ranks))
+            emit(site, "update.norm", self._norm(parameters, norms_P), how="norm")
+            emit(site, "weight.norm", _norm(sizes), how="norm")
+
+    def _norm(self, parameters: list[nn.Parameter], norms_P: Tensor) -> Tensor:
+        """Return this rank's share of the norm of all."""
+        copies = [copy_count(parameter, self.ranks) for parameter in parameters]
+        if set(copies) != {1}:
+            shared = [x * n**-0.5 for x, n in zip(norms_P, copies, strict=True)]
+            norms_P = torch.stack(shared)
+        return _norm(norms_P)
 
     def _layers(self, optimizer: Optimizer, *, ahead: bool = False) -> Iterator[Layer]:
         """Yield each block with the parameters of it that this optimiser moves.
@@ -95,25 +104,6 @@ class Updates(WithAnatomy):
             if id(parameter) in theirs and moves:
                 layers.setdefault(site, []).append(parameter)
         yield from layers.items()
-
-    def _from_adam(
-        self, parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any]
-    ) -> Tensor:
-        """Return this rank's share of ‖Δw‖ from Adam's state."""
-        return self._shared(parameter, update_norm(state, group))
-
-    def _from_copy(
-        self, parameter: nn.Parameter, before: dict[int, Tensor]
-    ) -> Tensor | None:
-        """Return the same from a copy; None where there is none."""
-        if id(parameter) not in before:
-            return None
-        norm = _distance(local_part(parameter.detach()), before[id(parameter)])
-        return self._shared(parameter, norm)
-
-    def _shared(self, parameter: nn.Parameter, norm: Tensor) -> Tensor:
-        copies = copy_count(parameter, self.ranks)
-        return norm if copies == 1 else norm * copies**-0.5
 
 
 def _is_adam(optimizer: Optimizer) -> bool:
@@ -141,40 +131,57 @@ def _groups(layers: Iterator[Layer], most: int) -> tuple[list[list[Layer]], list
     return groups, too_large
 
 
-def _distance(after: Tensor, before: Tensor) -> Tensor:
+def _distance(parameter: Tensor, before: Tensor) -> Tensor:
+    after = local_part(parameter.detach())
     wide = torch.promote_types(after.dtype, torch.float32)
     difference = before.to(wide).neg_().add_(after)
     norm: Tensor = torch.linalg.vector_norm(difference)
     return norm
 
 
-def _norm(norms: list[Tensor]) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+def _norm(norms_P: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(norms_P, dtype=torch.float64)
     return norm
 
 
-def update_norm(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """Return the norm of this rank's part of the update, without forming it."""
+def update_norms(states: list[State], groups: list[State]) -> Tensor:
+    """Return the norms of this rank's parts of the updates, without forming them."""
+    if any(map(_on_device, states, groups)):
+        updates = map(adam_update, states, groups)
+        return torch.stack([torch.linalg.vector_norm(x.float()) for x in updates])
+    scales, moments = list(map(_scale, states, groups)), list(map(_moments, states))
+    return adam_norms(
+        [m for m, _ in moments],
+        [v for _, v in moments],
+        floors=[floor for floor, _ in scales],
+        rates=[rate for _, rate in scales],
+    )
+
+
+def _on_device(state: State, group: State) -> bool:
+    """Return whether the number of steps, or a decay, would have to be waited for."""
+    step = state["step"]
+    waits = isinstance(step, Tensor) and not step.is_cpu
+    return waits or isinstance(group["betas"][0], Tensor)
+
+
+def _scale(state: State, group: State) -> tuple[float, float | Tensor]:
+    """Return what is added to √v, and what multiplies m/(√v + …)."""
     step, (beta1, beta2) = state["step"], group["betas"]
-    if isinstance(step, Tensor) and not step.is_cpu or isinstance(beta1, Tensor):
-        norm: Tensor = torch.linalg.vector_norm(adam_update(state, group).float())
-        return norm
     # Through NumPy: a monitor may not read a scalar out of the model's graph.
     count = float(step.detach().numpy() if isinstance(step, Tensor) else step)
     root = (1 - beta2**count) ** 0.5
-    m, v = _moments(state)
-    rate = group["lr"] * root / (1 - beta1**count)
-    return adam_norm(m, v, floor=group["eps"] * root, rate=rate)
+    return group["eps"] * root, group["lr"] * root / (1 - beta1**count)
 
 
-def _moments(state: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _moments(state: State) -> tuple[Tensor, Tensor]:
     """Return this rank's part of m and v; Adam takes complex numbers for two reals."""
     moments = state["exp_avg"], state.get("max_exp_avg_sq", state["exp_avg_sq"])
     m, v = map(local_part, moments)
     return (torch.view_as_real(m), torch.view_as_real(v)) if m.is_complex() else (m, v)
 
 
-def adam_update(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+def adam_update(state: State, group: State) -> Tensor:
     """Return this rank's part of lr·m̂/(√v̂ + ε), as Adam and AdamW apply it.
 
     With the bias corrections c₁ and c₂ it is lr·(√c₂/c₁)·m/(√v + ε√c₂): one visit to

@@ -15,7 +15,7 @@ from equipoise.numerics.rows import statistics
 from equipoise.numerics.spectra import spectral_norm
 from equipoise.numerics.spectra.lanczos import space
 from equipoise.numerics.token_statistics import (
-    adam_norm,
+    adam_norms,
     kurtosis,
     token_cosine,
     token_sizes,
@@ -47,7 +47,7 @@ def compile_kernels(notify: Callable[[str], None]) -> float:
     token_sizes(x_NN)
     kurtosis(x_NN)
     token_cosine(x_NN[None])
-    adam_norm(x_NN, x_NN, floor=1.0)
+    adam_norms([x_NN], [x_NN], floors=[1.0], rates=[1.0])
     space(x_NN, x_NN[0].numpy(), steps=2)
     spectral_norm(x_NN)
     with contextlib.suppress(OSError):
