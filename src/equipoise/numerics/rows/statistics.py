@@ -52,7 +52,7 @@ _FLOOR = np.float32(-87.0)
 _ENOUGH = 2.0**-11
 
 
-@inner()
+@inner(fuse=True)
 def exponentials(z_K: Scores, stop: int, top: np.float32, e_K: Scores) -> None:
     """Write exp(z - top), accurate to two units in the last place of z - top's image.
 

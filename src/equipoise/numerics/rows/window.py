@@ -8,7 +8,9 @@ docs/theta-kernels.md.
 Kernels take whole arrays and bounds, not slices, and write loops out: each slice, sum
 and ``max`` costs a tenth of a second to compile, and each level of calls compiles all
 that is below it once more. Counters start as ``np.int64``: with a literal 0 numba
-compiles the functions they are passed to once more.
+compiles the functions they are passed to once more. An index that is no counter of a
+``range`` is cast to ``np.uintp``: numba would ask of each whether it is negative, and
+such loops do not vectorise.
 """
 
 from typing import Any
@@ -200,9 +202,10 @@ def _first_small(
     """Copy the first twelve small keys; return where they end, how many, their mass."""
     w, mass, first = np.int64(0), 0.0, np.int64(0)
     while first < stop and w < WINDOW:
-        if 0 < p_K[first] <= least:
-            room[_KEYS + w] = p_K[first]
-            mass += p_K[first]
+        p = p_K[np.uintp(first)]
+        if 0 < p <= least:
+            room[_KEYS + w] = p
+            mass += p
             w += 1
         first += 1
     return first, w, mass
@@ -222,16 +225,17 @@ def _filled(
     while k + 8 <= stop:  # wider blocks, or sums in float64, take twice as long
         block = np.float32(0)
         for i in range(8):
-            x = p_K[k + i]
+            x = p_K[np.uintp(k + i)]
             block += x if x <= least else np.float32(0)
         if gap - block < left:
             break
         gap -= float(block)
         k += 8
     while k < stop:
-        if p_K[k] <= least:
-            if gap - p_K[k] >= left:
-                gap -= float(p_K[k])
+        x = p_K[np.uintp(k)]
+        if x <= least:
+            if gap - x >= left:
+                gap -= float(x)
             elif gap <= 2 * left:  # within reach of the window
                 return gap, k if together else stop
             else:
