@@ -201,9 +201,6 @@ def _readable(x: Tensor) -> bool:
     return COMPILED and plain and x.is_contiguous() and x.numel() > 0
 
 
-Array = NDArray[np.floating[Any]]
-
-
 def nan_quantiles(
     x_xN: Float[Tensor, "*x N"], at: Sequence[float]
 ) -> Float[Tensor, "q *x"]:
@@ -223,16 +220,12 @@ def nan_quantiles(
         return torch.nanquantile(x_xN.to(wide), at_q, dim=-1)
     x_xN = x_xN.contiguous()
     sorted_xN = np.sort(host_view(x_xN), axis=-1)  # NaN last
-    known_x = sorted_xN.shape[-1] - np.isnan(sorted_xN).sum(-1)
-    rank_qx = np.multiply.outer(np.asarray(at), known_x - 1).clip(0)
-    below_qx, above_qx = (
-        torch.from_numpy(np.stack([_taken(sorted_xN, r_x) for r_x in rank.astype(int)]))
-        for rank in (np.floor(rank_qx), np.ceil(rank_qx))
-    )
-    part_qx = torch.from_numpy(rank_qx % 1).to(x_xN.dtype)
-    between_qx = torch.lerp(below_qx, above_qx, part_qx)
-    return torch.where(part_qx == 0, below_qx, between_qx)  # 0 · inf is no number
-
-
-def _taken(sorted_xN: Array, rank_x: NDArray[np.int64]) -> Array:
-    return np.take_along_axis(sorted_xN, rank_x[..., None], axis=-1)[..., 0]
+    known_x1 = sorted_xN.shape[-1] - np.isnan(sorted_xN).sum(-1, keepdims=True)
+    rank_xq = (np.asarray(at) * (known_x1 - 1)).clip(0)
+    ranks_xq = np.concatenate((np.floor(rank_xq), np.ceil(rank_xq)), -1).astype(int)
+    found_xq = torch.from_numpy(np.take_along_axis(sorted_xN, ranks_xq, axis=-1))
+    below_xq, above_xq = found_xq.chunk(2, -1)
+    part_xq = torch.from_numpy(rank_xq % 1).to(x_xN.dtype)
+    between_xq = torch.lerp(below_xq, above_xq, part_xq)
+    found_xq = torch.where(part_xq == 0, below_xq, between_xq)  # 0 · inf is no number
+    return found_xq.movedim(-1, 0)
