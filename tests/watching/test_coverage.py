@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
+from equipoise.anatomy.discovery import anatomy_of
 from equipoise.errors import SilentSiteError
+from equipoise.watching.coverage import CoverageCheck
 from tests.watching.models import (
     TOKENS,
     TinyAttention,
@@ -164,6 +166,14 @@ def test_a_site_that_stops_being_read_is_one_finding(tmp_path: Path) -> None:
     handle.close()
     (found,) = equipoise.open_run(handle.path).findings
     assert (found.rule, found.site) == ("watch.silent", "blocks.1.attention")
+
+
+def test_a_loss_that_is_partial_was_seen() -> None:
+    """Steps without a backward pass after it do not say that no loss ever was."""
+    check, loss = CoverageCheck(anatomy_of(TinyModel())), torch.ones(())
+    (found,) = check.check_loss(0, loss, "replaced")
+    assert found.severity == "info" and not check.check_loss(1, loss, "replaced")
+    assert not check.check_loss(2, None, "") and not check.check_loss(3, None, "")
 
 
 def test_a_step_without_a_forward_pass_is_not_reported(tmp_path: Path) -> None:

@@ -240,9 +240,9 @@ class CoverageCheck:
         At the second such step: the first one's loss may be given after the step.
         If it is only ``partial``, that is the finding.
         """
+        self.loss_known |= loss is not None
         if partial and loss is not None:
             return self.once(step, PARTIAL_LOSS[partial])
-        self.loss_known |= loss is not None
         self._steps_without_loss += not self.loss_known
         if self.loss_known or self._steps_without_loss != 2:
             return []
