@@ -80,8 +80,8 @@ class StepWriter:
             return []
         applied, self.applied = self.applied, []
         found = self._run.append(readings, findings, applied)
-        steps = by_step(readings)
-        self._step = max(steps, default=self._step)
+        steps = by_step(readings) if self._sinks else {}
+        self._step = max((r.step for r in readings), default=self._step)
         if judge is not None and self._sinks:
             steps[self._step][VERDICT] = float(STATES.index(judge.verdict.state))
         failed = [f for sink in self._sinks for f in sink.log(steps)]
