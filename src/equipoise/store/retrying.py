@@ -103,7 +103,7 @@ class RetryingWriter:
 
 
 def _size(readings: Sequence[Reading]) -> int:
-    return sum(len(row) for reading in readings for row in reading.values)
+    return sum(sum(map(len, reading.values)) for reading in readings)
 
 
 def _not_written(step: int, error: RunFileError) -> Finding:
