@@ -36,7 +36,8 @@ def read(probe: Updates, model: nn.Module, optimizer: Any) -> Readings:
 
 OPTIMISERS: dict[str, Any] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
-    "AMSGrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    # β₂ is small, so that the largest v is not the last.
+    "AMSGrad": lambda p: torch.optim.Adam(p, 1e-2, betas=(0.9, 0.1), amsgrad=True),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=1e-2),
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, weight_decay=0.1),

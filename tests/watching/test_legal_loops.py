@@ -515,6 +515,22 @@ def test_the_norm_that_clips_is_of_all_that_is_clipped_of_this_model(
     assert values.tolist() == pytest.approx(norms, rel=1e-5)
 
 
+def test_what_was_clipped_in_an_earlier_step_is_not_part_of_the_norm(
+    tmp_path: Path,
+) -> None:
+    model = TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watched(model, optimizer, tmp_path)
+    for part in (model.blocks, model.head):
+        objective(model, batches(1)[0]).backward()
+        norm = float(nn.utils.clip_grad_norm_(part.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    _, values = equipoise.open_run(handle.path).series("gradient.norm.total")[""]
+    assert values[1] == pytest.approx(norm, rel=1e-6)
+
+
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_a_step_that_no_hook_saw_is_reported_at_the_end(
