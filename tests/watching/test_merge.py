@@ -9,7 +9,9 @@ from torch import Tensor
 from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.probes.attention import HISTOGRAM, QUANTILES, theta_histogram, width_at
 from equipoise.probes.capture import Cell, Collector, Table
+from equipoise.probes.protocols import How
 from equipoise.probes.sharding import Part, parts_by_rank
+from equipoise.records import Finding
 from equipoise.watching.merge import (
     Message,
     add_shared,
@@ -20,6 +22,7 @@ from equipoise.watching.merge import (
     steps_by_rank,
 )
 from equipoise.watching.ranks import GroupRanks
+from equipoise.watching.step_readings import NORM, NORM_PART
 
 SITE = "blocks.0.attention"
 
@@ -142,6 +145,36 @@ def test_a_norm_has_parts_that_add_up_in_squares_and_a_sum() -> None:
     assert add_shared(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
         7.0,
     )
+
+
+@pytest.mark.parametrize("how", ["max", "min"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_broken_on_one_rank_is_broken(how: How, order: int) -> None:
+    tables = [{"q": {SITE: Cell((x, 1.0), how)}} for x in (2.0, math.nan)][::order]
+    first, second = join_tables(tables)["q"][SITE].values
+    assert math.isnan(first) and second == 1.0
+
+
+def test_of_scalars_the_loss_is_a_mean_and_the_norm_whole() -> None:
+    names = "loss", NORM_PART, "learning_rate"
+    values = (2.0, 3.0, 0.1), (4.0, 4.0, 0.2)
+    ranks = [
+        Message(scalars=[(7, name, x) for name, x in zip(names, some, strict=True)])
+        for some in values
+    ]
+    found = {name: x for _, name, x in merge_messages(ranks).scalars}
+    assert found == {"loss": 3.0, NORM: 5.0, "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_one_nan_the_rank_nearest_its_origin_counts(order: int) -> None:
+    seen = (6, "update"), (5, "forward"), (5, "backward")
+    found = [
+        Finding(step=step, severity="error", rule=f"nonfinite.{where}", message="NaN")
+        for step, where in seen[::order]
+    ]
+    (one,) = merge_messages([Message(findings=[each]) for each in found]).findings
+    assert (one.step, one.rule) == (5, "nonfinite.forward")
 
 
 def test_the_slowest_rank_sets_the_interval() -> None:

@@ -36,6 +36,15 @@ def test_named_steps_are_sampled_besides() -> None:
     assert sampled(Schedule(every=4, at=[1, 8, 9]), 12) == [0, 1, 4, 8, 9]
 
 
+@pytest.mark.parametrize(("start", "expected"), [(12, [12, 16, 20]), (13, [16, 20])])
+def test_a_resumed_trainer_samples_where_it_would_have(
+    start: int, expected: list[int]
+) -> None:
+    schedule = Schedule(every=4)
+    schedule.continue_at(start)
+    assert sampled(schedule, 22 - start) == expected
+
+
 @given(cost=st.floats(1e-6, 1e3), plain=st.floats(1e-6, 1e3))
 def test_the_budget_is_kept(cost: float, plain: float) -> None:
     schedule = Schedule(every=1, budget=0.02)
