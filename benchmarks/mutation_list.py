@@ -24,13 +24,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         WATCHING + "loop_hooks.py",
         "    loss = loss.detach().clone()\n",
         "    loss = loss.detach()\n",
-        "tests/watching/test_unusual_loops.py tests/watching/test_legal_loops.py",
+        "tests/watching/test_legal_loops.py -k in_place",
     ),
     Mutation(
         WATCHING + "loop_hooks.py",
         "        listener.before_clipping(total_norm.detach().clone(), parameters)\n",
         "        listener.before_clipping(total_norm.detach(), parameters)\n",
-        "tests/watching/test_unusual_loops.py tests/watching/test_legal_loops.py",
+        "tests/watching/test_legal_loops.py -k clips",
     ),
     Mutation(
         WATCHING + "merge.py",
@@ -126,13 +126,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ROWS + "window.py",
         "            high, mass, missing = middle, above, most - count\n",
         "            high, mass, missing = middle, above, most\n",
-        "tests/numerics/rows/test_window.py",
+        "tests/numerics/rows/test_window.py -k nearly_equal",
     ),
     Mutation(
         ROWS + "window.py",
         "            while at > _KEYS and room[at - 1] < p_K[k]:\n",
         "            while False:\n",
-        "tests/numerics/rows/test_window.py tests/numerics/rows/test_statistics.py",
+        "tests/numerics/rows/test_statistics.py -k largest_first",
     ),
     Mutation(
         LAB + "trainer.py",
