@@ -331,7 +331,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("numerics/compiled.py", "tests/watching/test_no_wait.py -k ranks"): (
         ("pinned.to(device, non_blocking=True)", "pinned.to(device)"),
     ),
-    ("watching/handle.py", "tests/watching/test_two_ranks.py -k devices"): (
+    ("watching/handle.py", "tests/watching/test_recorder.py"): (
         ("not (sampled and self._sampler.late)", "True"),
     ),
     ("probes/sharding.py", "tests/watching/test_no_wait.py -k arriv"): (

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import equipoise
+from equipoise.watching import Watch
 from equipoise.watching.recorder import write_rest
 from tests.watching.models import TinyModel
 
@@ -58,3 +59,21 @@ def test_a_forked_child_leaves_its_parents_run_alone() -> None:
     assert not closed
     write_rest(recorder, os.getpid())
     assert closed == [False]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_devices_wait_for_a_sample_when_the_next_step_ends(late: bool) -> None:
+    done: list[str] = []
+    recorder = SimpleNamespace(
+        scalars=None,
+        ranks=SimpleNamespace(count=2),
+        send=lambda step, readings: done.append("sent"),
+    )
+    handle: Any = SimpleNamespace(
+        _recorder=recorder,
+        _sampler=SimpleNamespace(late=late, disarm=lambda also: None),
+        _write_arrived=lambda findings, wait: done.append("written"),
+        autopilot=None,
+    )
+    Watch._record(handle, 3, True, [])
+    assert done == ["written", "sent", "written"][: 2 if late else 3]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.records import Reading
-from equipoise.watching.step_readings import StepScalars, derived_readings
+from equipoise.watching.step_readings import StepLosses, StepScalars, derived_readings
 
 BLOCKS = ["h.0", "h.1"]
 
@@ -108,3 +108,12 @@ def test_a_last_block_whose_gradient_is_rounding_has_no_ratio() -> None:
     for last in (0.0, 1e-17):
         norms = reading("gradient.norm", h_0=(3.0,), h_1=(last,), head=(1.0,))
         assert "gradient.first_to_last" not in table(norms)
+
+
+def test_the_norm_that_clips_is_of_one_step() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    losses = StepLosses(model)
+    for part, norm in zip(model, (3.0, 4.0), strict=True):
+        own = list(part.parameters())
+        assert losses.clipped(torch.tensor(norm), own, None) == norm
+        losses.pop()
