@@ -146,6 +146,12 @@ def test_lora_reads_base_and_adapter_under_the_users_names() -> None:
     q_proj = site.module.get_submodule("q_proj").eval()
     truth = q_proj(x).detach()
     torch.testing.assert_close(x @ site.projections.q.matrix().mT, truth)
+    model.merge_adapter()  # type: ignore[operator]
+    torch.testing.assert_close(x @ site.projections.q.matrix().mT, truth)
+    with model.disable_adapter():
+        base = q_proj(x).detach()
+        torch.testing.assert_close(x @ site.projections.q.matrix().mT, base)
+    assert not torch.allclose(base, truth)
 
 
 class Mine(nn.Module):
@@ -235,7 +241,8 @@ class Packed(nn.Module):
 class Adapted(nn.Module):
     """LoRA over a packed weight."""
 
-    merged, active_adapters = False, ("mine",)
+    merged = disable_adapters = False
+    active_adapters = ("mine",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -585,7 +585,7 @@ def test_an_optimiser_that_steps_after_the_counted_one_is_named(tmp_path: Path) 
         model.zero_grad()
     handle.close()
     (found,) = handle.findings
-    assert found.severity == "info" and "is not read" in found.message
+    assert found.severity == "info" and "are not read" in found.message
 
 
 @pytest.mark.parametrize("clips", [False, True])

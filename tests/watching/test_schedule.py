@@ -1,6 +1,7 @@
 """Which steps are sampled, what that costs, and how both survive a checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equipoise
+from equipoise.errors import InputError
 from equipoise.watching.sampler import Schedule
 from tests.watching.models import TinyModel, batches, objective, trained
 
@@ -30,6 +32,15 @@ def test_a_checkpoint_keeps_the_phase(every: int, start: int, cut: int) -> None:
     second.load_state_dict(first.state_dict())
     assert before + sampled(second, 40 - cut) == expected
     assert expected == list(range(start, start + 40, every))
+
+
+@pytest.mark.parametrize("state", [{}, {"step": "x"}, {"step": None}, []])
+def test_another_state_is_refused_and_changes_nothing(state: Any) -> None:
+    schedule = Schedule(every=4, step=3)
+    before = schedule.state_dict()
+    with pytest.raises(InputError, match="of a watch"):
+        schedule.load_state_dict(state)
+    assert schedule.state_dict() == before
 
 
 def test_named_steps_are_sampled_besides() -> None:

@@ -78,8 +78,9 @@ def effective(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight a module acts with: under LoRA, base and adapters together.
 
     peft keeps the user's layer as ``base_layer`` and adds the active adapters' update
-    on the fly, unless it has merged them already. Of a packed weight (QLoRA) the codes
-    are returned as they are: what they mean is not in the tensor.
+    on the fly, unless it has merged them already or they are switched off. Of a packed
+    weight (QLoRA) the codes are returned as they are: what they mean is not in the
+    tensor.
     """
     base = getattr(module, "base_layer", None)
     if base is None:
@@ -89,7 +90,8 @@ def effective(module: nn.Module, attribute: str = "weight") -> Tensor:
     if not weight.is_floating_point():
         return weight
     lora: Any = module
-    for adapter in () if lora.merged else lora.active_adapters:
+    alone = lora.merged or lora.disable_adapters
+    for adapter in () if alone else lora.active_adapters:
         if adapter in getattr(lora, "lora_A", ()):
             weight = weight + lora.get_delta_weight(adapter).detach()
     return weight

@@ -306,8 +306,8 @@ NO_PASS_SEEN = (
 )
 
 LATE_OPTIMIZER = Note(
-    "a second optimiser of this model steps after the one that ends the step: update.* "
-    "of what it moves is not read",
+    "a second optimiser of this model steps after the one that ends the step, or in a "
+    "backward pass: its update.*, and gradients that it frees, are not read",
     "give watch the optimiser that steps last",
 )
 OTHER_OPTIMIZER = Note(

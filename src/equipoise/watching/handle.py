@@ -157,8 +157,8 @@ class Watch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
         self._settle()
-        self._sampler.close()
         self._schedule.load_state_dict(state)
+        self._sampler.close()
         self._recorder.restore(state.get("pending", ()))
         self._actions.load_state_dict(state, self.optimizer)
         self._arm()

@@ -1,8 +1,7 @@
 """Which steps are sampled, what that costs, and how one step is sampled.
 
-Steps are counted, never timed: every rank counts alike, so every rank samples the same
-steps, and a checkpoint can carry the counter. The cost is in CPU seconds of the thread
-that trains. An eager model is read as it runs, a compiled one afterwards.
+Steps are counted, never timed: all ranks sample the same steps, and a checkpoint can
+carry the counter. The cost is in CPU seconds of the thread that trains.
 """
 
 import math
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, named
+from equipoise.errors import InputError
 from equipoise.probes.capture import (
     Arriving,
     Boundary,
@@ -110,9 +110,11 @@ class Schedule:
         return {"step": self.step, "interval": self.interval, "next_due": self.next_due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = int(state["step"])
-        self.interval = int(state["interval"])
-        self.next_due = int(state["next_due"])
+        try:
+            step, interval, due = (int(state[name]) for name in self.state_dict())
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"no .state_dict() of a watch: {error!r}") from error
+        self.step, self.interval, self.next_due = step, interval, due
 
 
 SMOOTHING = 0.3
