@@ -57,6 +57,10 @@ def test_the_length_of_adams_step(dtype: torch.dtype) -> None:
     both = [still, ones]
     norms = adam_norms(both, both, floors=[0.0, 1.0], rates=[1.0, 3.0])
     assert norms[0].isnan() and abs(norms[1] - 3 * 2**-0.5) < 1e-6
+    # One v for a row, as factored optimisers keep it: no memory beyond it is read.
+    (shared,) = adam_norms([m], [v[:, :1].contiguous()], floors=[0.01], rates=[1.0])
+    true = (m.double() / (v[:, :1].double().sqrt() + 0.01)).norm()
+    torch.testing.assert_close(shared.double(), true, rtol=rough, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -176,7 +176,8 @@ def adam_norms(
 
 
 def _is_host_step(m: Tensor, v: Tensor, rate: float | Tensor) -> bool:
-    return _readable(m) and _readable(v) and not isinstance(rate, Tensor)
+    readable = _readable(m) and _readable(v) and m.shape == v.shape
+    return readable and not isinstance(rate, Tensor)
 
 
 def _step_norm(m: Tensor, v: Tensor, floor: float) -> Tensor:
