@@ -35,8 +35,8 @@ import torch
 from benchmarks.remedies import is_rescued, made
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
-from equipoise.forecast.remedy_catalogue import HALVED
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.remedy_catalogue import HALVED
+from equipoise.judging.verdict import Judge
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import SCORED
 from equipoise.lab.storms.scoring import steps_of

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.table import RESULTS, machine
 from docs import forecasting
-from equipoise.forecast.features import NAMES
-from equipoise.forecast.score import shipped
+from equipoise.judging.features import NAMES
+from equipoise.judging.score import shipped
 from equipoise.lab.running.experiment import RESULT
 from equipoise.lab.running.runner import lab_directory
 from equipoise.lab.storms import evaluation as scored

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import publish
-from equipoise.forecast.start_rules import STEPS, Start, start_findings
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.start_rules import STEPS, Start, start_findings
+from equipoise.judging.verdict import Judge
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import HELD_OUT_FAMILIES
 from equipoise.store import open_run

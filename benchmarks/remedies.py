@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
-from equipoise.forecast.remedy_catalogue import BACK, HALVED, parsed
+from equipoise.judging.remedy_catalogue import BACK, HALVED, parsed
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT
 from equipoise.lab.running.execution import evaluate

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.rules_runs import RUNS
 from benchmarks.table import publish
-from equipoise.forecast.rules import RULES
-from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.judging.rules import RULES
+from equipoise.judging.verdict import Judge, Verdict
 from equipoise.lab.running.runner import lab_directory
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import UNSEEN

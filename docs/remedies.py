@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from docs.rules import write
-from equipoise.forecast import remedy_catalogue
-from equipoise.forecast.causes import REMEDIES as FITS
-from equipoise.forecast.remedy_catalogue import CATALOGUE, Cell, RemedyEntry, parsed
+from equipoise.judging import remedy_catalogue
+from equipoise.judging.causes import REMEDIES as FITS
+from equipoise.judging.remedy_catalogue import CATALOGUE, Cell, RemedyEntry, parsed
 
 HERE = Path(__file__).parent / "remedies"
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from equipoise.forecast.remedy_catalogue import offered
-from equipoise.forecast.rules import RULES, Rule
+from equipoise.judging.remedy_catalogue import offered
+from equipoise.judging.rules import RULES, Rule
 
 HERE = Path(__file__).parent / "rules"
 
@@ -121,7 +121,7 @@ The verdict follows: *dead* if numbers are not finite and no eight finite losses
 Your own rule:
 
 ```py
-from equipoise.forecast.rules import rule
+from equipoise.judging.rules import rule
 
 
 @rule(

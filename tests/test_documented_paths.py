@@ -109,8 +109,8 @@ equipoise.claims.mudarisov_distance.critical_fraction
 equipoise.claims.mudarisov_distance.theorem_1
 equipoise.claims.mudarisov_gradient
 equipoise.claims.petrov_attention
-equipoise.forecast.lead.lead
-equipoise.forecast.lead_published.published_lead
+equipoise.judging.lead.lead
+equipoise.judging.lead_published.published_lead
 equipoise.integrations.hf.EquipoiseCallback
 equipoise.integrations.lightning.EquipoiseCallback
 equipoise.lab.data.Windows

@@ -19,28 +19,28 @@ MAY_IMPORT = {
     "numerics": "errors records",
     "theory": "errors numerics",
     "anatomy": "errors",
-    "store": "errors records forecast",
-    "forecast": "errors records",
+    "store": "errors records judging",
+    "judging": "errors records",
     "sinks": "errors records",
     # Only the probes of the preset `deep` import theory; `default` imports none of it.
     "probes": "errors numerics theory anatomy",
     "remedies": "errors numerics anatomy",
     "planning": "errors records numerics",
-    "autopilot": "errors records anatomy forecast remedies",
-    "watching": "errors records numerics anatomy probes forecast store sinks autopilot",
+    "autopilot": "errors records anatomy judging remedies",
+    "watching": "errors records numerics anatomy probes judging store sinks autopilot",
     "auditing": "errors records numerics theory anatomy probes report watching "
-    "planning integrations forecast store",
+    "planning integrations judging store",
     "integrations": "errors records watching store",
-    "lab": "errors records numerics theory anatomy probes forecast remedies watching "
+    "lab": "errors records numerics theory anatomy probes judging remedies watching "
     "store report auditing planning",
-    "claims": "errors records numerics theory anatomy probes forecast remedies report "
+    "claims": "errors records numerics theory anatomy probes judging remedies report "
     "watching lab auditing planning",
-    "report": "errors records store forecast",
+    "report": "errors records store judging",
     "web": "errors records store report",
     "cli": "errors records store watching planning integrations lab claims report web "
-    "auditing forecast sinks",
+    "auditing judging sinks",
 }
-TORCH_FREE = {"", "records", "errors", "store", "forecast", "sinks", "report", "web"}
+TORCH_FREE = {"", "records", "errors", "store", "judging", "sinks", "report", "web"}
 # Typing `equipoise report` on a laptop must not need torch either.
 TORCH_FREE_MODULES = {"equipoise.cli", "equipoise.planning"}
 

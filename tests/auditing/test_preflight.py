@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from equipoise.auditing.preflight import Setup, _of_a_start, judged, preflight
 from equipoise.cli import application
 from equipoise.errors import InputError
-from equipoise.forecast.start_rules import Start, largest_stable_rate, start_findings
+from equipoise.judging.start_rules import Start, largest_stable_rate, start_findings
 from equipoise.records import Finding, Reading
 
 SCRIPT = """

@@ -15,10 +15,10 @@ from equipoise.autopilot.treatments import (
     evidence_of,
     level,
 )
-from equipoise.forecast.history import Curve
-from equipoise.forecast.remedy_catalogue import CATALOGUE
-from equipoise.forecast.rules import load_rules
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.history import Curve
+from equipoise.judging.remedy_catalogue import CATALOGUE
+from equipoise.judging.rules import load_rules
+from equipoise.judging.verdict import Judge
 from equipoise.records import Reading
 from equipoise.remedies.catalogue import remedy
 from tests.autopilot.judged import ALARM

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.forecast.rules.failure import forecast_of
-from equipoise.forecast.score import Forecaster, shipped
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.rules.failure import forecast_of
+from equipoise.judging.score import Forecaster, shipped
+from equipoise.judging.verdict import Judge
 from equipoise.lab.storms import diagnosis, evaluation, fitting
 from equipoise.lab.storms.bands import IS_CHANGE, LEAST_REACH, Bands, scores
 from equipoise.lab.storms.labels import Label, labels

@@ -14,9 +14,9 @@ import equipoise
 from docs.remedies import HERE, packaged, pages, texts
 from equipoise.cli import main
 from equipoise.cli.remedy import remedies_for
-from equipoise.forecast import remedy_catalogue
-from equipoise.forecast.causes import REMEDIES as FAMILY_REMEDIES
-from equipoise.forecast.remedy_catalogue import (
+from equipoise.judging import remedy_catalogue
+from equipoise.judging.causes import REMEDIES as FAMILY_REMEDIES
+from equipoise.judging.remedy_catalogue import (
     BACK,
     CATALOGUE,
     HALVED,
@@ -25,8 +25,8 @@ from equipoise.forecast.remedy_catalogue import (
     offered,
     rescues,
 )
-from equipoise.forecast.rules import load_rules
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.rules import load_rules
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.remedies.catalogue import REMEDIES, remedy
 from equipoise.remedies.roll_back import snapshot

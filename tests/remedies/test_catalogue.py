@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from equipoise.errors import InputError
-from equipoise.forecast.remedy_catalogue import CATALOGUE
+from equipoise.judging.remedy_catalogue import CATALOGUE
 from equipoise.remedies.base import Remedy, Undo
 from equipoise.remedies.catalogue import REMEDIES, remedy
 from equipoise.remedies.roll_back import snapshot

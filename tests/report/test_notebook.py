@@ -13,7 +13,7 @@ from traitlets.config import Config
 
 import equipoise
 from equipoise.errors import InputError, RunFileError
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.numerics.spectra.estimate import Estimate, Status
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.live import Follower

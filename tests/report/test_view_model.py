@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.forecast.rules.failure import _farthest
-from equipoise.forecast.score import Forecast
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.rules.failure import _farthest
+from equipoise.judging.score import Forecast
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.changes import WINDOW, changes, onsets
 from equipoise.report.comparison import comparison_json, options_that_differ, parting

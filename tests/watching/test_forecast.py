@@ -11,8 +11,8 @@ import torch
 
 import equipoise
 from equipoise.errors import InputError
-from equipoise.forecast.rules import RULES, rule
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.rules import RULES, rule
+from equipoise.judging.verdict import Judge
 from equipoise.sinks.webhook import Webhook
 from equipoise.watching import Watch
 from tests.watching.models import TinyModel, batches, declared, objective
@@ -65,7 +65,7 @@ def test_the_forecast_is_the_same_live_and_from_the_file(tmp_path: Path) -> None
     run = equipoise.open_run(handle.path)
     judge = Judge(run.info.details)
     run.judged_by(judge)
-    from equipoise.forecast.rules.failure import forecast_of
+    from equipoise.judging.rules.failure import forecast_of
 
     assert forecast_of(judge.history) == live
 

@@ -45,7 +45,7 @@ def test_a_sampled_step_runs_through_few_modules(tmp_path: Path) -> None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
     ours = {name for name in found if name.startswith("equipoise.")}
-    ours -= {name for name in ours if name.startswith("equipoise.forecast")}
+    ours -= {name for name in ours if name.startswith("equipoise.judging")}
     # Judging is counted apart: it reads records only.
     assert "equipoise.watching.recorder" in ours, "nothing was sampled"
     assert len(ours) <= MOST_MODULES, "\n".join(sorted(ours))

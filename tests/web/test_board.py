@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from equipoise.errors import InputError
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.report import overview
 from equipoise.store import Run, RunWriter, open_run

@@ -24,11 +24,11 @@ from equipoise.auditing.weights.comparison import Comparison, compare
 from equipoise.auditing.weights.entries import Checkpoint, in_memory
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
 from equipoise.errors import InputError
-from equipoise.forecast.history import History
-from equipoise.forecast.rules import configured
-from equipoise.forecast.rules.conditions import Condition
-from equipoise.forecast.verdict import State, Verdict
-from equipoise.forecast.weight_rules import weight_findings
+from equipoise.judging.history import History
+from equipoise.judging.rules import configured
+from equipoise.judging.rules.conditions import Condition
+from equipoise.judging.verdict import State, Verdict
+from equipoise.judging.weight_rules import weight_findings
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run
 from equipoise.watching import watch

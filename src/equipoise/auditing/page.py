@@ -10,7 +10,7 @@ from rich.text import Text
 
 from equipoise.auditing.audit import Audit
 from equipoise.auditing.subject import Source, introduced
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.report.offline_pages import StudyPage
 from equipoise.report.quantities import shown

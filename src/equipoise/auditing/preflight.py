@@ -22,14 +22,14 @@ from equipoise.auditing.audit import Audit, unlogged
 from equipoise.auditing.precision.study import lost_epsilons
 from equipoise.auditing.subject import Source
 from equipoise.errors import InputError
-from equipoise.forecast.start_rules import (
+from equipoise.integrations.launcher import launched, owner
+from equipoise.judging.start_rules import (
     STEPS,
     Start,
     largest_stable_rate,
     start_findings,
 )
-from equipoise.forecast.verdict import Verdict
-from equipoise.integrations.launcher import launched, owner
+from equipoise.judging.verdict import Verdict
 from equipoise.numerics.formats import FORMATS
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run

@@ -29,7 +29,7 @@ from equipoise.autopilot.treatments import (
 )
 from equipoise.autopilot.trial import Loss, no_trial, run_trial
 from equipoise.errors import InputError
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.verdict import Judge
 from equipoise.records import Finding
 from equipoise.remedies.base import Undo
 from equipoise.remedies.catalogue import remedy

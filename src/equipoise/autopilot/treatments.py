@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from equipoise.forecast.history import Curve
-from equipoise.forecast.rules.failure import FORECAST, forecast_of
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.history import Curve
+from equipoise.judging.rules.failure import FORECAST, forecast_of
+from equipoise.judging.verdict import Judge
 from equipoise.records import Scalar
 
 GROWN = 1.2

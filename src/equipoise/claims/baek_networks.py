@@ -15,7 +15,7 @@ from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.precision.published import published_blocks
 from equipoise.claims.result import BAEK_V1, BAEK_V2, Found
-from equipoise.forecast.lead import lead, precision_at_k, published_lead
+from equipoise.judging.lead import lead, precision_at_k, published_lead
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.formats import FORMATS
 from equipoise.remedies.epsilon import Epsilon, epsilons

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.forecast.remedy_catalogue import CATALOGUE, parsed, rescues
+from equipoise.judging.remedy_catalogue import CATALOGUE, parsed, rescues
 
 EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
 NOT = "not tried"

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.arguments import opened_run
-from equipoise.forecast.causes import REMEDIES
-from equipoise.forecast.remedy_catalogue import (
+from equipoise.judging.causes import REMEDIES
+from equipoise.judging.remedy_catalogue import (
     HALVED,
     RemedyEntry,
     offered,
     rescues,
 )
-from equipoise.forecast.rules import load_rules
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.rules import load_rules
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
 
 EXAMPLES = ("equipoise remedy", "equipoise remedy runs/mine.eqp --json")

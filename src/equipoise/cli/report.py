@@ -9,7 +9,7 @@ import typer
 from equipoise.cli.arguments import opened_run
 from equipoise.cli.progress import working
 from equipoise.errors import InputError
-from equipoise.forecast.verdict import STATES, State
+from equipoise.judging.verdict import STATES, State
 from equipoise.report.comparison import compared
 from equipoise.report.offline_pages import check_page_path
 from equipoise.report.terminal import print_report, report_json

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.forecast.rules import Rule, configured
+from equipoise.judging.rules import Rule, configured
 
 EXAMPLES = ("equipoise rules", "equipoise rules --json")
 

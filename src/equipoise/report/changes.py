@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from equipoise.forecast.rules.failure import FORECAST
+from equipoise.judging.rules.failure import FORECAST
 from equipoise.records import Finding
 from equipoise.report.grids import Grid
 from equipoise.report.quantities import MOST, quantity_of, shown

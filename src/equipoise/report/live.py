@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.judging.verdict import Judge, Verdict
 from equipoise.records import Finding, Reading
 from equipoise.report.grids import blocks_of, layer_of
 from equipoise.store import Run, Summary

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from equipoise.forecast.rules import RULES
-from equipoise.forecast.rules.failure import FORECAST
-from equipoise.forecast.score import LOCAL
-from equipoise.forecast.verdict import Verdict
-from equipoise.forecast.wording import began_first
+from equipoise.judging.rules import RULES
+from equipoise.judging.rules.failure import FORECAST
+from equipoise.judging.score import LOCAL
+from equipoise.judging.verdict import Verdict
+from equipoise.judging.wording import began_first
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at
 from equipoise.report.grids import blocks_of, layer_of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from equipoise.forecast.rules import RULES
+from equipoise.judging.rules import RULES
 from equipoise.records import Finding
 
 Scale = Literal["linear", "log", "auto"]

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import RunFileError
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.report.live_screen import duration
 from equipoise.report.overview import Json
 from equipoise.report.views import TONES, Report, RunFinding

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.forecast.verdict import STATES, State, Verdict
+from equipoise.judging.verdict import STATES, State, Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import Run
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, RunFileError
-from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.judging.verdict import Judge, Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.store import schema, summaries, tables
 from equipoise.store.checksums import Damage, Row, series_end, totals

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, MissingExtraError
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo, html_table
 from equipoise.store.lock import State
 from equipoise.store.packing import Array

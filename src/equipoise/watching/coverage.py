@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.sites import Anatomy, Gaps
 from equipoise.errors import SilentSiteError
-from equipoise.forecast.verdict import Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import PassCoverage
 from equipoise.records import Finding, Severity, html_table
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.forecast.rules.failure import forecast_of
-from equipoise.forecast.score import Forecast
-from equipoise.forecast.verdict import Judge, Verdict
+from equipoise.judging.rules.failure import forecast_of
+from equipoise.judging.score import Forecast
+from equipoise.judging.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code

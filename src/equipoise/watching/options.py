@@ -19,9 +19,9 @@ from torch import Tensor
 from equipoise.autopilot.options import Given as GivenAutopilot
 from equipoise.autopilot.options import read_autopilot
 from equipoise.errors import InputError
-from equipoise.forecast.rules import load_rules
-from equipoise.forecast.rules.registry import FILE, settings_in
-from equipoise.forecast.verdict import STATES
+from equipoise.judging.rules import load_rules
+from equipoise.judging.rules.registry import FILE, settings_in
+from equipoise.judging.verdict import STATES
 from equipoise.probes.attention import AttentionRows
 from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.gain import HeadProducts, ProjectionGain

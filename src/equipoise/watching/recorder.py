@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from equipoise.forecast.verdict import STATES, Judge, Verdict
+from equipoise.judging.verdict import STATES, Judge, Verdict
 from equipoise.probes.capture import Arriving, Boundary
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step

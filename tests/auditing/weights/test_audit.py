@@ -26,7 +26,7 @@ from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
 from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
-from equipoise.forecast.weight_rules import weight_findings
+from equipoise.judging.weight_rules import weight_findings
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.records import Reading
 from equipoise.report.views import short

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.forecast.causes import PLACES, SIGNS, Band
-from equipoise.forecast.features import (
+from equipoise.judging.causes import PLACES, SIGNS, Band
+from equipoise.judging.features import (
     ALARMING,
     GROWTH,
     LEVEL,
@@ -16,7 +16,7 @@ from equipoise.forecast.features import (
     TREND,
     Vector,
 )
-from equipoise.forecast.score import ARMED, LEAST, Model
+from equipoise.judging.score import ARMED, LEAST, Model
 from equipoise.lab.storms.recorded import Matrix, Recorded
 
 PARTS = 5

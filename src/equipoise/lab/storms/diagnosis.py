@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import Causes
-from equipoise.forecast.features import NAMES, Vector
-from equipoise.forecast.score import ARMED, TELLING, Forecaster, Model
+from equipoise.judging.causes import Causes
+from equipoise.judging.features import NAMES, Vector
+from equipoise.judging.score import ARMED, TELLING, Forecaster, Model
 from equipoise.lab.storms.bands import short
 from equipoise.lab.storms.evaluation import Evidence, stake_course, tunable
 from equipoise.lab.storms.fitting import FitOptions, fit, standardised

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.features import ALARMING
-from equipoise.forecast.score import ARMED, Model
+from equipoise.judging.features import ALARMING
+from equipoise.judging.score import ARMED, Model
 from equipoise.lab.storms.bands import outside, scores
 from equipoise.lab.storms.baselines import READ, RULES
 from equipoise.lab.storms.fitting import FitOptions, fit, stakes

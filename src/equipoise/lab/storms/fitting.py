@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import CUT, StableCourse
-from equipoise.forecast.features import Vector
-from equipoise.forecast.score import ARMED, Model
+from equipoise.judging.causes import CUT, StableCourse
+from equipoise.judging.features import Vector
+from equipoise.judging.score import ARMED, Model
 from equipoise.lab.storms.bands import Bands, short
 from equipoise.lab.storms.recorded import Matrix, Recorded
 from equipoise.lab.storms.scoring import WINDOW

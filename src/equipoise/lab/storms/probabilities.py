@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.score import Model
+from equipoise.judging.score import Model
 from equipoise.lab.storms.bands import scores
 from equipoise.lab.storms.recorded import Recorded
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.forecast.features import (
+from equipoise.judging.features import (
     AFTER_UPDATE,
     NAMES,
     QUANTITIES,
     Course,
     Sample,
 )
-from equipoise.forecast.history import is_trained
-from equipoise.forecast.score import ARMED
+from equipoise.judging.history import is_trained
+from equipoise.judging.score import ARMED
 from equipoise.lab.storms.labels import Label
 from equipoise.lab.storms.plan import EXOGENOUS
 from equipoise.lab.storms.scoring import WINDOW, steps_of

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.precision.published import published_blocks
-from equipoise.forecast.lead import lead, precision_at_k, published_lead
+from equipoise.judging.lead import lead, precision_at_k, published_lead
 from equipoise.lab.data import Batches, DataOptions, open_data
 from equipoise.lab.models import GPT, GPTConfig, ViT, vit_preset
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.forecast.causes import in_words
-from equipoise.forecast.features import Sample
-from equipoise.forecast.history import History
-from equipoise.forecast.rules import RULES
-from equipoise.forecast.rules.conditions import Condition
-from equipoise.forecast.rules.failure import forecast_of
-from equipoise.forecast.score import Forecast, Forecaster
-from equipoise.forecast.verdict import Judge, Verdict
-from equipoise.forecast.wording import cause_of, explained
+from equipoise.judging.causes import in_words
+from equipoise.judging.features import Sample
+from equipoise.judging.history import History
+from equipoise.judging.rules import RULES
+from equipoise.judging.rules.conditions import Condition
+from equipoise.judging.rules.failure import forecast_of
+from equipoise.judging.score import Forecast, Forecaster
+from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.wording import cause_of, explained
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
-from tests.forecast.histories import (
+from tests.judging.histories import (
     BLOCKS,
     DETAILS,
     SITES,

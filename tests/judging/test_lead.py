@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.claims.baek_networks import growth_curve, memory
 from equipoise.errors import InputError
-from equipoise.forecast.lead import (
+from equipoise.judging.lead import (
     detrended,
     equalised,
     innovations,

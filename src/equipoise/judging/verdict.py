@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from equipoise.forecast.features import QUANTITIES
-from equipoise.forecast.history import History, News, judged
-from equipoise.forecast.rules import Rule, configured
-from equipoise.forecast.rules.conditions import Condition
-from equipoise.forecast.rules.failure import FORECAST, outside_band
-from equipoise.forecast.wording import (
+from equipoise.judging.features import QUANTITIES
+from equipoise.judging.history import History, News, judged
+from equipoise.judging.rules import Rule, configured
+from equipoise.judging.rules.conditions import Condition
+from equipoise.judging.rules.failure import FORECAST, outside_band
+from equipoise.judging.wording import (
     advice_for,
     began_first,
     cause_of,

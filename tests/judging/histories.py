@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from equipoise.forecast.rules import RULES
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.rules import RULES
+from equipoise.judging.verdict import Judge
 from equipoise.records import Finding, Reading
 
 BLOCKS = tuple(f"blocks.{i}" for i in range(4))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.forecast.causes import REMEDIES
-from equipoise.forecast.remedy_catalogue import CATALOGUE, advise
-from equipoise.forecast.rules import RULES, Rule, configured, registry, rule
-from equipoise.forecast.verdict import Judge
+from equipoise.judging.causes import REMEDIES
+from equipoise.judging.remedy_catalogue import CATALOGUE, advise
+from equipoise.judging.rules import RULES, Rule, configured, registry, rule
+from equipoise.judging.verdict import Judge
 from equipoise.records import Finding, Reading
 
 MESSAGE = "x is {value:g}, above {threshold:g}"

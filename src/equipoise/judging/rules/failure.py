@@ -2,8 +2,8 @@
 
 import math
 
-from equipoise.forecast.causes import REMEDIES, in_words
-from equipoise.forecast.features import (
+from equipoise.judging.causes import REMEDIES, in_words
+from equipoise.judging.features import (
     AFTER_UPDATE,
     NUMBERS,
     QUANTITIES,
@@ -11,10 +11,10 @@ from equipoise.forecast.features import (
     Sample,
     described,
 )
-from equipoise.forecast.history import History
-from equipoise.forecast.remedy_catalogue import advise
-from equipoise.forecast.rules.registry import Measured, measures
-from equipoise.forecast.score import Forecast, Forecaster
+from equipoise.judging.history import History
+from equipoise.judging.remedy_catalogue import advise
+from equipoise.judging.rules.registry import Measured, measures
+from equipoise.judging.score import Forecast, Forecaster
 
 FORECAST = "forecast.failure"
 EASED = 0.1

@@ -8,7 +8,7 @@ import pytest
 
 from docs.rules import HERE, pages, texts
 from equipoise.cli import main
-from equipoise.forecast.rules import RULES
+from equipoise.judging.rules import RULES
 from equipoise.store import open_run
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.forecast.causes import PLACES, Band, Causes, Layers, StableCourse
-from equipoise.forecast.features import ALARMING, Course, Sample, Vector
+from equipoise.judging.causes import PLACES, Band, Causes, Layers, StableCourse
+from equipoise.judging.features import ALARMING, Course, Sample, Vector
 from equipoise.records import Record
 
 FILE = "coefficients.json"
@@ -91,7 +91,7 @@ def model_from(given: Mapping[str, Any]) -> Model:
 @cache
 def shipped() -> Model:
     """Return the coefficients that come with the package."""
-    text = (files("equipoise.forecast") / FILE).read_text(encoding="utf-8")
+    text = (files("equipoise.judging") / FILE).read_text(encoding="utf-8")
     return model_from(json.loads(text))
 
 

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from equipoise.errors import InputError
-from equipoise.forecast.history import History
+from equipoise.judging.history import History
 from equipoise.records import Scalar, Severity
 
 Scope = Literal["head", "layer", "parameter", "batch", "model", "rank"]

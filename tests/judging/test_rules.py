@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from equipoise.forecast.rules import RULES
-from equipoise.forecast.rules.attention import _repeated
+from equipoise.judging.rules import RULES
+from equipoise.judging.rules.attention import _repeated
 from equipoise.records import Reading
-from tests.forecast.histories import BLOCKS, SITES, falling, judged, names, per_site
+from tests.judging.histories import BLOCKS, SITES, falling, judged, names, per_site
 
 Course = Callable[[float], Iterator[Reading]]
 SAMPLES = 24
@@ -202,7 +202,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    # The forecast is tested on recorded runs: tests/forecast/test_score.py.
+    # The forecast is tested on recorded runs: tests/judging/test_score.py.
     assert CASES.keys() | {"forecast.failure"} == RULES.keys()
 
 

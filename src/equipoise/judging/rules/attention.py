@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
-from equipoise.forecast.history import History, by_site, finite
-from equipoise.forecast.rules.registry import Measured, measured, measures
+from equipoise.judging.history import History, by_site, finite
+from equipoise.judging.rules.registry import Measured, measured, measures
 from equipoise.records import Reading
 
 THETA, LOGIT = "attention.theta.p5", "attention.max_logit"

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from statistics import median
 
-from equipoise.forecast.history import History, by_site
-from equipoise.forecast.rules.registry import Measured, measured, measures
+from equipoise.judging.history import History, by_site
+from equipoise.judging.rules.registry import Measured, measured, measures
 from equipoise.records import Scalar
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"

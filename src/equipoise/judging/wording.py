@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
-from equipoise.forecast.causes import OF_THE_RATE, growth
-from equipoise.forecast.history import Curve, History
-from equipoise.forecast.remedy_catalogue import GO_BACK
-from equipoise.forecast.rules.conditions import Condition
-from equipoise.forecast.rules.failure import FORECAST
-from equipoise.forecast.rules.run import SPIKES, Spikes
+from equipoise.judging.causes import OF_THE_RATE, growth
+from equipoise.judging.history import Curve, History
+from equipoise.judging.remedy_catalogue import GO_BACK
+from equipoise.judging.rules.conditions import Condition
+from equipoise.judging.rules.failure import FORECAST
+from equipoise.judging.rules.run import SPIKES, Spikes
 from equipoise.records import Finding, Scalar
 
 STARTS = ("attention.projections_large", "residual.embedding_large")

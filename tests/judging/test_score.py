@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equipoise.forecast.causes import REMEDIES, Band, Causes, Layers, StableCourse
-from equipoise.forecast.features import (
+from equipoise.judging.causes import REMEDIES, Band, Causes, Layers, StableCourse
+from equipoise.judging.features import (
     ALARMING,
     NAMES,
     NUMBERS,
@@ -17,8 +17,8 @@ from equipoise.forecast.features import (
     Sample,
     described,
 )
-from equipoise.forecast.remedy_catalogue import CATALOGUE
-from equipoise.forecast.score import ARMED, Forecaster, Model, model_from, shipped
+from equipoise.judging.remedy_catalogue import CATALOGUE
+from equipoise.judging.score import ARMED, Forecaster, Model, model_from, shipped
 
 BLOCKS = ("b.0", "b.1", "b.2")
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from equipoise.forecast.history import History, by_site, finite
-from equipoise.forecast.rules.registry import Measured, measured, measures
+from equipoise.judging.history import History, by_site, finite
+from equipoise.judging.rules.registry import Measured, measured, measures
 
 COSINE, SIZE, KURTOSIS = "residual.token_cosine", "residual.B", "residual.kurtosis"
 NORMED, GAIN = "attention.B", "norm.gain"

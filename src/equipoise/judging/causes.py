@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from equipoise.forecast.features import ALARMING, FIRST, NAMES, Sample, Vector
-from equipoise.forecast.history import Curve, History
+from equipoise.judging.features import ALARMING, FIRST, NAMES, Sample, Vector
+from equipoise.judging.history import Curve, History
 
 REMEDIES: dict[str, tuple[str, ...]] = {
     "learning rate": ("learning_rate", "update_clip", "qk_norm"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from equipoise.forecast.remedy_catalogue import advise
+from equipoise.judging.remedy_catalogue import advise
 from equipoise.records import Finding, Reading, Severity
 
 Table = Mapping[str, tuple[float, ...]]

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.forecast.history import joined, judged
-from equipoise.forecast.remedy_catalogue import advise
+from equipoise.judging.history import joined, judged
+from equipoise.judging.remedy_catalogue import advise
 from equipoise.records import Finding, Reading, Scalar
 
 STEPS = 20

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from equipoise.forecast.rules import activations, attention, failure, gradients, run
-from equipoise.forecast.rules.registry import (
+from equipoise.judging.rules import activations, attention, failure, gradients, run
+from equipoise.judging.rules.registry import (
     RULES,
     Measured,
     Rule,

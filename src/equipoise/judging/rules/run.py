@@ -4,8 +4,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from equipoise.forecast.history import Curve, History
-from equipoise.forecast.rules.registry import Measured, measured, measures
+from equipoise.judging.history import Curve, History
+from equipoise.judging.rules.registry import Measured, measured, measures
 
 START = 48
 """Steps before which the loss is not judged: warm-up."""

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from equipoise.forecast.history import History
-from equipoise.forecast.remedy_catalogue import advise
-from equipoise.forecast.rules.registry import Measured, Rule, measured
+from equipoise.judging.history import History
+from equipoise.judging.remedy_catalogue import advise
+from equipoise.judging.rules.registry import Measured, Rule, measured
 from equipoise.records import Finding, Severity
 
 Phase = Literal["quiet", "pending", "firing", "broken"]
