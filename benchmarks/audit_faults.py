@@ -193,10 +193,10 @@ def swapped(model: nn.Module, rng: random.Random) -> Planted:
 def is_named(planted: Planted, found: Audit) -> bool:
     """Say whether the fault is named at its place, and nowhere else."""
     named = [
-        f for f in found.findings if f.rule == planted.rule and f.severity != "info"
+        f for f in found.findings if f.code == planted.rule and f.severity != "info"
     ]
     sites = {f.site for f in named}
-    heads = {f.evidence.get("head") for f in named}
+    heads = {f.params.get("head") for f in named}
     right = planted.place in sites and (planted.head is None or planted.head in heads)
     return right and sites <= {planted.place, *planted.also}
 

@@ -98,10 +98,10 @@ def _finding(step: int) -> Finding:
     return Finding(
         step=step,
         severity="error",
-        rule="attention.saturated",
+        code="attention.saturated",
         site="blocks.40.attention",
         message="attention is saturated from blocks.40 on",
-        evidence={"since": step},
+        params={"since": step},
     )
 
 

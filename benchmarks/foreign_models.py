@@ -133,7 +133,7 @@ def run(name: str, fault: Fault, steps: int) -> dict[str, Any]:
         "loss": sum(losses[-TAIL:]) / TAIL,
         "state": verdict.state,
         "first warned": grave[0].step if grave else None,
-        "by": grave[0].rule if grave else "",
+        "by": grave[0].code if grave else "",
         "sentence": verdict.sentence,
     }
 

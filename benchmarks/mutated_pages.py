@@ -55,7 +55,7 @@ def write_run(path: Path) -> None:
                 step=step, quantity="attention.theta.p5", sites=sites, values=heads
             )
             found = Finding(
-                step=step, severity="warn", rule=EVIL, message=EVIL, site=EVIL
+                step=step, severity="warn", code=EVIL, message=EVIL, site=EVIL
             )
             writer.append(
                 [

@@ -54,7 +54,7 @@ def write_run(path: Path, *, steps: int = 260) -> None:
 
 
 def _finding(step: int) -> Finding:
-    return Finding(step=step, severity="warn", rule="r", message=f"step {step}")
+    return Finding(step=step, severity="warn", code="r", message=f"step {step}")
 
 
 def shown(path: Path) -> tuple[View, list[str]]:
@@ -64,7 +64,7 @@ def shown(path: Path) -> tuple[View, list[str]]:
     view["steps"] = {int(step): True for step in run.steps}
     view["quantities"] = {name: True for name in run.quantities}
     view["findings"] = {
-        f.to_json(): True for f in run.findings if f.rule != "store.damaged"
+        f.to_json(): True for f in run.findings if f.code != "store.damaged"
     }
     view["applied"] = {a.to_json(): True for a in run.applied}
     for name in run.quantities:

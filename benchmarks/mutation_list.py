@@ -222,7 +222,7 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("min(KEPT, room)", "KEPT"),
     ),
     ("autopilot/treatments.py", "tests/autopilot/test_treatments.py"): (
-        ('about.get(f.rule) == "model"', "True"),
+        ('about.get(f.code) == "model"', "True"),
         (
             'return e.fires("gradient.spike") and not e.fires(*blown_up)',
             'return e.fires("gradient.spike")',

@@ -39,7 +39,7 @@ def warned(folder: Path) -> list[str]:
     judge.add(early)
     judge.note(f for f in news.findings if f.step <= STEPS)
     found = [*start_findings(start), *judge.firing, *judge.nonfinite]
-    rules = {f.rule for f in found if f.severity != "info"}
+    rules = {f.code for f in found if f.severity != "info"}
     return sorted(rule for rule in rules if not rule.startswith("forecast."))
 
 

@@ -45,12 +45,12 @@ class Judged:
     @property
     def rules(self) -> list[str]:
         """The rules about the model that fired, in order."""
-        about = (f.rule for f in self.warnings if RULES[f.rule].about == "model")
+        about = (f.code for f in self.warnings if RULES[f.code].about == "model")
         return list(dict.fromkeys(about))
 
     @property
     def first(self) -> int | None:
-        steps = [f.step for f in self.warnings if RULES[f.rule].about == "model"]
+        steps = [f.step for f in self.warnings if RULES[f.code].about == "model"]
         return min(steps, default=None)
 
     @property
@@ -137,7 +137,7 @@ def exceptions(runs: Sequence[Judged]) -> list[dict[str, Any]]:
             "runs": run.group,
             "name": run.name,
             "state": run.verdict.state,
-            "rules": sorted({f.rule for f in run.warnings}),
+            "rules": sorted({f.code for f in run.warnings}),
             "sentence": run.verdict.sentence,
         }
         for run in runs

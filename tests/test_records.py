@@ -46,11 +46,11 @@ def test_findings_remedies_and_runs() -> None:
     finding = Finding(
         step=1,
         severity="error",
-        rule="nonfinite.forward",
+        code="nonfinite.forward",
         site="h.3",
         message="h.3 is not finite",
         advice="lower the learning rate",
-        evidence={"max_logit": 1e9, "name": "h.3", "first": True, "none": None},
+        params={"max_logit": 1e9, "name": "h.3", "first": True, "none": None},
     )
     applied = Applied(step=2, remedy="temperature", undone=True, details={"tau": 2.0})
     info = RunInfo(name="n", created="c", version="v", details={"blocks": ["a", "b"]})
@@ -60,9 +60,18 @@ def test_findings_remedies_and_runs() -> None:
 
 def test_non_finite_evidence_becomes_text() -> None:
     finding = Finding(
-        step=0, severity="warn", rule="r", message="m", evidence={"x": math.inf}
+        step=0, severity="warn", code="r", message="m", params={"x": math.inf}
     )
-    assert there_and_back(finding).evidence == {"x": "inf"}
+    assert there_and_back(finding).params == {"x": "inf"}
+
+
+def test_findings_of_older_files_are_read() -> None:
+    line = (
+        '{"step": 4, "severity": "warn", "rule": "a.b", "site": "h.3", "message": "m"}'
+    )
+    found = Finding.from_json(line[:-1] + ', "advice": "c", "evidence": {"since": 2}}')
+    assert (found.code, found.params, found.message) == ("a.b", {"since": 2}, "m")
+    assert found.key == ("a.b", "h.3", 2)
 
 
 def test_fields_of_a_newer_writer_are_ignored() -> None:

@@ -206,7 +206,7 @@ def test_a_sink_that_fails_is_one_finding_and_is_tried_after_pauses() -> None:
     mine = Failing(*range(4, 30))
     isolated = IsolatedSink("mine", mine)
     found = [f for step in range(200) for f in isolated.log({step: {"loss": 1.0}})]
-    assert [f.rule for f in found] == ["sink.failed"]
+    assert [f.code for f in found] == ["sink.failed"]
     assert found[0].step == 4 and "no route to host" in found[0].message
     assert mine.got[:4] == [0, 1, 2, 3] and mine.calls < 80
     assert isolated.close(200) == []  # it has no close()

@@ -11,6 +11,8 @@ from equipoise.errors import InputError
 
 Severity = Literal["info", "warn", "error"]
 Scalar = str | int | float | bool | None
+BEFORE = {"rule": "code", "evidence": "params"}
+"""Keys of findings in files written before → the field of today."""
 
 
 def _plain(value: Any) -> Any:
@@ -63,7 +65,10 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        given = json.loads(line)
+        return cls.from_dict(json.loads(line))
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         # A newer writer may know more fields than this reader: the rest is still true.
         return cls(**{key: item for key, item in given.items() if key in known})
@@ -98,45 +103,63 @@ class Reading(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Record):
-    """Something a person should know: what happened, where, and what to try."""
+    """Something a person should know, as data: ``text.render`` makes the sentences."""
 
     step: int
     severity: Severity
-    rule: str
-    """The rule that found it, dotted, for instance ``nonfinite.forward``."""
+    code: str
+    """What happened, dotted, as ``nonfinite.forward``; a rule's code is its name."""
     site: str = ""
-    message: str
-    """One sentence in the user's terms."""
+    """Where: a module's name; ``""`` is the model as a whole."""
+    params: dict[str, Scalar] = field(default_factory=dict)
+    """The numbers and names of this case, by the names its template uses."""
+    message: str = ""
+    """The sentence of the day: empty where a finding is made, filled when it leaves."""
     advice: str = ""
-    """The next thing to try."""
-    evidence: dict[str, Scalar] = field(default_factory=dict)
+    """The next thing to try, filled with the message."""
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """Read a finding; older files name code ``rule`` and params ``evidence``."""
+        renamed = {BEFORE.get(key, key): item for key, item in given.items()}
+        return super(Finding, cls).from_dict(renamed)
 
     @property
     def since(self) -> int:
         """The step from which it is true: not always the one at which it fired."""
-        since = self.evidence.get("since")
+        since = self.params.get("since")
         return int(since) if isinstance(since, int | float) else self.step
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What joins the reports of one event: code, site, and since when."""
+        return self.code, self.site, self.since
 
     @classmethod
     def warn(
         cls,
         step: int,
-        rule: str,
-        message: str,
+        code: str,
+        message: str = "",
         /,
         *,
         site: str = "",
         advice: str = "",
-        **evidence: Scalar,
+        **params: Scalar,
     ) -> Self:
-        """Return a warning; what is given by another name is evidence."""
-        given = {"rule": rule, "site": site, "message": message, "advice": advice}
-        return cls(step=step, severity="warn", evidence=evidence, **given)
+        """Return a warning; what is given by another name is a parameter."""
+        given = {"code": code, "site": site, "message": message, "advice": advice}
+        return cls(step=step, severity="warn", params=params, **given)
 
     @classmethod
-    def error(cls, step: int, rule: str, message: str, /, **more: Any) -> Self:
+    def error(cls, step: int, code: str, message: str = "", /, **more: Any) -> Self:
         """Return an error; its arguments are those of :meth:`warn`."""
-        return replace(cls.warn(step, rule, message, **more), severity="error")
+        return replace(cls.warn(step, code, message, **more), severity="error")
+
+    @classmethod
+    def info(cls, step: int, code: str, message: str = "", /, **more: Any) -> Self:
+        """Return a note; its arguments are those of :meth:`warn`."""
+        return replace(cls.warn(step, code, message, **more), severity="info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,9 +69,9 @@ def test_a_healthy_script_passes_and_no_file_is_left(tmp_path: Path) -> None:
 def test_a_peak_that_is_still_ahead_is_judged(tmp_path: Path) -> None:
     """After 8 of 50 warm-up steps the rate is small; its peak is not."""
     found = preflight(written(tmp_path), ["0.1"], steps=8)
-    assert "start.learning_rate" in [f.rule for f in found.findings]
-    assert len({(f.rule, f.site) for f in found.findings}) == len(found.findings)
-    (rate,) = (f for f in found.findings if f.rule == "start.learning_rate")
+    assert "start.learning_rate" in [f.code for f in found.findings]
+    assert len({(f.code, f.site) for f in found.findings}) == len(found.findings)
+    (rate,) = (f for f in found.findings if f.code == "start.learning_rate")
     assert f"peak be {found.largest_stable_lr:.2g} or less" in rate.advice
     assert found.largest_stable_lr < found.peak_lr == pytest.approx(0.1)
 
@@ -107,9 +107,9 @@ def test_a_page_and_numbers_are_written(tmp_path: Path) -> None:
 
 def test_findings_are_named_once_and_forecasts_are_left_out() -> None:
     """A run file and its verdict hold the same findings."""
-    one = Finding(step=2, severity="warn", rule="a", message="a", site="x")
-    later, other = replace(one, step=5), replace(one, rule="b")
-    forecast = replace(one, rule="forecast.failure")
+    one = Finding(step=2, severity="warn", code="a", message="a", site="x")
+    later, other = replace(one, step=5), replace(one, code="b")
+    forecast = replace(one, code="forecast.failure")
     found = _of_a_start([one, other, forecast, later, other])
     assert found == [one, other]
 
@@ -129,7 +129,7 @@ def reading(step: int, quantity: str, *values: float) -> Reading:
 
 def rules(*readings: Reading, **options: float) -> list[str]:
     start = Start(readings=readings, **options)  # type: ignore[arg-type]
-    return [finding.rule for finding in start_findings(start)]
+    return [finding.code for finding in start_findings(start)]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_updates_are_put_on_the_scale_of_the_peak() -> None:
 
 def test_a_narrow_format_that_loses_epsilon_is_named() -> None:
     found = judged(Setup(steps=3, lost={"norm": 0.0}), [], [])
-    assert [f.rule for f in found.findings] == ["start.epsilon"]
+    assert [f.code for f in found.findings] == ["start.epsilon"]
     assert found.verdict.state == "at risk"
     assert (
         judged(Setup(steps=3, lost={"norm": 1e-5}), [], []).verdict.state == "healthy"

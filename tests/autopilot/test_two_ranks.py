@@ -16,5 +16,5 @@ def test_ranks_act_alike(tmp_path: Path) -> None:
         assert len(one["asked"]) >= 2 and other["asked"] == []
         run = equipoise.open_run(tmp_path / f"{kind}.eqp")
         assert "learning_rate" in [applied.remedy for applied in run.applied]
-        logged = [f for f in run.findings if f.rule == "autopilot.applied"]
+        logged = [f for f in run.findings if f.code == "autopilot.applied"]
         assert len(logged) == 1  # by the first rank alone

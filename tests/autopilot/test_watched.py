@@ -100,7 +100,7 @@ def test_an_alarm_is_treated_recorded_and_survives_a_checkpoint(
         moments = loop.optimizer.state_dict()
     run = equipoise.open_run(tmp_path / "run.eqp")
     assert [a.remedy for a in run.applied] == ["learning_rate"]
-    assert any(f.rule == "autopilot.applied" for f in run.findings)
+    assert any(f.code == "autopilot.applied" for f in run.findings)
     again = Loop(3.0)
     again.model.load_state_dict(
         dict(zip(loop.model.state_dict(), weights, strict=True))

@@ -151,7 +151,7 @@ def test_report_as_json_and_as_an_exit_code(
     code, out, _ = run(capsys, "report", post, "--json", "--fail-on", "warn")
     verdict = json.loads(out)["verdict"]
     assert code == 6 and verdict["state"] == "at risk" and verdict["since"] == 0
-    assert verdict["findings"][0]["rule"] == "gradient.vanished"
+    assert verdict["findings"][0]["code"] == "gradient.vanished"
     assert run(capsys, "report", pre, post, "--fail-on", "error")[0] == 0
     assert run(capsys, "report", pre, "--fail-on", "warn")[0] == 0
     assert run(capsys, "report", post, "--fail-on", "at risk")[0] == 6

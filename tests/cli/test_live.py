@@ -154,13 +154,13 @@ def test_worst_is_a_layer_and_each_finding_stands_once(tmp_path: Path) -> None:
             )
             writer.append([Reading.scalar(step, "loss", 3.0 - step / 20), norms])
     first = Follower(open_run(tmp_path / "a.eqp")).look()
-    (fired,) = [f for f in first.findings if f.rule == "gradient.vanished"]
+    (fired,) = [f for f in first.findings if f.code == "gradient.vanished"]
     with RunWriter(tmp_path / "a.eqp", info) as writer:
         writer.append([], findings=[replace(old, step=fired.step)])
     view = Follower(open_run(tmp_path / "a.eqp")).look()
     (curve,) = [c for c in view.worst if c.quantity == "gradient.norm"]
     assert (curve.site, curve.value) == ("h.0", 1e-7)
-    assert [f.rule for f in view.findings].count("gradient.vanished") == 1
+    assert [f.code for f in view.findings].count("gradient.vanished") == 1
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (200, 60)])
@@ -173,7 +173,7 @@ def test_every_terminal_size_is_filled(tmp_path: Path, size: tuple[int, int]) ->
 
 def test_names_cannot_move_the_cursor_and_ascii_is_enough(tmp_path: Path) -> None:
     info = RunInfo(name="evil\x1b[2J", created=INFO.created, version="0.1.0")
-    bad = Finding(step=0, severity="warn", rule="x", message="clear\x1b[2J θ")
+    bad = Finding(step=0, severity="warn", code="x", message="clear\x1b[2J θ")
     with RunWriter(tmp_path / "x.eqp", info) as writer:
         losses = [
             Reading.scalar(s, "loss", v) for s, v in enumerate((2, 1, float("nan")))

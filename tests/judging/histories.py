@@ -47,9 +47,9 @@ def judged(readings: Iterable[Reading]) -> tuple[Judge, list[Finding]]:
     """Return the judge at the end, and everything the rules found on the way."""
     judge = Judge(DETAILS, rules=tuple(RULES.values()))
     found = judge.add(readings)
-    return judge, [f for f in found if f.rule != "rules.unread"]
+    return judge, [f for f in found if f.code != "rules.unread"]
 
 
 def names(found: Iterable[Finding]) -> set[str]:
     """Return the rules that fired, those that ended not counted."""
-    return {f.rule for f in found if not f.evidence.get("resolved")}
+    return {f.code for f in found if not f.params.get("resolved")}

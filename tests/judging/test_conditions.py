@@ -39,7 +39,7 @@ def course(values: Iterable[float], one: Rule) -> tuple[Judge, list[Finding]]:
 def test_it_fires_after_its_persistence_and_says_so_once() -> None:
     judge, found = course([0, 11, 11, 11, 12, 13, 12], level())
     assert [(f.step, f.severity) for f in found] == [(3, "warn")]
-    assert found[0].message == "x is 11, above 10" and found[0].evidence["since"] == 1
+    assert found[0].message == "x is 11, above 10" and found[0].params["since"] == 1
     assert judge.conditions[0].phase == "firing" and judge.firing == found
 
 
@@ -47,9 +47,9 @@ def test_a_verdict_gives_the_value_and_the_step_that_belong_together() -> None:
     """Onset, alarm and now are three steps with three values: none is mixed up."""
     judge, found = course([0, 11, 12, 13, 14, 15, 3], level())
     (firing,) = judge.firing
-    given = {key: firing.evidence[key] for key in ("since", "value_since")}
+    given = {key: firing.params[key] for key in ("since", "value_since")}
     assert given == {"since": 1, "value_since": 11.0}
-    assert (firing.step, firing.evidence["value"]) == (3, 13.0)
+    assert (firing.step, firing.params["value"]) == (3, 13.0)
     condition = judge.conditions[0]
     text = "x is 15, above 10 (step 5, since step 1, noticed at step 3)"
     assert condition.sentence == text and firing == found[0]
@@ -67,7 +67,7 @@ def test_between_the_limits_nothing_changes() -> None:
 def test_it_is_over_after_its_recovery_and_may_come_again() -> None:
     judge, found = course([11] * 3 + [4, 6, 4, 4] + [11] * 3, level())
     assert [f.step for f in found] == [2, 6, 9]
-    assert found[1].severity == "info" and found[1].evidence["resolved"]
+    assert found[1].severity == "info" and found[1].params["resolved"]
     assert judge.conditions[0].fired == 2
 
 
@@ -107,7 +107,7 @@ def test_a_rule_that_raises_is_switched_off_and_named() -> None:
         lambda history: 1 / 0
     )
     judge, found = course([1.0] * 9, registry.RULES["test.broken"])
-    assert [f.rule for f in found] == ["rule.failed"] and "ZeroDivision" in str(found)
+    assert [f.code for f in found] == ["rule.failed"] and "ZeroDivision" in str(found)
     assert judge.conditions[0].phase == "broken"
 
 

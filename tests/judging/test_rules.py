@@ -210,7 +210,7 @@ def test_every_rule_has_a_case() -> None:
 def test_fires_beyond_its_threshold_and_not_within(name: str) -> None:
     course, within, beyond = CASES[name]
     assert name not in names(judged(course(within))[1])
-    found = [f for f in judged(course(beyond))[1] if f.rule == name]
+    found = [f for f in judged(course(beyond))[1] if f.code == name]
     assert found, name
     assert found[0].message and "{" not in found[0].message
     assert found[0].severity == RULES[name].severity
@@ -225,9 +225,9 @@ def test_one_reading_is_not_enough(name: str) -> None:
         return
     course, _, beyond = CASES[name]
     readings = list(course(beyond))
-    first = next(f for f in judged(readings)[1] if f.rule == name)
+    first = next(f for f in judged(readings)[1] if f.code == name)
     steps = [r.step for r in readings if r.quantity == rule.reads[-1]]
-    waited = [s for s in steps if first.evidence["since"] <= s <= first.step]
+    waited = [s for s in steps if first.params["since"] <= s <= first.step]
     assert len(waited) == rule.persist
 
 

@@ -43,7 +43,7 @@ def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
     readings = healthy(gradient=lambda step, layer: 10.0 ** (layer - 3))
     verdict = judged(readings)[0].verdict
     assert verdict.state == "at risk" and verdict.since == 0
-    assert verdict.findings[0].rule == "gradient.vanished" and verdict.advice
+    assert verdict.findings[0].code == "gradient.vanished" and verdict.advice
 
 
 def test_every_finding_that_lasts_says_what_holds_now() -> None:
@@ -57,7 +57,7 @@ def test_every_finding_that_lasts_says_what_holds_now() -> None:
 
     verdict = judged(healthy(gradient=gradient, loss=loss))[0].verdict
     assert verdict.state == "failing"
-    then = {f.rule: f.message for f in verdict.findings if f.severity != "info"}
+    then = {f.code: f.message for f in verdict.findings if f.severity != "info"}
     assert {"gradient.vanished", "loss.risen"} <= then.keys() == verdict.now.keys()
     now = verdict.now["gradient.vanished"]
     assert "step 190" in now and then["gradient.vanished"] not in now
@@ -70,7 +70,7 @@ def test_what_the_first_samples_show_is_reported_once_there_are_ten() -> None:
     judge, found = judged(healthy(90, **course))
     assert not found and judge.verdict.state == "not judged"
     found = judged(healthy(100, **course))[1]
-    assert [(f.rule, f.step) for f in found] == [("gradient.vanished", 20)]
+    assert [(f.code, f.step) for f in found] == [("gradient.vanished", 20)]
 
 
 def test_what_was_over_while_it_was_early_is_not_told() -> None:
@@ -82,7 +82,7 @@ def test_what_was_over_while_it_was_early_is_not_told() -> None:
             rows = [[0.05 if reading.step < 40 else 0.001]] * 4
             readings.append(per_site(reading.step, "update.ratio", rows, BLOCKS))
     judge, found = judged(readings)
-    assert "update.too_large" not in {f.rule for f in found}
+    assert "update.too_large" not in {f.code for f in found}
     assert judge.verdict.state == "healthy" and "earlier" not in judge.verdict.sentence
 
 
@@ -132,7 +132,7 @@ def test_a_failing_run_is_told_by_its_loss_and_by_what_went_wrong_first() -> Non
             readings.append(per_site(reading.step, "attention.max_logit", rows, SITES))
     verdict = judged(readings)[0].verdict
     assert verdict.state == "failing"
-    grave = [f.rule for f in verdict.findings if f.severity == "error"]
+    grave = [f.code for f in verdict.findings if f.severity == "error"]
     assert grave == ["loss.not_falling", "attention.logits_large", "loss.above_chance"]
     loss_now, cause = verdict.sentence.split("; ", 1)
     assert "what guessing gives" in loss_now and "logits" not in cause
@@ -155,7 +155,7 @@ def test_logits_of_a_sample_are_judged_beside_those_of_all_rows(large: str) -> N
                 site = SITES[place : place + 1]
                 readings.append(per_site(reading.step, quantity, rows, site))
     judge, found = judged(readings)
-    (only,) = (f for f in found if f.rule == "attention.logits_large")
+    (only,) = (f for f in found if f.code == "attention.logits_large")
     assert only.site == SITES[0 if large == "whole" else 1]
     last = judge.history.last("attention.max_logit")
     assert last is not None and last.sites == SITES[:2]
@@ -265,7 +265,7 @@ def test_the_layer_at_fault_is_that_of_now() -> None:
             readings.append(per_site(step, "residual.B", rows, BLOCKS))
             readings.append(per_site(step, "attention.B", [[8.0]] * 4, SITES))
     verdict = judged(readings)[0].verdict
-    fired = next(f for f in verdict.findings if f.rule == "residual.growing")
+    fired = next(f for f in verdict.findings if f.code == "residual.growing")
     assert (fired.site, verdict.where, verdict.seen) == (
         BLOCKS[0],
         BLOCKS[2],
@@ -287,7 +287,7 @@ def test_how_a_model_was_made_comes_before_what_it_does() -> None:
             gains = [[800.0 + layer] for layer in range(4)]
             readings.append(per_site(step, "projection.G", gains, SITES))
     verdict = judged(readings)[0].verdict
-    fired = {f.rule for f in verdict.findings if f.severity != "info"}
+    fired = {f.code for f in verdict.findings if f.severity != "info"}
     assert {"attention.saturated", "attention.projections_large"} <= fired
     assert "began too large" in verdict.sentence
 
@@ -344,7 +344,7 @@ def test_never_healthy_when_something_important_was_not_read(left_out: str) -> N
 def test_a_site_that_was_not_read_is_named() -> None:
     judge, _ = judged(healthy())
     gap = Finding(
-        step=0, severity="warn", rule="watch.unread", message="blocks.2: no call seen"
+        step=0, severity="warn", code="watch.unread", message="blocks.2: no call seen"
     )
     judge.note([gap])
     assert judge.verdict.state == "not judged" and "blocks.2" in judge.verdict.sentence
@@ -383,7 +383,7 @@ def test_going_back_to_an_earlier_step_forgets_what_came_after() -> None:
 
 def test_rules_that_need_another_preset_are_named_once() -> None:
     judge = Judge(DETAILS)
-    found = [f for f in judge.add(healthy(400)) if f.rule == "rules.unread"]
+    found = [f for f in judge.add(healthy(400)) if f.code == "rules.unread"]
     assert len(found) == 1 and found[0].severity == "info"
     assert "curvature.beyond_edge" in found[0].message and "deep" in found[0].advice
     assert "attention.sinks" not in found[0].message  # any preset reads it
@@ -447,4 +447,4 @@ def test_a_run_without_a_finite_gradient_is_not_forecast() -> None:
     judge, found = judged(healthy(gradient=gradient))
     last = forecast_of(judge.history)
     assert last is not None and last.step == 90
-    assert "forecast.failure" not in [f.rule for f in found]
+    assert "forecast.failure" not in [f.code for f in found]

@@ -61,7 +61,7 @@ def test_the_command_lists_every_remedy(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def found(rule: str, severity: str = "warn", **evidence: str) -> Finding:
-    return Finding(step=9, severity=severity, rule=rule, message="…", evidence=evidence)
+    return Finding(step=9, severity=severity, code=rule, message="…", params=evidence)
 
 
 def offered_for(verdict: Verdict) -> list[str]:

@@ -36,11 +36,11 @@ def failing_run(path: Path, *, steps: int) -> Run:
     finding = Finding(
         step=50,
         severity="error",
-        rule="gradient.vanishing",
+        code="gradient.vanishing",
         site="blocks.0",
         message="The first layer's gradient is 12 000 times smaller than the last's.",
         advice="move the norms before the sub-layers (pre-LN), or use DeepNorm",
-        evidence={"first": 2.1e-05, "last": 0.26},
+        params={"first": 2.1e-05, "last": 0.26},
     )
     with RunWriter(path, _info("post-LN")) as writer:
         for step in range(steps):

@@ -97,7 +97,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><b>\u2028"
     info = RunInfo(name=evil, created=evil, version=evil, details={evil: evil})
     finding = Finding(
-        step=0, severity="warn", rule=evil, message=evil, site=evil, evidence={evil: 1}
+        step=0, severity="warn", code=evil, message=evil, site=evil, params={evil: 1}
     )
     sites = Reading(step=0, quantity=evil, sites=(evil,), values=((1.0,),))
     with RunWriter(tmp_path / "run.eqp", info) as writer:

@@ -104,7 +104,7 @@ def test_show_takes_a_handle_and_refuses_what_is_no_run(
 
 
 def test_a_block_stands_alone_and_escapes_what_comes_from_a_run(tmp_path: Path) -> None:
-    bad = Finding(step=0, severity="warn", rule="x", site="<b>", message="<script>")
+    bad = Finding(step=0, severity="warn", code="x", site="<b>", message="<script>")
     with RunWriter(tmp_path / "x.eqp", INFO) as writer:
         losses = [Reading.scalar(s, "loss", v) for s, v in enumerate((2, float("nan")))]
         writer.append(losses, findings=[bad])

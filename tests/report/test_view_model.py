@@ -151,7 +151,7 @@ def test_changes_are_in_order_and_name_the_first_layer() -> None:
 def firing(rule: str, since: int, severity: str = "warn", **more: object) -> Finding:
     evidence = {"since": since, **more}
     return Finding(
-        step=since + 10, severity=severity, rule=rule, message="m", evidence=evidence
+        step=since + 10, severity=severity, code=rule, message="m", params=evidence
     )
 
 
@@ -282,10 +282,10 @@ def test_a_cause_comes_before_its_effect_on_the_loss(tmp_path: Path) -> None:
         return Finding(
             step=90,
             severity="error",
-            rule=rule,
+            code=rule,
             message="m",
             site=site,
-            evidence=evidence,
+            params=evidence,
         )
 
     loss, cause = finding("loss.risen"), finding("attention.theta", "h.0.a", since=40)

@@ -77,10 +77,10 @@ def test_no_ratio_without_two_layers_or_over_zero(
 
 def test_gravest_findings_come_first_and_a_page_stays_readable(path: Path) -> None:
     many = [
-        Finding(step=s, severity="warn", rule="r", message="m")
+        Finding(step=s, severity="warn", code="r", message="m")
         for s in range(SHOWN + 9)
     ]
-    late = Finding(step=999, severity="error", rule="r", message="It broke.")
+    late = Finding(step=999, severity="error", code="r", message="It broke.")
     run = written(path, Reading.scalar(0, "loss", 1.0), findings=[*many, late])
     report = view({"r": run})
     assert report.findings[0].finding == late and report.unlisted == 10

@@ -23,7 +23,7 @@ BEFORE_CHECKSUMS = Path(__file__).parent / "data" / "version2.eqp"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "run.eqp"
-    finding = Finding(step=3, severity="warn", rule="r", message="m")
+    finding = Finding(step=3, severity="warn", code="r", message="m")
     with RunWriter(path, INFO) as writer:
         for step in range(40):
             writer.append(sample(step), findings=[finding] if step == 3 else [])
@@ -78,7 +78,7 @@ def test_a_flipped_loss_is_skipped_and_reported(
     run.series("loss")
     assert run.damage == ["readings of loss: 1 damaged or lost"]
     assert "readings of loss are damaged" in caplog.text
-    (last,) = [f for f in run.findings if f.rule == "store.damaged"]
+    (last,) = [f for f in run.findings if f.code == "store.damaged"]
     assert last.severity == "error" and "readings of loss" in last.message
     assert len(open_run(path).since(0)[0].readings) == 3 * 40 - 1
 
@@ -170,7 +170,7 @@ def test_a_damaged_file_can_be_continued(path: Path) -> None:
 
 
 def test_a_failed_append_leaves_no_gap(path: Path) -> None:
-    too_late = Finding(step=2**70, severity="info", rule="r", message="m")
+    too_late = Finding(step=2**70, severity="info", code="r", message="m")
     with RunWriter.resume(path) as writer:
         with pytest.raises(OverflowError):
             writer.append(sample(40), findings=[too_late])
@@ -206,7 +206,7 @@ def test_gaps_that_an_older_version_left_are_no_damage(tmp_path: Path) -> None:
     """It counted appends that failed."""
     path = Path(shutil.copy(BEFORE_CHECKSUMS, tmp_path))
     with closing(sqlite3.connect(path)) as db, db:
-        finding = Finding(step=39, severity="info", rule="r", message="m")
+        finding = Finding(step=39, severity="info", code="r", message="m")
         row = 130, "finding", finding.step, finding.to_json()
         db.execute("INSERT INTO event VALUES (?, ?, ?, ?)", row)
     with RunWriter.resume(path) as writer:

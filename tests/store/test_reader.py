@@ -62,7 +62,7 @@ def test_a_step_written_again_shows_what_was_written_last(path: Path) -> None:
 
 
 def test_a_cursor_returns_each_record_once(path: Path) -> None:
-    finding = Finding(step=1, severity="info", rule="r", message="m")
+    finding = Finding(step=1, severity="info", code="r", message="m")
     with RunWriter(path, INFO) as writer:
         writer.append(sample(0))
         run = open_run(path)
@@ -74,7 +74,7 @@ def test_a_cursor_returns_each_record_once(path: Path) -> None:
         seen = []
         while (page := run.since(cursor, limit=2))[1] != cursor:
             news, cursor = page
-            seen += [r.step for r in news.readings] + [f.rule for f in news.findings]
+            seen += [r.step for r in news.readings] + [f.code for f in news.findings]
     assert seen == [1, 1, 1, "r", 2, 2, 2] or sorted(map(str, seen)) == list("111222r")
 
 

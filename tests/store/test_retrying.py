@@ -44,15 +44,15 @@ def test_a_full_disk_once_loses_nothing(path: Path) -> None:
     retrying = RetryingWriter(writer)
     fill_disk(writer)
     found = [f for step in range(400) for f in retrying.append(sample(step))]
-    assert [f.rule for f in found] == ["store.not_written"]
+    assert [f.code for f in found] == ["store.not_written"]
     assert "full" in found[0].message and found[0].severity == "warn"
     make_room(writer)
     (again,) = retrying.append(sample(400))
-    assert again.rule == "store.written_again" and again.severity == "info"
+    assert again.code == "store.written_again" and again.severity == "info"
     assert retrying.append(sample(401)) == [] and retrying.close() == []
     run = open_run(path)
     assert run.steps.tolist() == list(range(402))
-    rules = [f.rule for f in run.findings]
+    rules = [f.code for f in run.findings]
     assert rules == ["store.not_written", "store.written_again"]
     assert_summaries_agree(run)
 
@@ -65,14 +65,14 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_counted(path: Path) -> N
         retrying.append(sample(step))
     make_room(writer)
     (again,) = retrying.append(sample(400))
-    assert again.severity == "error" and again.evidence["dropped"] > 500
+    assert again.severity == "error" and again.params["dropped"] > 500
     steps = open_run(path).steps.tolist()
     assert steps[-100:] == list(range(301, 401)) and len(steps) < 300
     fill_disk(writer)
     assert any(retrying.append(sample(step)) for step in range(401, 480))
     make_room(writer)
     (again,) = retrying.append(sample(480))
-    assert again.severity == "info" and again.evidence["dropped"] == 0
+    assert again.severity == "info" and again.params["dropped"] == 0
     assert retrying.close() == []
 
 
@@ -86,11 +86,11 @@ def test_readings_never_written_are_reported_at_the_end(
     for step in range(300):
         retrying.append(sample(step))
     (unsaved,) = retrying.close()
-    assert unsaved.rule == "store.not_saved" and unsaved.severity == "error"
+    assert unsaved.code == "store.not_saved" and unsaved.severity == "error"
     recorded = open_run(path).steps.tolist()
     assert recorded == list(range(len(recorded))) and len(recorded) < 200
     left = len(sample(0)) * (300 - len(recorded))
-    assert unsaved.step == 299 and unsaved.evidence["readings"] == left
+    assert unsaved.step == 299 and unsaved.params["readings"] == left
 
 
 @pytest.mark.parametrize("gone", ["file", "directory", "moved", "wal"])
@@ -109,7 +109,7 @@ def test_a_lost_file_is_made_anew_with_all_that_was_in_it(
     else:
         shutil.rmtree(path.parent)
     (lost,) = retrying.append(sample(20))
-    assert lost.rule == "store.file_lost" and lost.severity == "error"
+    assert lost.code == "store.file_lost" and lost.severity == "error"
     assert open_run(path).steps.tolist() == list(range(21))
     with pytest.raises(RunFileError, match="already being written by this process"):
         RunWriter(path, INFO)
@@ -124,7 +124,7 @@ def test_a_file_lost_after_the_last_append_is_reported(path: Path) -> None:
     retrying = RetryingWriter(RunWriter(path, INFO))
     retrying.append(sample(0))
     path.unlink()
-    assert [f.rule for f in retrying.close()] == ["store.file_lost"]
+    assert [f.code for f in retrying.close()] == ["store.file_lost"]
     assert open_run(path).steps.tolist() == [0]
 
 
@@ -134,8 +134,8 @@ def test_another_file_in_its_place_is_left_alone(path: Path) -> None:
     path.unlink()
     path.write_text("precious")
     (refused,) = retrying.append(sample(1))
-    assert refused.rule == "store.not_written" and "replaced" in refused.message
-    assert [f.rule for f in retrying.close()] == ["store.not_saved"]
+    assert refused.code == "store.not_written" and "replaced" in refused.message
+    assert [f.code for f in retrying.close()] == ["store.not_saved"]
     assert path.read_text() == "precious"
 
 

@@ -78,7 +78,7 @@ def test_an_append_is_all_or_nothing(path: Path) -> None:
     with RunWriter(path, INFO) as writer:
         for step in range(15):
             writer.append(sample(step))
-        too_late = Finding(step=2**70, severity="info", rule="r", message="m")
+        too_late = Finding(step=2**70, severity="info", code="r", message="m")
         with pytest.raises(OverflowError):
             writer.append(sample(15), findings=[too_late])
         assert open_run(path).steps.tolist() == list(range(15))
@@ -93,9 +93,9 @@ def test_findings_and_remedies_come_back(path: Path) -> None:
     finding = Finding(
         step=2,
         severity="warn",
-        rule="r",
+        code="r",
         message="m",
-        evidence={"x": 1.5, "n": 2, "why": "because", "on": True},
+        params={"x": 1.5, "n": 2, "why": "because", "on": True},
     )
     applied = Applied(step=3, remedy="temperature", details={"tau": 1.5})
     with RunWriter(path, INFO) as writer:

@@ -39,7 +39,7 @@ def main() -> None:
         dist.all_reduce(total)
         sums.append(total.item())
     handle.close()
-    found = [finding.rule for finding in handle.findings]
+    found = [finding.code for finding in handle.findings]
     report = {"sums": sums, "findings": found, "closed": handle.closed}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.destroy_process_group()

@@ -100,7 +100,7 @@ def test_attention_is_read_and_training_unchanged(way: str, tmp_path: Path) -> N
     if way == "training_step":
         assert set(run.series("residual.B")) == {"parts.blocks.0", "parts.blocks.1"}
     found, *blocks = handle.findings
-    assert found.rule == "watch.unread" and "part by part" in found.message
+    assert found.code == "watch.unread" and "part by part" in found.message
     # Blocks that run as .forward() have no call to hook: what needs it is named.
     named = [finding.site for finding in blocks if "residual.*" in finding.message]
     assert named == ([] if way == "training_step" else ["parts.blocks.0"])
@@ -116,7 +116,7 @@ def test_beside_compiled_code_forward_calls_are_named_as_unread(
     handle.close()
     assert losses == train(None, "forward_step")[0]
     unread = [f for f in handle.findings if ".forward()" in f.message]
-    assert unread and unread[0].rule == "watch.unread"
+    assert unread and unread[0].code == "watch.unread"
     assert "attention.theta.p50" not in equipoise.open_run(handle.path).quantities
 
 

@@ -78,7 +78,7 @@ def test_a_declared_site_without_attention_is_a_warning(tmp_path: Path) -> None:
     step(model, optimizer, batches(1)[0])
     handle.close()
     (found,) = handle.findings
-    assert (found.severity, found.rule) == ("warn", "watch.silent")
+    assert (found.severity, found.code) == ("warn", "watch.silent")
     assert re.search(NOT_READ, found.message) and hooks_on(model) == 0
 
 
@@ -100,7 +100,7 @@ def test_a_guessed_site_without_attention_is_no_error(tmp_path: Path) -> None:
         for batch in batches(2):
             step(model, optimizer, batch)
     (found,) = handle.findings
-    assert (found.severity, found.rule) == ("warn", "watch.unread")
+    assert (found.severity, found.code) == ("warn", "watch.unread")
     assert found.site == "blocks.1.attention" and "linear" in found.message
 
 
@@ -165,7 +165,7 @@ def test_a_site_that_stops_being_read_is_one_finding(tmp_path: Path) -> None:
         step(model, optimizer, batch)
     handle.close()
     (found,) = equipoise.open_run(handle.path).findings
-    assert (found.rule, found.site) == ("watch.silent", "blocks.1.attention")
+    assert (found.code, found.site) == ("watch.silent", "blocks.1.attention")
 
 
 def test_a_loss_that_is_partial_was_seen() -> None:
@@ -304,7 +304,7 @@ def test_blocks_of_a_traced_graph_are_named_and_their_gradients_read(
         for batch in batches(3):
             step(model, optimizer, batch)
     (found,) = handle.findings
-    assert (found.site, found.evidence) == ("blocks.0", {"sites": 2})
+    assert (found.site, found.params) == ("blocks.0", {"sites": 2})
     assert "traced" in found.message and "residual.*" in found.message
     run = equipoise.open_run(path)
     blocks = {"blocks.0", "blocks.1"}

@@ -108,7 +108,7 @@ def test_a_webhook_gets_warnings_and_no_readings(tmp_path: Path, loud: None) -> 
     server.server_close()
     (message,) = Hook.received
     assert message["text"] == "step 3: four losses were read"
-    assert message["findings"][0]["rule"] == "test.loud"
+    assert message["findings"][0]["code"] == "test.loud"
 
 
 def test_a_server_that_fails_is_a_finding_once(tmp_path: Path, loud: None) -> None:
@@ -117,7 +117,7 @@ def test_a_server_that_fails_is_a_finding_once(tmp_path: Path, loud: None) -> No
 
     sink = Webhook("http://127.0.0.1:9/", refuse)
     handle = trained(tmp_path / "a.eqp", sinks=[sink])
-    failed = [f for f in handle.findings if f.rule == "sink.failed"]
+    failed = [f for f in handle.findings if f.code == "sink.failed"]
     assert handle.current_step == 12 and len(failed) <= 1
     with pytest.raises(InputError, match="give a URL"):
         Webhook("example.org")

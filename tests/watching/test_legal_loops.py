@@ -47,7 +47,7 @@ def test_lbfgs_records_its_last_evaluation(set_to_none: bool, tmp_path: Path) ->
         last.append(evaluated[-1])
     handle.close()
     assert losses(handle) == ([0, 1], last)
-    assert not [f for f in handle.findings if f.rule == "watch.silent"]
+    assert not [f for f in handle.findings if f.code == "watch.silent"]
     moved = equipoise.open_run(handle.path).series("update.norm")["blocks.0"]
     assert list(moved[0]) == [0, 1]
     assert handle._losses.cleared == 0, "an evaluation is no batch that was left out"
@@ -161,7 +161,7 @@ def test_an_optimiser_made_anew_is_followed(tmp_path: Path) -> None:
         [1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]
     )
     assert list(run.series("update.norm")["head"][0]) == [*range(6)]
-    assert [f.rule for f in handle.findings] == ["watch.optimizer"]
+    assert [f.code for f in handle.findings] == ["watch.optimizer"]
 
 
 def test_two_optimisers_of_disjoint_parameters_make_one_step(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_parameters_that_are_assigned_are_followed(anew: bool, tmp_path: Path) -
     moved = list(run.series("update.norm")["head"][0])
     (found,) = handle.findings
     if anew:
-        assert moved == [*range(6)] and found.rule == "watch.optimizer"
+        assert moved == [*range(6)] and found.code == "watch.optimizer"
     else:
         assert moved == [0, 1, 2] and "update.norm is not read" in found.message
 
@@ -309,7 +309,7 @@ def test_an_optimiser_that_takes_over_after_one_that_raised_is_followed(
     updates = equipoise.open_run(handle.path).series("update.norm")["blocks.0"]
     assert list(updates[0]) == [0, 1, 2]
     (found,) = handle.findings
-    assert found.rule == "watch.optimizer"
+    assert found.code == "watch.optimizer"
 
 
 def test_an_optimiser_that_steps_inside_anothers_closure_takes_no_step_of_its_own(
@@ -373,8 +373,8 @@ def test_of_several_roots_the_one_that_is_not_finite_is_named(tmp_path: Path) ->
     torch.autograd.backward([objective(model, batches(1)[0]), bad])
     optimizer.step()
     handle.close()
-    (found,) = [f for f in handle.findings if f.rule.startswith("nonfinite")]
-    assert found.rule == "nonfinite.forward" and found.site == "head"
+    (found,) = [f for f in handle.findings if f.code.startswith("nonfinite")]
+    assert found.code == "nonfinite.forward" and found.site == "head"
 
 
 def test_gradients_of_a_backward_pass_from_no_scalar_are_read(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_an_optimiser_of_other_parameters_counts_once_the_first_ones_are_frozen(
     handle.close()
     assert losses(handle) == ([0, 1, 2, 3], seen)
     (found,) = handle.findings
-    assert found.rule == "watch.optimizer" and found.step == 2
+    assert found.code == "watch.optimizer" and found.step == 2
 
 
 def test_the_gradient_of_a_pruned_map_is_read(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_step_that_no_hook_saw_is_reported_at_the_end(
     for _ in range(unseen):
         step(optimizer)
     handle.close()
-    found = [(finding.rule, finding.severity) for finding in handle.findings]
+    found = [(finding.code, finding.severity) for finding in handle.findings]
     assert found == [("watch.silent", "error")] * unseen
 
 

@@ -170,11 +170,11 @@ def test_of_scalars_the_loss_is_a_mean_and_the_norm_whole() -> None:
 def test_of_one_nan_the_rank_nearest_its_origin_counts(order: int) -> None:
     seen = (6, "update"), (5, "forward"), (5, "backward")
     found = [
-        Finding(step=step, severity="error", rule=f"nonfinite.{where}", message="NaN")
+        Finding(step=step, severity="error", code=f"nonfinite.{where}", message="NaN")
         for step, where in seen[::order]
     ]
     (one,) = merge_messages([Message(findings=[each]) for each in found]).findings
-    assert (one.step, one.rule) == (5, "nonfinite.forward")
+    assert (one.step, one.code) == (5, "nonfinite.forward")
 
 
 def test_the_slowest_rank_sets_the_interval() -> None:

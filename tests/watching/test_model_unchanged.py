@@ -45,7 +45,7 @@ def test_steps_that_a_scaler_leaves_out_are_identical(
     scales = zip(alone.scales, alone.scales[1:], strict=False)
     assert {after / before for before, after in scales} == expected
     assert handle is not None
-    assert {f.severity for f in handle.findings if f.rule != LARGE} <= {"info"}
+    assert {f.severity for f in handle.findings if f.code != LARGE} <= {"info"}
     run = equipoise.open_run(handle.path)
     assert list(run.series("loss")[""][0]) == list(range(20))
 
@@ -60,7 +60,7 @@ def test_twenty_steps_are_identical(
     watched, handle = trained(**case, run=tmp_path / "a.eqp", preset=preset)
     assert identical(alone, watched)
     assert handle is not None
-    assert not [f for f in handle.findings if f.rule != LARGE]
+    assert not [f for f in handle.findings if f.code != LARGE]
     run = equipoise.open_run(handle.path)
     assert list(run.steps) == list(range(20))
     assert list(run.series("attention.theta.p50")["blocks.0.attention"][0]) == [

@@ -55,8 +55,8 @@ def test_an_activation_is_named(site: str, kind: str, tmp_path: Path) -> None:
         return model.get_submodule(site).register_forward_hook(spoil)
 
     (found,) = watched(tmp_path, 3, broken)
-    assert (found.step, found.rule, found.severity) == (3, "nonfinite.forward", "error")
-    assert found.evidence["direction"] == "forward" and found.evidence["rank"] == 0
+    assert (found.step, found.code, found.severity) == (3, "nonfinite.forward", "error")
+    assert found.params["direction"] == "forward" and found.params["rank"] == 0
     near = {
         "blocks.0.attention.o_proj": ("blocks.0.norm_2", "o_proj"),
         "blocks.1.up": ("blocks.1.up",),
@@ -74,8 +74,8 @@ def test_a_weight_that_is_broken_already_is_named(kind: str, tmp_path: Path) -> 
         model.blocks[1].up.weight.data[0, 0] = BAD[kind]
 
     (found,) = watched(tmp_path, 2, broken)
-    assert (found.step, found.rule) == (2, "nonfinite.update")
-    assert found.site == "blocks.1.up" and found.evidence["kind"] == kind
+    assert (found.step, found.code) == (2, "nonfinite.update")
+    assert found.site == "blocks.1.up" and found.params["kind"] == kind
 
 
 def test_a_gradient_is_named_before_it_clips(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_gradient_is_named_before_it_clips(tmp_path: Path) -> None:
         return site.register_forward_hook(lambda m, a, out: Vertical.apply(out))
 
     found = watched(tmp_path, 3, broken)[0]
-    assert (found.step, found.rule) == (3, "nonfinite.backward")
+    assert (found.step, found.code) == (3, "nonfinite.backward")
     assert found.site.startswith("blocks.0"), "later blocks have good gradients"
 
 
@@ -103,7 +103,7 @@ def test_without_clipping_the_next_step_tells(tmp_path: Path) -> None:
         return weight.register_hook(lambda g: g * float("nan"))
 
     (found,) = watched(tmp_path, 2, broken, clip=False)
-    assert (found.step, found.rule, found.site) == (3, "nonfinite.update", "head")
+    assert (found.step, found.code, found.site) == (3, "nonfinite.update", "head")
 
 
 def test_checkpointed_blocks_are_not_recomputed_for_reading(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_checkpointed_blocks_are_not_recomputed_for_reading(tmp_path: Path) -> N
         return model.get_submodule("blocks.0.down").register_forward_hook(spoil)
 
     (found,) = watched(tmp_path, 3, broken, reentrant=False)
-    assert found.rule == "nonfinite.forward"
+    assert found.code == "nonfinite.forward"
     assert len(calls) == 1, "the checkpoint's own recomputation stops before it"
 
 
@@ -143,7 +143,7 @@ def test_a_function_of_the_user_is_traced(tmp_path: Path) -> None:
         return model.get_submodule("blocks.0.norm_2").register_forward_hook(spoil)
 
     (found,) = watched(tmp_path, 3, broken)
-    assert (found.rule, found.step) == ("nonfinite.forward", 3)
+    assert (found.code, found.step) == ("nonfinite.forward", 3)
     assert "Doubled" in found.message and "blocks.0.norm_2" in found.message
 
 
@@ -170,7 +170,7 @@ def test_on_an_accelerator_a_loss_is_checked_when_it_is_read(
             model.get_parameter("blocks.1.up.weight")[0, 0] = float("nan")
 
     (found,) = watched(tmp_path, 3, broken, clip=False)
-    assert (found.step, found.rule) == (3, "nonfinite.update")
+    assert (found.step, found.code) == (3, "nonfinite.update")
     assert found.site.startswith(("blocks", "embedding"))  # all are, by now
 
 
@@ -273,4 +273,4 @@ def test_a_rank_with_a_nan_alone_runs_no_collective_pass() -> None:
         (found,) = monitor.pop()
     finally:
         dist.destroy_process_group()
-    assert not asked and found.rule == "nonfinite.forward"
+    assert not asked and found.code == "nonfinite.forward"

@@ -56,7 +56,7 @@ def test_the_remaining_rank_trains_on(victim: int, tmp_path: Path) -> None:
         assert steps[:STEPS] == list(range(STEPS))
     RunWriter(run, file.info).close()  # nobody holds the file any more
     # The first rank writes: if it was killed, its file ends where it died.
-    assert [f.rule for f in file.findings] == ["watch.rank_lost"] * victim
+    assert [f.code for f in file.findings] == ["watch.rank_lost"] * victim
 
 
 class RankLost(SingleRank):
@@ -90,4 +90,4 @@ def test_a_rank_that_exits_during_the_exchange_is_left_out(
     file = equipoise.open_run(run)
     assert list(file.series("gradient.norm")["head"][0]) == [0, 1, 3, 4, 5]
     (found,) = file.findings
-    assert (found.rule, found.step) == ("watch.rank_lost", 2)
+    assert (found.code, found.step) == ("watch.rank_lost", 2)

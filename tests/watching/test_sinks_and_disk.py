@@ -30,7 +30,7 @@ def trained(handle_of, steps: int = 12, after=lambda handle, step: None):
 
 
 def about_files(findings) -> list[equipoise.Finding]:
-    return [f for f in findings if f.rule.startswith(("sink.", "store."))]
+    return [f for f in findings if f.code.startswith(("sink.", "store."))]
 
 
 def test_one_failing_sink_is_one_finding_and_the_others_go_on(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_one_failing_sink_is_one_finding_and_the_others_go_on(tmp_path: Path) ->
         )
     )
     (found,) = about_files(handle.findings)
-    assert found.rule == "sink.failed" and "failing" in found.message
+    assert found.code == "sink.failed" and "failing" in found.message
     reader = equipoise.open_run(run)
     assert len(reader.series("loss")[""][0]) == 12
     assert about_files(reader.findings) == [found]
@@ -98,7 +98,7 @@ def test_a_full_disk_once_loses_no_step(tmp_path: Path) -> None:
         steps=200,
         after=limit,
     )
-    rules = [f.rule for f in about_files(handle.findings)]
+    rules = [f.code for f in about_files(handle.findings)]
     assert rules == ["store.not_written", "store.written_again"]
     assert len(equipoise.open_run(run).series("loss")[""][0]) == 200
 
@@ -117,7 +117,7 @@ def test_a_lost_file_is_an_error_finding(tmp_path: Path, gone: str) -> None:
         after=lose,
     )
     (lost,) = about_files(handle.findings)
-    assert lost.rule == "store.file_lost" and lost.severity == "error"
+    assert lost.code == "store.file_lost" and lost.severity == "error"
     assert len(equipoise.open_run(run).series("loss")[""][0]) == 40
 
 

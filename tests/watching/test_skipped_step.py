@@ -29,5 +29,5 @@ def test_training_continues_when_one_rank_leaves_out_a_step(tmp_path: Path) -> N
     assert list(run.series("loss")[""][0]) == [*range(STEPS)]
     norms = run.series("gradient.norm")["head"]
     assert {0, 2} <= {*norms[0]} and max(norms[0]) > 4, "read alone from then on"
-    (found,) = [f for f in run.findings if f.rule == "watch.rank_lost"]
+    (found,) = [f for f in run.findings if f.code == "watch.rank_lost"]
     assert "optimizer.step()" in found.message

@@ -105,8 +105,8 @@ def test_a_nan_on_either_rank_is_the_same_finding_on_both(
     first, second = (rank[f"poison.{bad}"]["findings"] for rank in group[1])
     assert first == second and len(first) == 1
     found = equipoise.Finding.from_json(first[0])
-    assert (found.step, found.rule) == (1, "nonfinite.forward")
-    assert found.evidence["rank"] == bad and found.evidence["kind"] == "NaN"
+    assert (found.step, found.code) == (1, "nonfinite.forward")
+    assert found.params["rank"] == bad and found.params["kind"] == "NaN"
     written = equipoise.open_run(group[0] / f"poison-{bad}.eqp").findings
     assert written == [found]
 
@@ -140,7 +140,7 @@ def test_a_sample_that_was_not_exchanged_is_that_of_one_rank(group: Results) -> 
         assert {site: list(s) for site, (s, _) in run.series(quantity).items()} == {
             site: [0] for site in whole.series(quantity)
         }
-    assert [(f.step, f.rule) for f in run.findings] == [(0, "watch.rank_lost")]
+    assert [(f.step, f.code) for f in run.findings] == [(0, "watch.rank_lost")]
     assert "rank 0 of 2 alone" in run.findings[0].message
 
 
@@ -229,7 +229,7 @@ def test_a_nan_under_fsdp_is_searched_on_the_rank_that_holds_it(group: Results) 
     first, second = (rank["fsdp.poison"]["findings"] for rank in group[1])
     assert first == second and len(first) == 1
     found = equipoise.Finding.from_json(first[0])
-    assert (found.step, found.rule, found.evidence["rank"]) == (
+    assert (found.step, found.code, found.params["rank"]) == (
         1,
         "nonfinite.forward",
         1,
@@ -241,10 +241,10 @@ def test_what_tensor_parallelism_hides_is_named(group: Results, name: str) -> No
     ranks = [rank[f"{name}.truth"] for rank in group[1]]
     assert ranks[0]["findings"] == ranks[1]["findings"]
     found = [equipoise.Finding.from_json(line) for line in ranks[0]["findings"]]
-    assert {(f.rule, f.severity) for f in found} == {("watch.unread", "info")}
+    assert {(f.code, f.severity) for f in found} == {("watch.unread", "info")}
     heads, model = sorted(found, key=lambda f: f.site, reverse=True)
     assert "baek_v1.kappa_* are not read" in heads.message
-    assert heads.evidence["sites"] == 2
+    assert heads.params["sites"] == 2
     assert "curvature.* is not read" in model.message
     assert all(rank["collectives"] == 3 for rank in ranks)
 
@@ -256,9 +256,9 @@ def test_a_nan_on_either_half_of_the_heads_is_one_finding(
     first, second = (rank[f"tp.poison.{bad}"]["findings"] for rank in group[1])
     assert first == second
     broken = [
-        f for f in map(equipoise.Finding.from_json, first) if f.rule != "watch.unread"
+        f for f in map(equipoise.Finding.from_json, first) if f.code != "watch.unread"
     ]
-    assert [(f.step, f.rule, f.evidence["rank"]) for f in broken] == [
+    assert [(f.step, f.code, f.params["rank"]) for f in broken] == [
         (1, "nonfinite.forward", bad)
     ]
 
@@ -267,7 +267,7 @@ def test_ranks_at_different_steps_are_not_put_together(group: Results) -> None:
     """One samples steps 0, 2, 4, the other 0, 3: only step 0 is of both."""
     for rank in group[1]:
         found = [json.loads(text) for text in rank["other steps"]["findings"]]
-        (lost,) = [f for f in found if f["rule"] == "watch.rank_lost"]
+        (lost,) = [f for f in found if f["code"] == "watch.rank_lost"]
         assert "rank 0: 2, rank 1: 3" in lost["message"]
         assert rank["other steps"]["collectives"] == 0, "alone from then on"
     run = equipoise.open_run(group[0] / "other.eqp")
@@ -281,7 +281,7 @@ def test_a_step_that_one_rank_leaves_out_is_noticed(group: Results) -> None:
     """Step 1 of rank 1 is of its third batch, though both count alike."""
     for rank in group[1]:
         found = [json.loads(text) for text in rank["left out"]["findings"]]
-        (apart,) = [f for f in found if f["rule"] == "watch.ranks_apart"]
+        (apart,) = [f for f in found if f["code"] == "watch.ranks_apart"]
         assert apart["step"] == 1 and "rank 0: 0, rank 1: 1" in apart["message"]
     for kind in ("ddp.watched", "fsdp.watched", "budget"):
         texts = [text for rank in group[1] for text in rank[kind]["findings"]]

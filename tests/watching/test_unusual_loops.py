@@ -114,7 +114,7 @@ def test_inside_torch_func_attention_is_named_as_unread(tmp_path: Path) -> None:
     handle.step(loss=1.0)
     handle.close()
     (found,) = handle.findings
-    assert found.rule == "watch.unread" and "torch.func" in found.message
+    assert found.code == "watch.unread" and "torch.func" in found.message
 
 
 class AnyBatch(nn.Module):
@@ -298,4 +298,4 @@ def test_modules_that_are_replaced_and_added_have_their_names(tmp_path: Path) ->
         steps = {site: list(s) for site, (s, _) in run.series(quantity).items()}
         assert steps["blocks.0" + inside] == [0, 1, 2, 3]
         assert steps[added + inside] == [2, 3]
-    assert [f.rule for f in handle.findings] == ["watch.modules"]
+    assert [f.code for f in handle.findings] == ["watch.modules"]

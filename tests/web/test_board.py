@@ -70,7 +70,7 @@ def test_the_list_has_every_run_and_its_verdict(client: TestClient) -> None:
 def test_one_run_as_in_the_report(client: TestClient, folder: Path) -> None:
     run = client.get(f"/api/run/{FAILING}").json()
     assert run["steps"] == {"first": 0, "last": 79, "count": 80}
-    assert [e["rule"] for e in run["events"]] == ["gradient.vanishing"]
+    assert [e["code"] for e in run["events"]] == ["gradient.vanishing"]
     verdict = client.get(f"/api/verdict/{FAILING}").json()
     assert verdict["chart"]["quantity"] == "gradient.norm"
     assert "changes" in client.get(f"/api/changes/{FAILING}").json()
@@ -100,7 +100,7 @@ def test_what_is_new_comes_by_cursor(tmp_path: Path) -> None:
         writer.append([Reading.scalar(0, "loss", 2.0), Reading.scalar(0, "other", 1.0)])
         run = client.get("/api/run/live").json()
         assert run["state"] == "live" and run["cursor"] == 2
-        finding = Finding(step=1, severity="warn", rule="r", message="m")
+        finding = Finding(step=1, severity="warn", code="r", message="m")
         both = Reading(
             step=1, quantity="loss", sites=("",), values=((3.0, math.nan, 5.0),)
         )
@@ -312,8 +312,8 @@ def test_a_large_file_is_judged_from_some_of_its_steps(
         verdict = client.get("/api/verdict/long").json()
     assert "Judged at 80 of 200 sampled steps" in verdict["basis"]
     assert (verdict["state"], verdict["since"]) == (full.state, full.since)
-    rules = [finding.rule for finding in full.findings]
-    assert rules and [f["rule"] for f in verdict["findings"]] == rules
+    rules = [finding.code for finding in full.findings]
+    assert rules and [f["code"] for f in verdict["findings"]] == rules
 
 
 def test_after_a_partial_read_the_rest_is_read(long: Path) -> None:

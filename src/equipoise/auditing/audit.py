@@ -189,7 +189,7 @@ def verdict_of(
 
 
 def _state(grave: Sequence[Finding]) -> State:
-    if any(f.rule.startswith(("weights.nonfinite", "nonfinite")) for f in grave):
+    if any(f.code.startswith(("weights.nonfinite", "nonfinite")) for f in grave):
         return "dead"
     return "failing" if any(f.severity == "error" for f in grave) else "at risk"
 

@@ -71,7 +71,7 @@ def headline(verdict: Verdict) -> str:
 def finding_line(found: Finding) -> str:
     """Return one finding, and what to do about it."""
     then = f" Next: {found.advice}." if found.advice else ""
-    return f"{MARKS[found.severity]} [{found.rule}] {found.message}.{then}"
+    return f"{MARKS[found.severity]} [{found.code}] {found.message}.{then}"
 
 
 def layer_rows(audit: Audit) -> list[list[str]]:

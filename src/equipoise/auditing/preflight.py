@@ -139,8 +139,8 @@ def _of_a_start(findings: Sequence[Finding]) -> list[Finding]:
     A forecast is fitted to runs that are sampled less often and for longer, and of the
     storms that fail it added none to those the rules name.
     """
-    once = {(found.rule, found.site): found for found in reversed(findings)}
-    return [f for f in reversed(once.values()) if not f.rule.startswith("forecast.")]
+    once = {(found.code, found.site): found for found in reversed(findings)}
+    return [f for f in reversed(once.values()) if not f.code.startswith("forecast.")]
 
 
 def _code(end: SystemExit) -> int:
@@ -254,11 +254,11 @@ def _lost(setup: Setup) -> list[Finding]:
         Finding(
             step=0,
             severity="warn" if stored == 0 else "info",
-            rule="start.epsilon",
+            code="start.epsilon",
             site=name,
             message=f"ε of {name} is stored as {stored:.3g} in the weights' format",
             advice="keep norms in float32, or raise ε",
-            evidence={"stored": stored},
+            params={"stored": stored},
         )
         for name, stored in setup.lost.items()
     ]
@@ -283,7 +283,7 @@ def _facts(setup: Setup, stable: float, code: int) -> tuple[str, ...]:
 def _verdict(found: Sequence[Finding], setup: Setup, code: int) -> Verdict:
     grave = [f for f in found if f.severity != "info"]
     if grave:
-        dead = any(f.rule.startswith("nonfinite") for f in grave)
+        dead = any(f.code.startswith("nonfinite") for f in grave)
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
         return Verdict(
             state="dead" if dead else "at risk",

@@ -344,7 +344,7 @@ def _described(proposal: Proposal) -> str:
 
 
 def _firing(judge: Judge) -> set[str]:
-    return {finding.rule for finding in judge.firing if finding.severity != "info"}
+    return {finding.code for finding in judge.firing if finding.severity != "info"}
 
 
 def _losses_since(judge: Judge, step: int) -> list[float]:

@@ -31,7 +31,7 @@ class LogEntry(Record):
         return Finding(
             step=self.step,
             severity="warn" if self.event in CHANGES else "info",
-            rule=f"autopilot.{self.event.replace(' ', '_')}",
+            code=f"autopilot.{self.event.replace(' ', '_')}",
             message=f"autopilot {self.event}: {self.text}",
         )
 

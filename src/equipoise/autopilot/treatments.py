@@ -71,16 +71,16 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     """
     about = {c.rule.name: c.rule.about for c in judge.conditions}
     firing = [f for f in judge.firing if f.severity != "info"]
-    model = [f for f in firing if about.get(f.rule) == "model"]
+    model = [f for f in firing if about.get(f.code) == "model"]
     verdict = judge.verdict
-    nonfinite = [f for f in verdict.findings if f.rule.startswith("nonfinite")]
+    nonfinite = [f for f in verdict.findings if f.code.startswith("nonfinite")]
     if not model and not nonfinite:
         return None
     forecast, losses = forecast_of(judge.history), judge.history.track("loss").first
-    foreseen = any(f.rule == FORECAST for f in model) and forecast is not None
+    foreseen = any(f.code == FORECAST for f in model) and forecast is not None
     return Evidence(
         step=judge.history.step,
-        since={f.rule: f.since for f in [*model, *nonfinite]},
+        since={f.code: f.since for f in [*model, *nonfinite]},
         start=losses[0].step if losses else 0,
         cause=forecast.cause if foreseen and forecast is not None else "",
         rate_grew=_rate_grew(judge.history.curve("learning_rate")),

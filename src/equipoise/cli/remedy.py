@@ -60,7 +60,7 @@ def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
     grave = [finding for finding in verdict.findings if finding.severity != "info"]
     about = {name: rule.about for name, rule in load_rules().items()}
     # As in the verdict's sentence: a cause comes before what it does to the loss.
-    ordered = sorted(grave, key=lambda finding: about.get(finding.rule) == "loss")
+    ordered = sorted(grave, key=lambda finding: about.get(finding.code) == "loss")
     found: dict[str, tuple[RemedyEntry, str]] = {}
     for names, family in map(_of, ordered):
         for entry in offered(names, family):
@@ -70,12 +70,12 @@ def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
 
 def _of(finding: Finding) -> tuple[tuple[str, ...], str]:
     """Return the remedies that fit a finding, and the family of its trouble."""
-    if finding.rule.startswith("nonfinite"):
+    if finding.code.startswith("nonfinite"):
         return NONFINITE, ""
-    if finding.rule == "forecast.failure":
-        cause = str(finding.evidence.get("cause"))
+    if finding.code == "forecast.failure":
+        cause = str(finding.params.get("cause"))
         return REMEDIES.get(cause, ()), cause
-    rule = load_rules().get(finding.rule)
+    rule = load_rules().get(finding.code)
     return (rule.remedies, rule.storms) if rule is not None else ((), "")
 
 

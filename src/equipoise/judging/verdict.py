@@ -73,7 +73,7 @@ class Verdict(Record):
 
     def __post_init__(self) -> None:
         given: tuple[Any, ...] = self.findings  # dictionaries when read from JSON
-        found = (Finding(**f) if isinstance(f, dict) else f for f in given)
+        found = (Finding.from_dict(f) if isinstance(f, dict) else f for f in given)
         object.__setattr__(self, "findings", tuple(found))
         object.__setattr__(self, "quantities", tuple(self.quantities))
 
@@ -200,9 +200,9 @@ class Judge:
     def note(self, findings: Iterable[Finding]) -> None:
         """Take what the watcher itself found: non-finite numbers, and gaps."""
         for finding in findings:
-            if finding.rule.startswith(NONFINITE) and finding.severity == "error":
+            if finding.code.startswith(NONFINITE) and finding.severity == "error":
                 self.nonfinite.append(finding)
-            elif finding.rule in GAPS and finding.severity != "info":
+            elif finding.code in GAPS and finding.severity != "info":
                 self.gaps.append(finding)
 
     def follow(self, news: News) -> None:
@@ -223,7 +223,7 @@ class Judge:
 
     def shows(self, names: Collection[str]) -> bool:
         """Return whether one of these rules fires, or the state is one of these."""
-        fires = any(finding.rule in names for finding in self.firing)
+        fires = any(finding.code in names for finding in self.firing)
         return bool(names) and (fires or self.verdict.state in names)
 
     @property
@@ -254,11 +254,11 @@ def _needs_preset(step: int, names: Sequence[str]) -> Finding:
     return Finding(
         step=step,
         severity="info",
-        rule="rules.unread",
+        code="rules.unread",
         message=f"{len(names)} rules have nothing to judge, because this preset does "
         f"not read what they need: {', '.join(names)}",
         advice='watch(..., preset="deep") reads it',
-        evidence={"rules": ", ".join(names)},
+        params={"rules": ", ".join(names)},
     )
 
 
@@ -278,7 +278,7 @@ def _dead(judge: Judge) -> Verdict | None:
 
 def _then_slower(first: Finding) -> str:
     """Return the advice; where an update broke the weights, a smaller step too."""
-    broke = first.rule == f"{NONFINITE}.update"
+    broke = first.code == f"{NONFINITE}.update"
     return f"{first.advice}; then lower the learning rate" if broke else first.advice
 
 
@@ -314,7 +314,7 @@ def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
     A plateau lower down is failing, not dead: masked-language models stay at the
     entropy of single tokens for thousands of steps, and then go on.
     """
-    for seen in (f.evidence for f in firing if f.rule == NO_PROGRESS):
+    for seen in (f.params for f in firing if f.code == NO_PROGRESS):
         keys = ("since_step", "loss", "reference")
         began, loss, guess = (float(seen[key] or 0) for key in keys)
         return 2 * began <= judge.history.step and loss > AT_CHANCE * guess
@@ -328,14 +328,14 @@ def _judged(judge: Judge) -> Verdict | None:
     firing = [f for f in judge.firing if f.severity != "info"]
     if not firing:
         return None
-    loss = sorted((f for f in firing if about[f.rule] == "loss"), key=plainest)
-    causes = [f for f in firing if about[f.rule] != "loss"]
-    lead = now[(began_first(causes) if causes else loss[0]).rule]
+    loss = sorted((f for f in firing if about[f.code] == "loss"), key=plainest)
+    causes = [f for f in firing if about[f.code] != "loss"]
+    lead = now[(began_first(causes) if causes else loss[0]).code]
     forecast = now.get(FORECAST)
     cause, place = cause_of(forecast, lead), places(lead)
     rate = judge.history.curve("learning_rate")
     failing: State = "dead" if _is_stuck(judge, loss) else "failing"
-    effect = [now[loss[0].rule].sentence] if loss and causes else []
+    effect = [now[loss[0].code].sentence] if loss and causes else []
     advice = advice_for(lead, forecast) or (loss[0].advice if loss else "")
     since = onset(firing, cause, rate)
     return Verdict(

@@ -50,7 +50,7 @@ def weight_findings(readings: Sequence[Reading]) -> list[Finding]:
         one = list(find(tables))
         found += one[:MOST]
         if len(one) > MOST:
-            more = f"{len(one) - MOST} more of {one[0].rule}"
+            more = f"{len(one) - MOST} more of {one[0].code}"
             found.append(_finding("weights.more", "", more, severity=one[0].severity))
     order = {"error": 0, "warn": 1, "info": 2}
     return sorted(found, key=lambda f: order[f.severity])

@@ -30,18 +30,18 @@ def began_first(causes: Sequence[Finding]) -> Finding:
 
     Of what began together: how the model was made, then the gravest.
     """
-    named = [f for f in causes if f.rule != FORECAST]
+    named = [f for f in causes if f.code != FORECAST]
     return min(named or causes, key=_onset)
 
 
 def _onset(finding: Finding) -> tuple[int, bool]:
-    return finding.since, finding.rule not in STARTS
+    return finding.since, finding.code not in STARTS
 
 
 def plainest(finding: Finding) -> int:
     """That a loss is above chance says more than that it rose or does not fall."""
-    said = ("loss.above_chance", "loss.risen", finding.rule)
-    return said.index(finding.rule)
+    said = ("loss.above_chance", "loss.risen", finding.code)
+    return said.index(finding.code)
 
 
 def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
@@ -83,7 +83,7 @@ def _seen_by(forecast: Condition | None, lead: Condition) -> Mapping[str, Scalar
         return {}
     if forecast.finding is not None and forecast.latest is not None:
         return forecast.latest[1].evidence
-    seen = forecast.reported.evidence
+    seen = forecast.reported.params
     came_in_time = lead.since <= forecast.reported.step + float(seen["horizon"] or 0)
     return seen if came_in_time else {}
 

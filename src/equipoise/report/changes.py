@@ -84,7 +84,7 @@ def changes(
 
 def seen_at(finding: Finding) -> str:
     """Return the site in which one sees a finding: a cause may sit in front of it."""
-    most = finding.evidence.get("most_in")
+    most = finding.params.get("most_in")
     return most if isinstance(most, str) and most else finding.site
 
 
@@ -95,7 +95,7 @@ def _standing(grids: Sequence[Grid], firing: Sequence[Finding]) -> list[Change]:
     for finding in sorted(firing, key=lambda f: SEVERITY[f.severity]):
         name = quantity_of(finding, list(by_name))
         # The forecast stands on many quantities, which turned or not.
-        if finding.severity != "info" and finding.rule != FORECAST and name is not None:
+        if finding.severity != "info" and finding.code != FORECAST and name is not None:
             found.append(_since(by_name[name], finding))
     return found
 

@@ -77,8 +77,8 @@ def event_json(kind: str, record: Any) -> Json:
         found |= {
             "severity": "info",
             "message": f"{record.remedy} {word}",
-            "rule": record.remedy,
-            "evidence": found["details"],
+            "code": record.remedy,
+            "params": found["details"],
             "advice": "",
         }
     return {"kind": kind, **found}
@@ -125,7 +125,7 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
     quantity = quantity_of(cause, stored)
     if quantity is None:
         return None
-    view = "depth" if cause.rule.startswith(DEPTH) else "curve"
+    view = "depth" if cause.code.startswith(DEPTH) else "curve"
     seen, blocks = verdict.seen or seen_at(cause), blocks_of(run)
     at_fault = verdict.where if verdict.where is not None else cause.site
     site = at_fault or seen
@@ -140,7 +140,7 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
 
 def is_model_wide(verdict: Verdict) -> bool:
     """Say whether the cause is none of one layer, whichever layer shows it first."""
-    site = [f.site for f in verdict.findings if f.rule == FORECAST]
+    site = [f.site for f in verdict.findings if f.code == FORECAST]
     return bool(verdict.cause) and verdict.cause not in LOCAL and not any(site)
 
 
@@ -149,7 +149,7 @@ def _limit(run: Run, quantity: str, cause: Finding) -> float | None:
 
     Not of loads: half of the experts is not half of the load.
     """
-    value, limit = cause.evidence.get("value"), cause.evidence.get("threshold")
+    value, limit = cause.params.get("value"), cause.params.get("threshold")
     if (
         quantity in MOST
         or not isinstance(value, float)
@@ -181,7 +181,7 @@ def leading(findings: Sequence[Finding]) -> Finding | None:
     Of several causes the one that the verdict's sentence is about.
     """
     serious = [f for f in findings if f.severity != "info"]
-    causes = [f for f in serious if not _is_about_loss(f.rule)]
+    causes = [f for f in serious if not _is_about_loss(f.code)]
     return began_first(causes or serious) if serious else None
 
 

@@ -162,7 +162,7 @@ def decisive(rule: str, named: str | None, stored: list[str]) -> str | None:
 
 def quantity_of(finding: Finding, stored: Sequence[str]) -> str | None:
     """Return the quantity in which one sees a finding; None if none is stored."""
-    read = RULES[finding.rule].reads if finding.rule in RULES else ()
-    wanted = (finding.evidence.get("quantity"), *read)
+    read = RULES[finding.code].reads if finding.code in RULES else ()
+    wanted = (finding.params.get("quantity"), *read)
     named = next((str(name) for name in wanted if name in stored), None)
-    return decisive(finding.rule, named, list(stored))
+    return decisive(finding.code, named, list(stored))

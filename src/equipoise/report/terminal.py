@@ -160,7 +160,7 @@ def _finding(found: RunFinding, verdict: Verdict) -> Text:
     line = Text(f"{f.severity:5} ", COLOURS[f.severity])
     line.append(f"{found.run}, step {f.step}{site}: ", "bold")
     line.append(f.message)
-    now = verdict.now.get(f.rule) if f in verdict.findings else None
+    now = verdict.now.get(f.code) if f in verdict.findings else None
     if now and now not in verdict.sentence:
         line.append(f" Now: {now}.", "bold")
     return line.append(f" Try: {f.advice}", "italic") if f.advice else line

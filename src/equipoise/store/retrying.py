@@ -122,9 +122,9 @@ def _written_again(step: int, dropped: int) -> Finding:
     return Finding(
         step=step,
         severity="error" if dropped else "info",
-        rule="store.written_again",
+        code="store.written_again",
         message=f"the run file can be written again, and is up to date{lost}",
-        evidence={"dropped": dropped},
+        params={"dropped": dropped},
     )
 
 

@@ -99,7 +99,7 @@ class Actions:
         """Exchange a text with all ranks, which all get here at the same step."""
         step = self._recorder.schedule.step
         mine = Finding(
-            step=step, severity="info", rule="autopilot.decision", message=text
+            step=step, severity="info", code="autopilot.decision", message=text
         )
         try:
             messages = self._recorder.ranks.exchange(Message(findings=[mine]))

@@ -267,7 +267,7 @@ class CoverageCheck:
         self._reported.add(note.message)
         text, rule, advice = note.message.format(step=step), note.rule, note.advice
         return [
-            Finding(step=step, severity="info", rule=rule, message=text, advice=advice)
+            Finding(step=step, severity="info", code=rule, message=text, advice=advice)
         ]
 
     def _silent(
@@ -278,7 +278,7 @@ class CoverageCheck:
         return Finding(
             step=step,
             severity=severity,
-            rule="watch.silent",
+            code="watch.silent",
             site=site,
             message=message,
         )
@@ -289,11 +289,11 @@ def _not_read(step: int, sites: list[str], why: str, *, missing: bool) -> Findin
     return Finding(
         step=step,
         severity="warn" if missing else "info",
-        rule="watch.unread",
+        code="watch.unread",
         site=sites[0],
         message=f"{sites[0] or 'the model'}{more}: {why}",
         advice="everything else is read",
-        evidence={"sites": len(sites)},
+        params={"sites": len(sites)},
     )
 
 

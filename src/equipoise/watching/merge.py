@@ -341,8 +341,8 @@ def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
     """
     merged: dict[str, Finding] = {}
     for found in (finding for findings in ranks for finding in findings):
-        is_nonfinite = found.rule.startswith("nonfinite.")
-        key = "nonfinite" if is_nonfinite else f"{found.step} {found.rule} {found.site}"
+        is_nonfinite = found.code.startswith("nonfinite.")
+        key = "nonfinite" if is_nonfinite else f"{found.step} {found.code} {found.site}"
         if key not in merged or _earlier(found, merged[key]):
             merged[key] = found
     return list(merged.values())
@@ -352,7 +352,7 @@ def _earlier(one: Finding, other: Finding) -> bool:
     order = ["nonfinite.update", "nonfinite.forward", "nonfinite.backward"]
 
     def place(finding: Finding) -> tuple[int, int]:
-        known = finding.rule in order
-        return finding.step, order.index(finding.rule) if known else len(order)
+        known = finding.code in order
+        return finding.step, order.index(finding.code) if known else len(order)
 
     return place(one) < place(other)

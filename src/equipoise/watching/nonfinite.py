@@ -287,7 +287,7 @@ class NonfiniteMonitor:
 
     def note_other_ranks(self, findings: list[Finding]) -> None:
         """Treat what another rank found as reported."""
-        if any(finding.rule.startswith("nonfinite.") for finding in findings):
+        if any(finding.code.startswith("nonfinite.") for finding in findings):
             self.active, self._clean_step = True, False
 
     def _replay(self, step: int) -> Origin | None:
@@ -322,9 +322,9 @@ def _finding(
     return Finding(
         step=step,
         severity="info" if expected else "error",
-        rule=f"nonfinite.{origin.direction}",
+        code=f"nonfinite.{origin.direction}",
         site=origin.site,
         message=origin.sentence[:-1] + f", rank {rank})",
         advice=ADVICE[origin.direction],
-        evidence={"kind": origin.kind, "direction": origin.direction, "rank": rank},
+        params={"kind": origin.kind, "direction": origin.direction, "rank": rank},
     )

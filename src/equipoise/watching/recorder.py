@@ -310,12 +310,12 @@ def interval_changed(schedule: Schedule, *, cost: float, plain: float) -> Findin
     return Finding(
         step=schedule.step,
         severity="info",
-        rule="watch.budget",
+        code="watch.budget",
         message=f"sampling every {schedule.interval} steps from here on (asked: every "
         f"{schedule.every}): a sample takes {cost / plain:.2f} steps, "
         f"and the budget is {schedule.budget:.1%}",
         advice="raise the budget, choose preset='minimal', or accept fewer samples",
-        evidence={"interval": schedule.interval, "cost": cost, "plain": plain},
+        params={"interval": schedule.interval, "cost": cost, "plain": plain},
     )
 
 

@@ -184,14 +184,14 @@ def test_what_moved_is_said_in_the_facts() -> None:
 
 def test_subnormal_weights_are_found() -> None:
     found = audit({"w": torch.full((40, 40), 1e-6, dtype=torch.float16)})
-    assert [(f.rule, f.site) for f in found.findings] == [("weights.subnormal", "w")]
+    assert [(f.code, f.site) for f in found.findings] == [("weights.subnormal", "w")]
     assert found.verdict.state == "at risk"
 
 
 def test_initial_weights_are_compared_with_the_plan() -> None:
     model = GPT(GPTConfig(width=64, depth=4, heads=4, context=16, init_std=1.0))
     found = audit(model)
-    assert [f.rule for f in found.findings] == ["weights.initial_scale"]
+    assert [f.code for f in found.findings] == ["weights.initial_scale"]
 
 
 def test_packed_weights_are_not_called_healthy() -> None:
@@ -217,7 +217,7 @@ def test_on_a_batch_rules_of_runs_judge_too() -> None:
     ids = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(0))
     before = {n: p.clone() for n, p in model.named_parameters()}
     found = audit(model, (ids[:, :-1], ids[:, 1:]))
-    assert "attention.saturated" in [f.rule for f in found.findings]
+    assert "attention.saturated" in [f.code for f in found.findings]
     assert found.reading("loss") and found.reading("gradient.norm")
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
@@ -277,7 +277,7 @@ def test_one_point_needs_no_second() -> None:
     theta = Reading(
         step=0, quantity="attention.theta.p5", sites=("a",), values=((0.01, 0.02),)
     )
-    assert [f.rule for f in judged_at_once([theta])] == ["attention.saturated"]
+    assert [f.code for f in judged_at_once([theta])] == ["attention.saturated"]
 
 
 def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:

@@ -89,21 +89,21 @@ class Condition:
         return Finding(
             step=step,
             severity="info",
-            rule=self.rule.name,
+            code=self.rule.name,
             site=found.site,
             message=f"over since step {step} ({self.rule.name} began at step {began})",
-            evidence={"value": found.value, "resolved": True},
+            params={"value": found.value, "resolved": True},
         )
 
     def _report(self, step: int, found: Measured) -> Finding:
         self.finding = Finding(
             step=step,
             severity=self._severity(found),
-            rule=self.rule.name,
+            code=self.rule.name,
             site=found.site,
             message=self.rule.sentence(found),
             advice=found.advice or advise(self.rule.remedies, self.rule.storms),
-            evidence={
+            params={
                 "value": found.value,
                 "threshold": self.rule.threshold,
                 "since": self.since,

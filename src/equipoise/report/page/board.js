@@ -187,5 +187,5 @@ const notify = () => {
 EQ.notification = (run, event) => {
   if (EQ.state.get("notify") !== "1" || !("Notification" in window) || Notification.permission !== "granted") return;
   // Phones know the class and refuse to make one: the findings are on the page all the same.
-  try { new Notification(`${run.label}, step ${event.step}`, { body: event.message, tag: `${run.key} ${event.rule ?? ""}` }); } catch { EQ.state.set("notify", null); }
+  try { new Notification(`${run.label}, step ${event.step}`, { body: event.message, tag: `${run.key} ${event.code ?? ""}` }); } catch { EQ.state.set("notify", null); }
 };

@@ -83,7 +83,7 @@ EQ.seriesOf = async (page, runs, quantity, { site = null } = {}) => {
 };
 
 EQ.marksOf = (runs) => runs.flatMap((run) => run.events.map((event) => ({
-  step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity, text: `${event.rule}, step ${event.step}`,
+  step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity, text: `${event.code}, step ${event.step}`,
 })));
 EQ.tones = { error: "error", warn: "warning", info: "note", remedy: "remedy" };
 

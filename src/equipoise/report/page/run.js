@@ -13,7 +13,7 @@ EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role
 
 // A sentence begins with a capital, a module's name does not.
 const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
-const since = (f) => (typeof f.evidence?.since === "number" ? f.evidence.since : f.step);
+const since = (f) => (typeof f.params?.since === "number" ? f.params.since : f.step);
 
 // Of several runs side by side what fired is folded away: the runs are to be compared.
 EQ.verdictCard = (run, { folded = false } = {}) => {
@@ -48,7 +48,7 @@ function earlier(run) {
 }
 
 function firedList(title, fired, text, folded = false) {
-  const list = EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity }, EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.rule), text(f))));
+  const list = EQ.h("ol", {}, fired.map((f) => EQ.h("li", { class: f.severity }, EQ.h("b", {}, `step ${since(f)} `), EQ.h("code", {}, f.code), text(f))));
   if (folded) return EQ.h("details", { class: "others folded" }, EQ.h("summary", {}, title), list);
   return EQ.h("div", { class: "others" }, EQ.h("h3", {}, title), list);
 }
@@ -63,7 +63,7 @@ function others(verdict, folded) {
 
 // What held when it fired stands in the finding; what holds now, where that differs, on request.
 function nowBeside(verdict, f) {
-  const now = verdict.now?.[f.rule];
+  const now = verdict.now?.[f.code];
   if (!now || verdict.sentence.includes(now) || now.startsWith(`${f.message} (step ${f.step}`)) return null;
   return EQ.h("details", { class: "now" }, EQ.h("summary", {}, "now"), now);
 }
@@ -116,8 +116,8 @@ EQ.eventsList = (runs) => {
       EQ.h("b", {}, ` step ${e.step}`), runs.length > 1 ? ` · ${e.run.label}` : "", e.site ? EQ.h("code", {}, ` ${e.site}`) : ""),
     EQ.h("p", {}, upper(e.message)),
     e.advice ? EQ.h("p", { class: "try" }, `Try: ${e.advice}`) : null,
-    Object.keys(e.evidence ?? {}).length ? EQ.h("p", { class: "evidence" },
-      Object.entries(e.evidence).map(([k, v]) => EQ.h("span", {}, `${k} = ${typeof v === "number" ? EQ.short(v) : v} `)), EQ.h("code", {}, e.rule)) : null)));
+    Object.keys(e.params ?? {}).length ? EQ.h("p", { class: "evidence" },
+      Object.entries(e.params).map(([k, v]) => EQ.h("span", {}, `${k} = ${typeof v === "number" ? EQ.short(v) : v} `)), EQ.h("code", {}, e.code)) : null)));
 };
 
 // Everything that happened, on the axis of the loss.
