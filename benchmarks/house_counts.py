@@ -37,8 +37,8 @@ NEW = {
     "remedies and autopilot": "autopilot* remedies.attention_hooks remedies.catalogue "
     "remedies.gradients remedies.losses remedies.optimiser remedies.precision "
     "remedies.qk_clip remedies.residual remedies.roll_back remedies.scores "
-    "remedies.sigma_reparam remedies.weights watching.acting anatomy.random_state "
-    "cli.remedies cli.remedy",
+    "remedies.sigma_reparam remedies.weights "
+    "watching.autopilot_bridge anatomy.random_state cli.remedies cli.remedy",
     "audit, pre-flight, doctor": "auditing.weights* auditing.audit auditing.page "
     "auditing.preflight auditing.doctor cli.audit cli.preflight cli.doctor",
     "storms": "lab.storms* cli.storms",

@@ -21,31 +21,31 @@ class Mutation:
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
-        WATCHING + "loop_hooks.py",
+        WATCHING + "loop/torch_events.py",
         "    loss = loss.detach().clone()\n",
         "    loss = loss.detach()\n",
         "tests/watching/test_legal_loops.py -k in_place",
     ),
     Mutation(
-        WATCHING + "loop_hooks.py",
+        WATCHING + "loop/torch_events.py",
         "        listener.before_clipping(total_norm.detach().clone(), parameters)\n",
         "        listener.before_clipping(total_norm.detach(), parameters)\n",
         "tests/watching/test_legal_loops.py -k clips",
     ),
     Mutation(
-        WATCHING + "merge.py",
+        WATCHING + "ranks/merge.py",
         "        cost=max(message.cost for message in messages),\n",
         "        cost=min(message.cost for message in messages),\n",
         "tests/watching/test_merge.py",
     ),
     Mutation(
-        WATCHING + "merge.py",
+        WATCHING + "ranks/merge.py",
         "        plain=min(message.plain for message in messages),\n",
         "        plain=max(message.plain for message in messages),\n",
         "tests/watching/test_merge.py",
     ),
     Mutation(
-        WATCHING + "merge.py",
+        WATCHING + "ranks/merge.py",
         "    if len({*counts}) == 1:\n",
         "    if True:\n",
         "tests/watching/test_merge.py",
@@ -338,7 +338,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("event is None or event.query()", "event is None or True"),
         ("event.synchronize()", "pass"),
     ),
-    ("watching/recorder.py", "tests/watching/test_no_wait.py -k arriv"): (
+    ("watching/step/pipeline.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("self.scalars.extend(newer)", "pass"),
     ),
 }

@@ -67,25 +67,25 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("or _state(local) < _state(place)", ""),
         ("self._published = appends", "pass"),
     ),
-    ("watching/step_readings.py", LOOPS): (
+    ("watching/step/losses.py", LOOPS): (
         ("self.reached_model and not in_closure", "self.reached_model"),
         ("or self._replaced()", ""),
     ),
-    ("watching/step_readings.py", "tests/watching/test_step_readings.py"): (
+    ("watching/step/readings.py", "tests/watching/test_step_readings.py"): (
         ("rate.detach().clone() if", "rate.detach() if"),
         ("(2 * _ln(B[s][0]),)", "(_ln(B[s][0]),)"),
     ),
-    ("watching/recorder.py", "tests/watching/test_recorder.py"): (
+    ("watching/step/pipeline.py", "tests/watching/test_recorder.py"): (
         ("if os.getpid() != process:", "if False:"),
     ),
-    ("watching/ranks.py", "tests/watching/test_merge.py"): (
+    ("watching/ranks/group.py", "tests/watching/test_merge.py"): (
         ("if max(sizes) + 8 > self._capacity:", "if max(sizes) > self._capacity:"),
     ),
-    ("watching/sampler.py", "tests/watching/test_schedule.py"): (
+    ("watching/step/schedule.py", "tests/watching/test_schedule.py"): (
         ("            if self._depth == 0:\n", "            if True:\n"),
         ("wanted = max(self.every, ", "wanted = min(self.every, "),
     ),
-    ("watching/merge.py", "tests/watching/test_merge.py"): (
+    ("watching/ranks/merge.py", "tests/watching/test_merge.py"): (
         ("strict=True) if w)", "strict=True))"),
     ),
     ("anatomy/hooks.py", HOOKS): (

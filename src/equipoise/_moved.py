@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 MOVED = {
-    "anatomy.unread": "watching.coverage",
+    "anatomy.unread": "watching.step.coverage",
     "claims.baek_epsilon": "claims.baek_estimators",
     "claims.baek_statistics": "claims.baek_networks",
     "claims.emadi_bounds": "claims.emadi",

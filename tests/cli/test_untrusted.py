@@ -16,7 +16,7 @@ from equipoise import cli
 from equipoise.auditing import subject as opening
 from equipoise.auditing.subject import loaded_batch
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching import batch
+from equipoise.watching.step import batch
 from tests.cli.test_cli import run
 from tests.conftest import PATIENCE
 from tests.report.runs import pre_and_post

@@ -35,8 +35,8 @@ from equipoise.probes.row_sample import (
     weighted_mean,
     weighted_quantiles,
 )
-from equipoise.watching.merge import join_tables
 from equipoise.watching.options import WatchOptions
+from equipoise.watching.ranks.merge import join_tables
 from tests.probes.reading import Emitted, Emitter, gpt, tokens
 
 QUERIES = 150

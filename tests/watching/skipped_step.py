@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
-from equipoise.watching import ranks
+from equipoise.watching.ranks import group as ranks
 from tests.watching.models import batches, objective
 from tests.watching.two_ranks import half, without_batch_norm
 

@@ -19,8 +19,8 @@ import equipoise
 from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
 from equipoise.probes.protocols import Emit, Guarded
-from equipoise.watching.merge import Message
-from equipoise.watching.ranks import SingleRank
+from equipoise.watching.ranks.group import SingleRank
+from equipoise.watching.ranks.merge import Message
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 PATCHED = (torch.autograd, "backward"), (clip_grad, "_clip_grads_with_norm_")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import equipoise
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.errors import SilentSiteError
-from equipoise.watching.coverage import CoverageCheck
+from equipoise.watching.step.coverage import CoverageCheck
 from tests.watching.models import (
     TOKENS,
     TinyAttention,

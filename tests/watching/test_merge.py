@@ -12,7 +12,8 @@ from equipoise.probes.capture import Cell, Collector, Table
 from equipoise.probes.protocols import How
 from equipoise.probes.sharding import Part, parts_by_rank
 from equipoise.records import Finding
-from equipoise.watching.merge import (
+from equipoise.watching.ranks.group import GroupRanks
+from equipoise.watching.ranks.merge import (
     Message,
     add_shared,
     cleared_by_rank,
@@ -21,8 +22,7 @@ from equipoise.watching.merge import (
     merge_messages,
     steps_by_rank,
 )
-from equipoise.watching.ranks import GroupRanks
-from equipoise.watching.step_readings import NORM, NORM_PART
+from equipoise.watching.step.readings import NORM, NORM_PART
 
 SITE = "blocks.0.attention"
 

@@ -47,7 +47,7 @@ def test_a_sampled_step_runs_through_few_modules(tmp_path: Path) -> None:
     ours = {name for name in found if name.startswith("equipoise.")}
     ours -= {name for name in ours if name.startswith("equipoise.judging")}
     # Judging is counted apart: it reads records only.
-    assert "equipoise.watching.recorder" in ours, "nothing was sampled"
+    assert "equipoise.watching.step.pipeline" in ours, "nothing was sampled"
     assert len(ours) <= MOST_MODULES, "\n".join(sorted(ours))
 
 

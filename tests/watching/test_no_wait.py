@@ -26,8 +26,8 @@ import equipoise
 from equipoise.numerics.spectra import tracking
 from equipoise.probes import sharding
 from equipoise.watching import Watch, start
-from equipoise.watching.merge import Message
-from equipoise.watching.ranks import SingleRank
+from equipoise.watching.ranks.group import SingleRank
+from equipoise.watching.ranks.merge import Message
 from tests.watching.models import Late, TinyModel, batches, objective
 from tests.zoo.handwritten import encoder, lab_gpt, nano_gpt
 from tests.zoo.specimens import hugging

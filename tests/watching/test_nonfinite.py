@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
-from equipoise.watching.batch import bundle_path, load_step
-from equipoise.watching.nonfinite import NonfiniteMonitor, first_bad_module
+from equipoise.watching.step.batch import bundle_path, load_step
+from equipoise.watching.step.nonfinite import NonfiniteMonitor, first_bad_module
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 BAD = {"NaN": float("nan"), "Inf": float("inf")}
@@ -163,7 +163,8 @@ def test_on_an_accelerator_a_loss_is_checked_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There no value is on the host before it is written; a CPU stands in for it."""
-    monkeypatch.setattr("equipoise.watching.nonfinite.host_value", lambda scalar: None)
+    host_value = "equipoise.watching.step.nonfinite.host_value"
+    monkeypatch.setattr(host_value, lambda scalar: None)
 
     def broken(model: nn.Module) -> Any:
         with torch.no_grad():

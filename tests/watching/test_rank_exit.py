@@ -10,8 +10,8 @@ import torch
 import equipoise
 from equipoise.store import RunWriter
 from equipoise.watching import start
-from equipoise.watching.merge import Message
-from equipoise.watching.ranks import SingleRank
+from equipoise.watching.ranks.group import SingleRank
+from equipoise.watching.ranks.merge import Message
 from tests.conftest import PATIENCE
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 from tests.watching.rank_exit import free_port

@@ -11,7 +11,7 @@ import torch
 
 import equipoise
 from equipoise.watching import Watch
-from equipoise.watching.recorder import write_rest
+from equipoise.watching.step.pipeline import write_rest
 from tests.watching.models import TinyModel
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.errors import InputError
-from equipoise.watching.sampler import Schedule
+from equipoise.watching.step.schedule import Schedule
 from tests.watching.models import TinyModel, batches, objective, trained
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from equipoise.records import Reading
-from equipoise.watching.step_readings import StepLosses, StepScalars, derived_readings
+from equipoise.watching.step.losses import StepLosses
+from equipoise.watching.step.readings import StepScalars, derived_readings
 
 BLOCKS = ["h.0", "h.1"]
 

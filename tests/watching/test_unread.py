@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
 from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.watching.coverage import unread
+from equipoise.watching.step.coverage import unread
 from tests.zoo.specimens import SPECIMENS
 
 

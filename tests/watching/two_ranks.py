@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import equipoise
 from equipoise.probes import sharding
-from equipoise.watching import ranks
+from equipoise.watching.ranks import group as ranks
 from tests.watching.models import Digest, Late, TinyModel, batches, objective
 
 STEPS = 5

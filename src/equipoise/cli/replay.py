@@ -38,9 +38,9 @@ def command(
     """
     # Here, not above: --help must not load torch.
     from equipoise.cli.subject import user_code
-    from equipoise.watching.batch import NEEDED, bundles, load_step, measure
-    from equipoise.watching.nonfinite import first_bad_module
     from equipoise.watching.options import preset_probes
+    from equipoise.watching.step.batch import NEEDED, bundles, load_step, measure
+    from equipoise.watching.step.nonfinite import first_bad_module
 
     saved = bundles(run)
     if not saved:

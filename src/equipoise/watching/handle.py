@@ -21,14 +21,16 @@ from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
-from equipoise.watching import coverage, loop_hooks, recorder
-from equipoise.watching.acting import Actions
-from equipoise.watching.batch import StoredBatch
-from equipoise.watching.nonfinite import NonfiniteMonitor
+from equipoise.watching.autopilot_bridge import Actions
+from equipoise.watching.loop import optimizers, torch_events
 from equipoise.watching.options import WatchOptions, one_number_each
-from equipoise.watching.ranks import Ranks
-from equipoise.watching.sampler import Meter, Sampler, Schedule
-from equipoise.watching.step_readings import StepLosses
+from equipoise.watching.ranks.group import Ranks
+from equipoise.watching.step import coverage, pipeline
+from equipoise.watching.step.batch import StoredBatch
+from equipoise.watching.step.losses import StepLosses
+from equipoise.watching.step.measure import Sampler
+from equipoise.watching.step.nonfinite import NonfiniteMonitor
+from equipoise.watching.step.schedule import Meter, Schedule
 
 if TYPE_CHECKING:
     from equipoise.autopilot.pilot import Pilot
@@ -46,7 +48,7 @@ class Watch:
         self,
         anatomy: Anatomy,
         probes: Sequence[Probe],
-        writer: recorder.StepWriter,
+        writer: pipeline.StepWriter,
         *,
         path: Path,
         optimizer: Optimizer | None,
@@ -68,10 +70,10 @@ class Watch:
         self._losses = StepLosses(anatomy.model, optimizer)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = coverage.CoverageCheck(anatomy, strict=options.strict)
-        self.reporter = recorder.Reporter(
+        self.reporter = pipeline.Reporter(
             options.on_finding, first_rank=self.first_rank, quiet=options.quiet
         )
-        self._recorder = recorder.Recorder(
+        self._recorder = pipeline.Recorder(
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
         self._nonfinite.stored = self._stored.get
@@ -82,8 +84,8 @@ class Watch:
         self._step_ended = list[Callable[[int, bool], Any]]()
         self._scaled = self._step_seen = self._updating = self._stop = False
         self._number, self._other = id(self), 0
-        self._relations = loop_hooks.Relations(anatomy.model)
-        loop_hooks.on_tracing(self, self._number)
+        self._relations = optimizers.Relations(anatomy.model)
+        torch_events.on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
         self._guarded(self._sampler.begin)(ranks, acts=self.autopilot is not None)
@@ -214,7 +216,7 @@ class Watch:
             self._note(coverage.OTHER_BATCHES)
 
     def _still_updating(self) -> bool:
-        return self._updating and loop_hooks.is_stepping(self.optimizer)
+        return self._updating and optimizers.is_stepping(self.optimizer)
 
     def after_backward(self, loss: Tensor | None, scale: Tensor | None) -> None:
         self._scaled = scale is not None
@@ -249,7 +251,7 @@ class Watch:
         own = self._relations.begin(optimizer, self.optimizer, self.current_step)
         self._updating = counted or self._still_updating()
         # In a closure, and inside a backward pass, gradients are still to come.
-        if counted and not (closure or loop_hooks.inside_backward()):
+        if counted and not (closure or torch_events.inside_backward()):
             self._guarded(self._sampler.read_missed_gradients)()
         if self.sampling and own and (counted or not self._losses.step_is_over):
             self._guarded(self._sampler.before_update)(optimizer)
@@ -286,7 +288,7 @@ class Watch:
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            loop_hooks.notify_tracing(self._number)
+            torch_events.notify_tracing(self._number)
             return
         if self.closed:
             return
@@ -308,7 +310,7 @@ class Watch:
         self._recorder.add_findings(self.reporter.report(findings))
 
     def _attach(self) -> None:
-        self._off.enter_context(loop_hooks.listening_to_loop(self))
+        self._off.enter_context(torch_events.listening_to_loop(self))
         self._off.enter_context(self._actions.recorded())
         self._off.callback(self._sampler.close)
         self._off.callback(self._stored.close)
@@ -316,11 +318,11 @@ class Watch:
         self._stack.callback(self._relations.close)
         if self.optimizer is not None:
             self._follow(self.optimizer)
-        close = partial(recorder.close_handle, weakref.ref(self))
+        close = partial(pipeline.close_handle, weakref.ref(self))
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
         # A dropped handle is collected with its model and optimiser.
-        end = weakref.finalize(self, recorder.write_rest, self._recorder, os.getpid())
+        end = weakref.finalize(self, pipeline.write_rest, self._recorder, os.getpid())
         self._stack.callback(end.detach)
 
     def _arm(self) -> None:

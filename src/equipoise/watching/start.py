@@ -26,8 +26,8 @@ from equipoise.watching.options import (
     preset_probes,
     read_options,
 )
-from equipoise.watching.ranks import connect_ranks
-from equipoise.watching.recorder import StepWriter, log
+from equipoise.watching.ranks.group import connect_ranks
+from equipoise.watching.step.pipeline import StepWriter, log
 from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from equipoise.records import Finding
-from equipoise.watching.merge import Message
+from equipoise.watching.ranks.merge import Message
 
 log = logging.getLogger("equipoise")
 

@@ -4,11 +4,8 @@ Steps are counted, never timed: all ranks sample the same steps, and a checkpoin
 carry the counter. The cost is in CPU seconds of the thread that trains.
 """
 
-import math
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +13,6 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, named
-from equipoise.errors import InputError
 from equipoise.probes.capture import (
     Arriving,
     Boundary,
@@ -45,122 +41,9 @@ from equipoise.probes.window import (
     called_as_forward,
     parts_not_read,
 )
-from equipoise.watching.batch import BatchCapture, compiled_parts
-from equipoise.watching.coverage import PROMISED
-from equipoise.watching.ranks import Ranks
-
-
-@dataclass(slots=True, kw_only=True)
-class Schedule:
-    """Samples every so many steps, and at the steps that were named."""
-
-    every: int = 10
-    at: Collection[int] = ()
-    budget: float | None = None
-    """Share of the training's time that sampling may take."""
-    step: int = 0
-    interval: int = field(init=False)
-    next_due: int = field(init=False)
-    hurry: bool = False
-
-    def __post_init__(self) -> None:
-        self.at = frozenset(self.at)
-        self.interval = self.every
-        self.next_due = self.step
-
-    @property
-    def due(self) -> bool:
-        """Whether the step under way is sampled."""
-        return self.step >= self.next_due or self.step in self.at
-
-    def advance(self) -> None:
-        """End the step; after a sampled one the next is a whole interval away."""
-        if self.step >= self.next_due:
-            self.next_due = self.step + self.interval
-        if self.hurry:
-            self.next_due = self.step + 1
-        self.step, self.hurry = self.step + 1, False
-
-    def continue_at(self, step: int) -> None:
-        """Give the step under way a number; multiples of the interval are sampled."""
-        self.step = step
-        self.next_due = -(-step // self.interval) * self.interval
-
-    def soon(self) -> None:
-        """Sample the next step, whatever the interval: something has happened."""
-        self.hurry = True
-
-    def adapt(self, *, cost: float, plain: float) -> int | None:
-        """Return the new interval if the budget changes it, given seconds a step.
-
-        A sample of cost c every n steps of p seconds takes the share c / (n p).
-        """
-        if self.budget is None or plain <= 0:
-            return None
-        wanted = max(self.every, math.ceil(cost / (self.budget * plain)))
-        # Within a quarter it is noise: a wandering interval is of no use.
-        if abs(wanted - self.interval) <= self.interval / 4:
-            return None
-        self.interval = wanted
-        self.next_due = max(self.next_due, self.step + wanted)
-        return wanted
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must carry for the phase to survive."""
-        return {"step": self.step, "interval": self.interval, "next_due": self.next_due}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        try:
-            step, interval, due = (int(state[name]) for name in self.state_dict())
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"no .state_dict() of a watch: {error!r}") from error
-        self.step, self.interval, self.next_due = step, interval, due
-
-
-SMOOTHING = 0.3
-
-
-@dataclass(slots=True)
-class Meter:
-    """Splits a step's time into ours and the training's.
-
-    Thread time, not wall time: a machine shared with others must not look like a
-    slow probe. On an accelerator it counts what the host spends, launches included.
-    """
-
-    ours: float = 0.0
-    """Of the step under way."""
-    cost: float | None = None
-    """Of a sampled step, smoothed."""
-    plain: float | None = None
-    """What a step takes without us, smoothed."""
-    _began: float = field(default_factory=time.thread_time)
-    _depth: int = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the block as ours; blocks inside it are counted once."""
-        self._depth += 1
-        start = time.thread_time()
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self.ours += time.thread_time() - start
-
-    def end_step(self, *, sampled: bool) -> None:
-        """Close the account of a step."""
-        now = time.thread_time()
-        total, self._began = max(now - self._began, 0.0), now
-        ours, self.ours = self.ours, 0.0
-        if sampled:
-            self.cost = _smoothed(self.cost, ours)
-        self.plain = _smoothed(self.plain, max(total - ours, 0.0))
-
-
-def _smoothed(old: float | None, new: float) -> float:
-    return new if old is None else old + SMOOTHING * (new - old)
+from equipoise.watching.ranks.group import Ranks
+from equipoise.watching.step.batch import BatchCapture, compiled_parts
+from equipoise.watching.step.coverage import PROMISED
 
 
 class Sampler:

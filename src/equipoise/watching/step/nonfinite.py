@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from equipoise.anatomy.sharding import local_part, needs_all_ranks
 from equipoise.anatomy.sites import named, unwrapped
 from equipoise.records import Finding
-from equipoise.watching.batch import Batch, bundle_path, save_step
-from equipoise.watching.step_readings import Entry
+from equipoise.watching.step.batch import Batch, bundle_path, save_step
+from equipoise.watching.step.readings import Entry
 
 Direction = Literal["forward", "backward", "update"]
 

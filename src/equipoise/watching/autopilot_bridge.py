@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from equipoise.autopilot.options import Given, read_autopilot
 from equipoise.autopilot.recording import remedies_noted
 from equipoise.records import Finding
-from equipoise.watching.batch import Batch
-from equipoise.watching.merge import Message
-from equipoise.watching.ranks import not_exchanged
-from equipoise.watching.recorder import Recorder
-from equipoise.watching.sampler import Sampler
+from equipoise.watching.ranks.group import not_exchanged
+from equipoise.watching.ranks.merge import Message
+from equipoise.watching.step.batch import Batch
+from equipoise.watching.step.measure import Sampler
+from equipoise.watching.step.pipeline import Recorder
 
 if TYPE_CHECKING:
     from equipoise.autopilot.pilot import Pilot

@@ -23,7 +23,7 @@ from equipoise.probes.attention import BINS, HISTOGRAM, QUANTILES, quantile
 from equipoise.probes.capture import Cell, Table
 from equipoise.probes.sharding import Part, Parts
 from equipoise.records import Finding
-from equipoise.watching.step_readings import NORM, NORM_PART, Entry
+from equipoise.watching.step.readings import NORM, NORM_PART, Entry
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,14 +19,7 @@ from equipoise.probes.capture import Arriving, Boundary
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
-from equipoise.watching.merge import (
-    Message,
-    add_shared,
-    cleared_by_rank,
-    merge_messages,
-    steps_by_rank,
-)
-from equipoise.watching.ranks import (
+from equipoise.watching.ranks.group import (
     Ranks,
     SingleRank,
     at_other_steps,
@@ -35,12 +28,15 @@ from equipoise.watching.ranks import (
     not_shared,
     rank_lost,
 )
-from equipoise.watching.sampler import (
-    Meter,
-    Sampler,
-    Schedule,
+from equipoise.watching.ranks.merge import (
+    Message,
+    add_shared,
+    cleared_by_rank,
+    merge_messages,
+    steps_by_rank,
 )
-from equipoise.watching.step_readings import (
+from equipoise.watching.step.measure import Sampler
+from equipoise.watching.step.readings import (
     Entry,
     Moving,
     Received,
@@ -49,6 +45,7 @@ from equipoise.watching.step_readings import (
     scalar_readings,
     table_readings,
 )
+from equipoise.watching.step.schedule import Meter, Schedule
 
 log = logging.getLogger("equipoise")
 VERDICT = "verdict.state"

@@ -1,0 +1,1 @@
+"""The training loop: what torch does in it becomes events."""

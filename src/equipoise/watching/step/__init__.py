@@ -1,0 +1,1 @@
+"""One step: its states, what is measured in it, and the file it is written to."""
