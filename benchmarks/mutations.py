@@ -43,20 +43,20 @@ def outcome(mutation: Mutation, folder: Path) -> dict[str, str]:
         return {"outcome": "no such line"}
     if _unbroken(mutation.tests, folder)["outcome"] != "survived":
         return {"outcome": "its tests fail without it"}
-    _replace(path, text.replace(mutation.old, mutation.new, 1))
+    replace(path, text.replace(mutation.old, mutation.new, 1))
     try:
-        return _tested(mutation.tests, folder)
+        return tested(mutation.tests, folder)
     finally:
-        _replace(path, text)
+        replace(path, text)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str) -> None:
     path.write_text(text)
     # Compiled code is told from older by seconds: two mutations may share one.
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def _tested(tests: str, folder: Path) -> dict[str, str]:
+def tested(tests: str, folder: Path) -> dict[str, str]:
     """Run tests until the first fails; its name is returned with the outcome."""
     output = folder / "output.txt"
     # Forked: torch is loaded once, and nothing of ours is loaded here.
@@ -75,7 +75,7 @@ def _tested(tests: str, folder: Path) -> dict[str, str]:
     return result if found is None else {**result, "by": found[1]}
 
 
-_unbroken = functools.cache(_tested)
+_unbroken = functools.cache(tested)
 
 
 def _run(tests: list[str], folder: Path, output: Path) -> NoReturn:
@@ -96,7 +96,7 @@ def _run(tests: list[str], folder: Path, output: Path) -> NoReturn:
     os._exit(code)
 
 
-def _code(mutation: Mutation, folder: Path = ROOT) -> str:
+def code_of(mutation: Mutation, folder: Path = ROOT) -> str:
     """Return which version of its file an outcome is of."""
     return hashlib.sha256((folder / mutation.file).read_bytes()).hexdigest()[:12]
 
@@ -123,29 +123,33 @@ def _wanted(
         for m in chosen
         if again
         or (m.file, m.old.strip()) not in current
-        or known[m.file, m.old.strip()]["code"] != _code(m)
+        or known[m.file, m.old.strip()]["code"] != code_of(m)
     ]
 
 
 def _written(known: dict[tuple[str, str], dict[str, str]]) -> None:
     rows = list(known.values())
     survived = sum(r["outcome"] == "survived" and not r["why"] for r in rows)
-    current = {(m.file, m.old.strip()): _code(m) for m in MUTATIONS}
+    current = {(m.file, m.old.strip()): code_of(m) for m in MUTATIONS}
     fresh = sum(r.get("code") == current[r["file"], r["line"]] for r in rows)
     counts = {"listed": len(MUTATIONS), "recorded": len(rows), "current": fresh}
     publish("mutations", rows, **counts, survived=survived)
 
 
+def copy_tree(folder: Path) -> Path:
+    """Copy the repository, without what is built or installed in it."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "site", "coverage")
+    return Path(shutil.copytree(ROOT, folder / "tree", ignore=ignored))
+
+
 def main(words: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns(".git", ".venv", "site")
-        shutil.copytree(ROOT, tree, ignore=ignored)
+        tree = copy_tree(Path(folder))
         for mutation in _wanted(words, _known()):
             row = {"file": mutation.file, "line": mutation.old.strip()}
             row |= outcome(mutation, tree)
             row["why"] = EQUIVALENT.get(mutation.old.strip(), "")
-            row["code"] = _code(mutation, tree)
+            row["code"] = code_of(mutation, tree)
             _written(_known() | {(mutation.file, row["line"]): row})
 
 
