@@ -114,8 +114,3 @@ STARTS = [f"equipoise.{name}".rstrip(".") for name in HERE] + sorted(
 def test_reading_side_starts_without_torch(name: str) -> None:
     code = f"import sys, {name}; assert not {{'torch', 'numba'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SRC.parent)
-
-
-@by_path
-def test_fits_on_a_few_screens(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
