@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "numerics": "errors records",
     "theory": "errors numerics",
     "anatomy": "errors",
-    "store": "errors records judging",
+    "text": "errors records judging",
+    "store": "errors records judging text",
     "judging": "errors records",
     "sinks": "errors records",
     # Only the probes of the preset `deep` import theory; `default` imports none of it.
@@ -27,20 +28,31 @@ MAY_IMPORT = {
     "remedies": "errors numerics anatomy",
     "planning": "errors records numerics",
     "autopilot": "errors records anatomy judging remedies",
-    "watching": "errors records numerics anatomy probes judging store sinks autopilot",
+    "watching": "errors records numerics anatomy probes judging text store sinks "
+    "autopilot",
     "auditing": "errors records numerics theory anatomy probes report watching "
-    "planning integrations judging store",
+    "planning integrations judging store text",
     "integrations": "errors records watching store",
     "lab": "errors records numerics theory anatomy probes judging remedies watching "
     "store report auditing planning",
     "claims": "errors records numerics theory anatomy probes judging remedies report "
     "watching lab auditing planning",
-    "report": "errors records store judging",
-    "web": "errors records store report",
+    "report": "errors records store judging text",
+    "web": "errors records store report text",
     "cli": "errors records store watching planning integrations lab claims report web "
-    "auditing judging sinks",
+    "auditing judging sinks text",
 }
-TORCH_FREE = {"", "records", "errors", "store", "judging", "sinks", "report", "web"}
+TORCH_FREE = {
+    "",
+    "records",
+    "errors",
+    "text",
+    "store",
+    "judging",
+    "sinks",
+    "report",
+    "web",
+}
 # Typing `equipoise report` on a laptop must not need torch either.
 TORCH_FREE_MODULES = {"equipoise.cli", "equipoise.planning"}
 

@@ -207,7 +207,7 @@ def test_a_sink_that_fails_is_one_finding_and_is_tried_after_pauses() -> None:
     isolated = IsolatedSink("mine", mine)
     found = [f for step in range(200) for f in isolated.log({step: {"loss": 1.0}})]
     assert [f.code for f in found] == ["sink.failed"]
-    assert found[0].step == 4 and "no route to host" in found[0].message
+    assert found[0].step == 4 and "no route to host" in str(found[0].params["error"])
     assert mine.got[:4] == [0, 1, 2, 3] and mine.calls < 80
     assert isolated.close(200) == []  # it has no close()
 
@@ -218,7 +218,7 @@ def test_closing_may_fail_too() -> None:
             raise OSError("gone")
 
     (found,) = IsolatedSink("mine", Unclosable()).close(7)
-    assert found.step == 7 and "OSError('gone')" in found.message
+    assert found.step == 7 and found.params["error"] == "OSError('gone')"
 
 
 @pytest.mark.parametrize("wrong", [3, None, object(), "wanbd", ("jsonl",)])

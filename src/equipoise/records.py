@@ -130,6 +130,10 @@ class Finding(Record):
         since = self.params.get("since")
         return int(since) if isinstance(since, int | float) else self.step
 
+    def belongs_to(self, family: str) -> bool:
+        """Return whether its code is this one, or begins with it and a dot."""
+        return self.code == family or self.code.startswith(f"{family}.")
+
     @property
     def key(self) -> tuple[str, str, int]:
         """What joins the reports of one event: code, site, and since when."""

@@ -434,7 +434,7 @@ def test_transformer_engines_module_is_read_or_refused() -> None:
     refused = Engine(attn_mask_type="arbitrary")
     with torch.no_grad(), Interceptor(anatomy_of(refused), lambda call: None) as seen:
         refused(x)
-    assert any("arbitrary" in why for why in seen.gaps.unread.values())
+    assert any("arbitrary" in why.detail for why in seen.gaps.unread.values())
 
 
 @pytest.mark.parametrize("kind", ["padding", "padding_causal"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.probes.capture import Boundary, attached
 from equipoise.probes.protocols import GradientProbe, Probe
@@ -22,14 +22,14 @@ class Emitter:
 
     def __init__(self) -> None:
         self.found: Emitted = {}
-        self.reasons: dict[str, list[str]] = {}
+        self.reasons: dict[str, list[Reason]] = {}
 
     def __call__(
         self, site: str, quantity: str, values: Tensor, *, how: str = "last"
     ) -> None:
         self.found[site, quantity] = values.detach().clone()
 
-    def not_read(self, site: str, why: str) -> None:
+    def not_read(self, site: str, why: Reason) -> None:
         self.reasons.setdefault(site, []).append(why)
 
 

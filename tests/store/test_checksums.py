@@ -79,7 +79,7 @@ def test_a_flipped_loss_is_skipped_and_reported(
     assert run.damage == ["readings of loss: 1 damaged or lost"]
     assert "readings of loss are damaged" in caplog.text
     (last,) = [f for f in run.findings if f.code == "store.damaged"]
-    assert last.severity == "error" and "readings of loss" in last.message
+    assert last.severity == "error" and "readings of loss" in str(last.params["error"])
     assert len(open_run(path).since(0)[0].readings) == 3 * 40 - 1
 
 

@@ -45,7 +45,7 @@ def test_a_full_disk_once_loses_nothing(path: Path) -> None:
     fill_disk(writer)
     found = [f for step in range(400) for f in retrying.append(sample(step))]
     assert [f.code for f in found] == ["store.not_written"]
-    assert "full" in found[0].message and found[0].severity == "warn"
+    assert "full" in str(found[0].params["error"]) and found[0].severity == "warn"
     make_room(writer)
     (again,) = retrying.append(sample(400))
     assert again.code == "store.written_again" and again.severity == "info"
@@ -134,7 +134,8 @@ def test_another_file_in_its_place_is_left_alone(path: Path) -> None:
     path.unlink()
     path.write_text("precious")
     (refused,) = retrying.append(sample(1))
-    assert refused.code == "store.not_written" and "replaced" in refused.message
+    assert refused.code == "store.not_written"
+    assert "replaced" in str(refused.params["error"])
     assert [f.code for f in retrying.close()] == ["store.not_saved"]
     assert path.read_text() == "precious"
 

@@ -253,7 +253,7 @@ def test_deep_names_what_reads_data_beside_it(
         run=tmp_path / "a.eqp",
     )
     assert counts == [1, 0, 1, 0]
-    failed = {f.message.split()[1] for f in handle.findings if f.code == "probe.failed"}
+    failed = {f.params["probe"] for f in handle.findings if f.code == "probe.failed"}
     assert failed == {"curvature", "fragility"}
 
 

@@ -76,7 +76,7 @@ def test_a_longer_interval_is_reported(tmp_path: Path) -> None:
     assert handle is not None
     run = equipoise.open_run(handle.path)
     (found, *_) = [f for f in run.findings if f.code == "watch.budget"]
-    assert "asked: every 1" in found.message and "0.1%" in found.message
+    assert (found.params["every"], found.params["budget"]) == (1, 0.001)
     assert len(run.series("attention.entropy")["blocks.0.attention"][0]) < 6
     assert len(run.series("loss")[""][0]) == 30, "what is light is never dropped"
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.sites import Reason
 from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.watching.step.coverage import unread
 from tests.zoo.specimens import SPECIMENS
@@ -34,7 +35,7 @@ class Site(nn.Module):
         return torch.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
-def reasons(model: nn.Module, x: Tensor) -> dict[str, str]:
+def reasons(model: nn.Module, x: Tensor) -> dict[str, Reason]:
     anatomy, captured = anatomy_of(model), set()
 
     def listen(call: Any) -> None:
@@ -47,14 +48,14 @@ def reasons(model: nn.Module, x: Tensor) -> dict[str, str]:
 
 def test_a_softmax_written_out_by_hand() -> None:
     found = reasons(nn.Sequential(Site()), torch.randn(2, 5, 8))
-    assert "written out by hand" in found["0"]
+    assert found["0"].code == "unknown_attention"
 
 
 def test_linear_attention_is_named() -> None:
     model = GPT(GPTConfig(width=16, heads=2, depth=2, attention="linear"))
     found = reasons(model, torch.zeros(1, 6, dtype=torch.long))
     assert set(found) == {"blocks.0.attention", "blocks.1.attention"}
-    assert "linear attention" in found["blocks.0.attention"]
+    assert found["blocks.0.attention"].code == "linear_attention"
 
 
 def test_what_was_read_is_not_listed() -> None:
@@ -77,7 +78,7 @@ def test_a_kernel_from_outside_torch_is_named() -> None:
             found = reasons(nn.Sequential(Flash()), torch.randn(2, 5, 8))
     finally:
         library._destroy()
-    assert "vllm_flash_attn._flash_attn_forward" in found["0"]
+    assert "vllm_flash_attn._flash_attn_forward" in found["0"].kernel
 
 
 def test_a_function_of_flash_attn_or_xformers_is_named(
@@ -96,12 +97,12 @@ def test_a_function_of_flash_attn_or_xformers_is_named(
         "Kernel", (Site,), {"forward": home.forward, "__module__": home.__name__}
     )
     found = reasons(nn.Sequential(kind()), torch.randn(2, 5, 8))
-    assert "xformers.ops.kernel" in found["0"]
+    assert found["0"] == Reason("foreign_kernel", kernel="xformers.ops.kernel")
 
 
 def test_hugging_faces_flash_attention_is_named() -> None:
     model = next(s for s in SPECIMENS if s.name == "LlamaForCausalLM").build("sdpa")
     model.config._attn_implementation = "flash_attention_2"  # type: ignore[union-attr]
     found = unread(anatomy_of(model), set())
-    assert len(found) == 2
-    assert all("flash_attention_2" in why and "sdpa" in why for why in found.values())
+    why = Reason("implementation", kernel="flash_attention_2")
+    assert [*found.values()] == [why, why]

@@ -37,7 +37,7 @@ from equipoise.anatomy.operations import (
 )
 from equipoise.anatomy.sdpa import FusedArguments, is_nested, padded, sdpa_call
 from equipoise.anatomy.sharding import local_part, sharded_axes
-from equipoise.anatomy.sites import Anatomy, Gaps
+from equipoise.anatomy.sites import Anatomy, Gaps, Reason
 from equipoise.anatomy.softmax_flow import (
     CONVOLUTION,
     LOST,
@@ -54,12 +54,10 @@ ENTRY_POINTS = {
 }
 
 
-SPLIT_ROWS = (
-    "its queries or keys are sharded along the sequence: no rank holds a full row"
-)
+SPLIT_ROWS = Reason("split_rows")
 
 
-TRANSFORMED = "it runs inside torch.func (vmap, grad, jvp), whose tensors hide numbers"
+TRANSFORMED = Reason("torch_func")
 
 
 def _as_it_is(hook: Hook) -> Hook:
@@ -166,14 +164,14 @@ class Interceptor(TorchFunctionMode):
             given = operator_arguments(func, args, kwargs)
             self._kernel(name, kernel_call, given)
         elif not self._kernels.inside:
-            self._miss(self._caller(), f"{name} returns no scores")
+            self._miss(self._caller(), Reason("no_scores", kernel=name))
 
     def _kernel(self, name: str, reader: Reader, given: Given) -> None:
         who = self._caller()
         try:
             self._listener(reader(who, given))
         except NotReadError as why:
-            self._miss(who, f"{name} {why}")
+            self._miss(who, Reason("kernel_call", kernel=name, detail=str(why)))
 
     def _sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_nested(args, kwargs):
@@ -192,7 +190,7 @@ class Interceptor(TorchFunctionMode):
     def _caller(self) -> Caller:
         return caller(self._anatomy.names, self._sites)
 
-    def _miss(self, who: Caller, reason: str) -> None:
+    def _miss(self, who: Caller, reason: Reason) -> None:
         if reason == CONVOLUTION:  # a module that convolves may attend as well
             self.gaps.add_partial(who.name, reason)
         else:

@@ -7,7 +7,7 @@ Module names are those the user wrote, whatever wraps the model: DDP, FSDP,
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -137,18 +137,35 @@ class AttentionSite:
     """What makes weights of scores, as the family declares it."""
 
 
+class Reason(NamedTuple):
+    """Why something is not read: data, of which ``text`` makes the sentence."""
+
+    code: str
+    """What a finding's code ends in: ``watch.unread.no_gradients``."""
+    hides: tuple[str, ...] = ()
+    """Readings that are missing, where not all of the site's are: ``gradient.*``."""
+    kernel: str = ""
+    detail: str = ""
+    """How the kernel was called, where it is read otherwise."""
+
+    @property
+    def families(self) -> set[str]:
+        """The families of readings it explains: ``gradient``."""
+        return {name.partition(".")[0] for name in self.hides}
+
+
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """What was met in one forward pass and could not be read, by site."""
 
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, Reason] = field(default_factory=dict)
     """Sites whose calls were seen and could not be read: name → reason."""
-    partial: dict[str, list[str]] = field(default_factory=dict)
+    partial: dict[str, list[Reason]] = field(default_factory=dict)
     """Sites that are read except for something: name → what, and why."""
     missing: list[str] = field(default_factory=list)
     """Readings, such as ``residual.*``, that were due and did not come."""
 
-    def add_partial(self, site: str, why: str) -> None:
+    def add_partial(self, site: str, why: Reason) -> None:
         """Name once what cannot be read of a site that is read otherwise."""
         known = self.partial.setdefault(site, [])
         if why not in known:

@@ -23,6 +23,7 @@ from equipoise.anatomy.mixing import Axes, mixing_axes
 from equipoise.anatomy.operations import RESHAPES, SLICES, WINDOWS, Function
 from equipoise.anatomy.sdpa import HEAD_COUNTS, count, four
 from equipoise.anatomy.sharding import local_part
+from equipoise.anatomy.sites import Reason
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +83,7 @@ class Mix:
     out: Tensor
 
 
-FACTORED = "its weights are a product of two softmaxes: linear attention has no rows"
+FACTORED = Reason("product_of_softmaxes")
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class PendingMixes:
     """Mixes that wait until it is clear whether they were half of a product."""
 
     report: Callable[[Mix], None]
-    miss: Callable[[Caller, str], None]
+    miss: Callable[[Caller, Reason], None]
     _waiting: dict[str, Mix] = field(default_factory=dict)
 
     def add(self, mix: Mix, operands: Iterable[Tensor], *, alone: bool) -> None:
@@ -118,16 +119,10 @@ def _same(out: Tensor, operand: Tensor) -> bool:
     return operand is base or operand._base is base or operand is out
 
 
-OVERWRITTEN = "its scores were overwritten before its weights were used"
-LOST = (
-    "its softmax was seen, but not where its weights mix values: bands or windows of "
-    "keys that are laid out anew in between, or values sampled for each query"
-)
-CONVOLUTION = (
-    "it mixes the neighbours of each token with weights of their own, a softmax over "
-    "the window: a dynamic convolution, which is not read as attention"
-)
-OTHER_AXIS = "its softmax runs over another axis than the one that is summed"
+OVERWRITTEN = Reason("scores_overwritten")
+LOST = Reason("weights_lost")
+CONVOLUTION = Reason("convolution")
+OTHER_AXIS = Reason("other_axis")
 
 
 @dataclass(slots=True)
@@ -135,7 +130,7 @@ class SoftmaxFlow:
     """Every living tensor that carries softmax weights."""
 
     report: Callable[[AttentionCall], None]
-    miss: Callable[[Caller, str], None]
+    miss: Callable[[Caller, Reason], None]
     _carriers: dict[int, tuple["weakref.ref[Tensor]", list[WeightTensor]]] = field(
         default_factory=dict
     )

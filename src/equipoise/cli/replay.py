@@ -38,9 +38,10 @@ def command(
     """
     # Here, not above: --help must not load torch.
     from equipoise.cli.subject import user_code
+    from equipoise.text.render import render
     from equipoise.watching.options import preset_probes
     from equipoise.watching.step.batch import NEEDED, bundles, load_step, measure
-    from equipoise.watching.step.nonfinite import first_bad_module
+    from equipoise.watching.step.nonfinite import first_bad_module, origin_finding
 
     saved = bundles(run)
     if not saved:
@@ -54,7 +55,9 @@ def command(
         with user_code(f"{saved[chosen]} does not run on --model {model}"):
             origin = first_bad_module(network, batch)
             table = measure(network, batch, preset_probes("minimal"))
-    summary = "every output is finite" if origin is None else origin.sentence
+    summary = "every output is finite"
+    if origin is not None:
+        summary = render(origin_finding(chosen, origin, rank=0)).message
     if json:
         print_json({"run": run, "step": chosen, "summary": summary, "readings": table})
         return

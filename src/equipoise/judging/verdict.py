@@ -200,9 +200,9 @@ class Judge:
     def note(self, findings: Iterable[Finding]) -> None:
         """Take what the watcher itself found: non-finite numbers, and gaps."""
         for finding in findings:
-            if finding.code.startswith(NONFINITE) and finding.severity == "error":
+            if finding.belongs_to(NONFINITE) and finding.severity == "error":
                 self.nonfinite.append(finding)
-            elif finding.code in GAPS and finding.severity != "info":
+            elif any(map(finding.belongs_to, GAPS)) and finding.severity != "info":
                 self.gaps.append(finding)
 
     def follow(self, news: News) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.numerics.compiled import to_device
 from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
 from equipoise.numerics.token_statistics import nan_quantiles
@@ -122,10 +122,14 @@ MEANS = {
 
 
 MAX_LOGIT, KAPPA = "attention.max_logit", "precision.kappa_softmax"
-NO_SOFTMAX = (
-    "its weights are declared to be no softmax: attention.max_logit, projection.G, "
-    "sensitivity.* and precision.kappa_softmax are not read; theta, entropy and sink "
-    "are those of each weight's share of its row"
+NO_SOFTMAX = Reason(
+    "no_softmax",
+    hides=(
+        "attention.max_logit",
+        "projection.G",
+        "sensitivity.*",
+        "precision.kappa_softmax",
+    ),
 )
 
 

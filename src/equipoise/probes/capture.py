@@ -23,7 +23,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Anatomy, Gaps
+from equipoise.anatomy.sites import Anatomy, Gaps, Reason
 from equipoise.probes.protocols import (
     AttentionProbe,
     Emit,
@@ -135,7 +135,7 @@ class Collector:
             return
         old.values, old.count = _combine(old, new), old.count + 1
 
-    def not_read(self, site: str, why: str) -> None:
+    def not_read(self, site: str, why: Reason) -> None:
         self.gaps.add_partial(site, why)
 
     def has(self, family: str) -> bool:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.model_copy import ModelCopy
 from equipoise.anatomy.sharding import is_sharded
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.errors import InputError
 from equipoise.numerics.edge_of_stability import (
     adam_scale,
@@ -139,10 +139,7 @@ def _inverse(
 
 
 LARGEST = 200_000_000
-SHARDED = (
-    "its weights are sharded, and a second derivative would ask the other ranks from "
-    "within a hook: curvature.* is not read"
-)
+SHARDED = Reason("weights_sharded", hides=("curvature.*",))
 
 
 @dataclass(slots=True)

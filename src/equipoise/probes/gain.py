@@ -22,7 +22,7 @@ from equipoise.anatomy.projections import (
     shard_of,
 )
 from equipoise.anatomy.sharding import WHOLE, is_sharded, local_part, stays_sharded
-from equipoise.anatomy.sites import Anatomy, Projections, Weight, effective
+from equipoise.anatomy.sites import Anatomy, Projections, Reason, Weight, effective
 from equipoise.numerics.spectra.sharded_norm import (
     SharedNorm,
     first_basis,
@@ -43,21 +43,38 @@ MOST_NUMBERS = 1 << 20
 """In one exchange; beyond it the sites take turns."""
 LARGEST_ERROR = 0.1
 
-UNKNOWN = (
-    "the weights of its queries, keys, values and output were not found, or are "
-    "parametrised: projection.*, sensitivity.* and gradient.qk are not read"
+UNKNOWN = Reason(
+    "projections_unknown",
+    hides=(
+        "projection.*",
+        "sensitivity.*",
+        "gradient.qk",
+    ),
 )
-ALONE = (
-    "its weights are sharded over tensor-parallel ranks and this rank watches alone: "
-    "projection.norm, projection.G, sensitivity and attention.lipschitz are not read"
+ALONE = Reason(
+    "projections_apart",
+    hides=(
+        "projection.norm",
+        "projection.G",
+        "sensitivity",
+        "attention.lipschitz",
+    ),
 )
-CUT = (
-    "a projection is sharded both ways, or through the rows of a fused map, or carries "
-    "adapters: projection.norm, projection.G and sensitivity are not read"
+CUT = Reason(
+    "projections_split",
+    hides=(
+        "projection.norm",
+        "projection.G",
+        "sensitivity",
+    ),
 )
-FAR = (
-    "its sharded projections' norms are followed by one step a sample and are not "
-    "within a tenth yet: projection.norm, projection.G and sensitivity wait for that"
+FAR = Reason(
+    "norms_converging",
+    hides=(
+        "projection.norm",
+        "projection.G",
+        "sensitivity",
+    ),
 )
 
 
@@ -95,7 +112,7 @@ class ShardedNorms:
 
     def add(
         self, site: str, projections: Projections, norm: Callable[[str, Tensor], Tensor]
-    ) -> str | None:
+    ) -> Reason | None:
         """Keep this rank's share of a site's norms; return why not, if so.
 
         ``norm`` reads a map that every rank has in full.

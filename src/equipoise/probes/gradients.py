@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import local_part, piece, sharded_axes, summand
-from equipoise.anatomy.sites import Anatomy, Weight, named
+from equipoise.anatomy.sites import Anatomy, Reason, Weight, named
 from equipoise.probes.protocols import Emit
 from equipoise.probes.sharding import (
     Parts,
@@ -21,16 +21,9 @@ from equipoise.probes.sharding import (
 
 LARGEST_SUMMAND = 1 << 16
 """Numbers of one parameter whose gradient the ranks add up in their exchange."""
-SUMMED = (
-    "its gradient is a sum over ranks that no rank holds (a parameter under sequence "
-    "parallelism that is too large to exchange, or a rank that watches alone): "
-    "gradient.norm is not read"
-)
+SUMMED = Reason("gradient_summed", hides=("gradient.norm",))
 NORM, QK = "gradient.norm", "gradient.qk"
-CUT = (
-    "queries, keys and values share one weight whose rows are sharded over the ranks, "
-    "or their gradient is a sum that no rank holds: gradient.qk is not read"
-)
+CUT = Reason("gradient_split", hides=("gradient.qk",))
 
 
 @dataclass(slots=True)

@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import WHOLE, head_split, local_part
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.numerics.token_statistics import kurtosis, token_cosine, token_sizes
 from equipoise.probes.protocols import Emit, Guarded
 
-PARAMETRISED = "its weight is parametrised: norm.gain is not read"
+PARAMETRISED = Reason("norm_parametrised", hides=("norm.gain",))
 Listen = Callable[[str, nn.Module, Tensor], None]
 """Called with the site, the module, and the hidden states (…, tokens, width)."""
 
@@ -110,17 +110,16 @@ def _B(emit: Emit, quantity: str, site: str, module: nn.Module, x_BTD: Tensor) -
     emit(site, quantity, B, how="max")
 
 
-SOME_TOKENS = (
-    "each rank holds some tokens of every sequence (sequence parallelism): "
-    "residual.token_cosine, residual.kurtosis and medians over tokens are means over "
-    "what each rank has of its own"
+SOME_TOKENS = Reason(
+    "sequence_parallel",
+    hides=(
+        "residual.token_cosine",
+        "residual.kurtosis",
+    ),
 )
 
 
-NO_SEQUENCES = (
-    "its hidden states are not (batch, tokens, width), as in a pack or nested tensor: "
-    "residual.token_cosine is not read"
-)
+NO_SEQUENCES = Reason("no_sequences", hides=("residual.token_cosine",))
 
 
 @dataclass(slots=True)

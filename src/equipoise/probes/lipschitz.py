@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Projections
+from equipoise.anatomy.sites import Projections, Reason
 from equipoise.numerics.compiled import to_device
 from equipoise.probes.gain import projections_here
 from equipoise.probes.protocols import Emit, WithAnatomy
@@ -30,9 +30,14 @@ LIPSCHITZ = "attention.lipschitz"
 # Names under which models normalise queries and keys; the derivative of that needs x.
 QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
 
-NO_VALUES = (
-    "nn.MultiheadAttention projects its values inside: attention.lipschitz, "
-    "precision.rms_error, selection.lift and selection.recall are not read"
+NO_VALUES = Reason(
+    "values_inside",
+    hides=(
+        "attention.lipschitz",
+        "precision.rms_error",
+        "selection.lift",
+        "selection.recall",
+    ),
 )
 
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import WHOLE, Split, head_split
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.numerics.formats import FORMATS
 from equipoise.numerics.fragility import head_error, norm_condition
 from equipoise.probes.hidden_states import EPSILONS, read_inputs
@@ -27,14 +27,8 @@ from equipoise.theory import baek_v2 as v2
 QUERIES = 256
 # Over heads, the terms of the second paper are maxima or root-sum-squares.
 LARGEST, SUMMED = ("gain", "v_spectral"), ("q", "k", "s", "p", "a")
-APART = (
-    "its heads lie on several ranks and this rank watches alone: the papers' kappas, "
-    "which are of all heads together, are not read"
-)
-DRAWN = (
-    "its heads lie on several ranks, and the first paper's kappas are maxima over a "
-    "sample of all heads drawn with one generator: baek_v1.kappa_* are not read"
-)
+APART = Reason("heads_apart", hides=("precision.kappa_softmax",))
+DRAWN = Reason("heads_drawn", hides=("baek_v1.kappa_*",))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.probes.sharding import Parts
 
 How = Literal["mean", "max", "min", "sum", "norm", "last"]
@@ -31,7 +31,7 @@ class Emit(Protocol):
         self, site: str, quantity: str, values: Tensor, *, how: How = "last"
     ) -> None: ...
 
-    def not_read(self, site: str, why: str) -> None:
+    def not_read(self, site: str, why: Reason) -> None:
         """Take the reason why something of a site is not read."""
 
 

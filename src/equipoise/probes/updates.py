@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from equipoise.anatomy.sharding import local_part
-from equipoise.anatomy.sites import Anatomy
+from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.numerics.token_statistics import adam_norms
 from equipoise.probes.gradients import owned_parameters
 from equipoise.probes.protocols import Emit, WithAnatomy
@@ -18,10 +18,7 @@ from equipoise.probes.sharding import copy_count, shares
 
 COPIED_BYTES = 1 << 26
 """Weights copied at once, before the step of an optimiser that is not Adam."""
-TOO_LARGE = (
-    "its weights take more than 64 MiB, and what this optimiser adds to them is read "
-    "from a copy: update.* is not read"
-)
+TOO_LARGE = Reason("weights_too_large", hides=("update.*",))
 PROBED = 256
 """Weights of each block that are remembered from one sampled step to the next."""
 Layer = tuple[str, list[nn.Parameter]]

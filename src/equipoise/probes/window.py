@@ -20,36 +20,33 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.hooks import inside_torch_func
-from equipoise.anatomy.sites import Anatomy, unwrapped
+from equipoise.anatomy.sites import Anatomy, Reason, unwrapped
 
 EVAL_FRAME = "torch._dynamo.eval_frame"
 SLOT = "_compiled_call_impl"
 """Where torch looks for a stand-in of a module's call. It is no hook, so torch's own
 layers keep their fast path; copies and pickles leave it out."""
 
-PART_BY_PART = (
-    "it is not called as model(...) but part by part: output.logit_* and curvature.*, "
-    "which need its output, are not read"
+PART_BY_PART = Reason(
+    "part_by_part",
+    hides=(
+        "output.logit_*",
+        "curvature.*",
+    ),
 )
-BY_FORWARD = (
-    "its parts ran and it was not called itself, but as .forward(); beside compiled "
-    "code its attention is read only where it is called as module(...)"
-)
+BY_FORWARD = Reason("by_forward")
 
 
-INLINE = (
-    "its parts ran and it was not called itself (it cannot be, ran as .forward(), or "
-    "was traced into its caller): residual.*, the sensitivity.* made of it, and norm.* "
-    "of norms that ran as .forward() are not read"
+INLINE = Reason(
+    "inline",
+    hides=(
+        "residual.*",
+        "sensitivity.*",
+        "norm.*",
+    ),
 )
-NO_GRADIENTS = (
-    "no gradient was left on its parameters after the backward pass (an optimiser that "
-    "steps inside it, gradients kept elsewhere): gradient.* is not read"
-)
-CHANGED = (
-    "its modules were added, replaced or removed since watching began: what is new is "
-    "read under the name of what holds it; watch the model anew to name it"
-)
+NO_GRADIENTS = Reason("no_gradients", hides=("gradient.*",))
+CHANGED = Reason("modules_changed")
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[nn.Module], None]
@@ -256,7 +253,7 @@ def _inside_compiled_function() -> bool:
     return False
 
 
-def parts_not_read(window: Window, anatomy: Anatomy) -> Iterator[tuple[str, str]]:
+def parts_not_read(window: Window, anatomy: Anatomy) -> Iterator[tuple[str, Reason]]:
     """Yield what was not called itself but part by part: name, and what is not read."""
     if not window.model_called:
         yield "", PART_BY_PART

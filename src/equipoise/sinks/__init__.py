@@ -170,15 +170,8 @@ class IsolatedSink:
         if self._reported:
             return []
         self._reported = True
-        return [
-            Finding.warn(
-                step,
-                "sink.failed",
-                f"the sink {self._name} failed: {error!r}",
-                advice="the run file has every reading; the sink is tried again, after "
-                "growing pauses",
-            )
-        ]
+        found = {"sink": self._name, "error": repr(error)}
+        return [Finding.warn(step, "sink.failed", **found)]
 
 
 def open_sinks(given: Sequence[Given], *, run: Path) -> list[IsolatedSink]:

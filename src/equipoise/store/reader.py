@@ -30,6 +30,7 @@ from equipoise.store.level_of_detail import (
 from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
+from equipoise.text.render import render
 
 Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
@@ -126,7 +127,7 @@ class Run:
     @property
     def findings(self) -> list[Finding]:
         """Everything found; damage of the file, as far as it was met, comes last."""
-        found = [Finding.from_json(body) for body in self._events("finding")]
+        found = [render(Finding.from_json(body)) for body in self._events("finding")]
         return [*found, *map(_damage_finding, self.damage)]
 
     @property
@@ -162,7 +163,8 @@ class Run:
                     page = rows_of(db, chosen.ids[start : start + FEW])
                     sound = self._damage.sound(page, "readings")
                     judge.add(self._known_readings(db, sound))
-            judge.note(Finding.from_json(body) for body in self._events("finding"))
+            bodies = self._events("finding")
+            judge.note(render(Finding.from_json(body)) for body in bodies)
             self._judge, self.skimmed = judge, chosen
 
     def judged_by(self, judge: Judge) -> Judge:
@@ -346,7 +348,7 @@ class Run:
             self._damage.count("readings", len(ids), max(0, until - after))
         news = News(
             readings,
-            [Finding.from_json(row[3]) for row in sound if row[1] == "finding"],
+            [render(Finding.from_json(x[3])) for x in sound if x[1] == "finding"],
             [Applied.from_json(row[3]) for row in sound if row[1] == "applied"],
         )
         return news, max(cursor, until)
@@ -385,10 +387,6 @@ def _as_reading(quantity: str, layout: Layout, step: int, x_W: Array) -> Reading
     return Reading(step=step, quantity=quantity, sites=layout.sites, values=values)
 
 
-def _damage_finding(sentence: str) -> Finding:
-    return Finding.error(
-        0,
-        "store.damaged",
-        f"the run file is damaged: {sentence}, and left out here",
-        advice="restore the file from a copy; check the disk it lies on",
-    )
+def _damage_finding(error: str) -> Finding:
+    """Return what cannot be read of a file as a finding of its run."""
+    return render(Finding.error(0, "store.damaged", error=error))

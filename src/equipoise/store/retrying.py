@@ -107,42 +107,18 @@ def _size(readings: Sequence[Reading]) -> int:
 
 
 def _not_written(step: int, error: RunFileError) -> Finding:
-    return Finding.warn(
-        step,
-        "store.not_written",
-        f"{error}; readings are kept in memory and tried again every step",
-        advice="make room, or make the directory writable again",
-    )
+    return Finding.warn(step, "store.not_written", error=str(error))
 
 
 def _written_again(step: int, dropped: int) -> Finding:
-    lost = (
-        f"; the oldest {dropped} readings did not fit and are lost" if dropped else ""
-    )
-    return Finding(
-        step=step,
-        severity="error" if dropped else "info",
-        code="store.written_again",
-        message=f"the run file can be written again, and is up to date{lost}",
-        params={"dropped": dropped},
-    )
+    if dropped:
+        return Finding.error(step, "store.written_again", case="lost", dropped=dropped)
+    return Finding.info(step, "store.written_again", dropped=0)
 
 
 def _rewritten(step: int, path: Path) -> Finding:
-    return Finding.error(
-        step,
-        "store.file_lost",
-        f"{path} was deleted or moved while it was written; it was made anew "
-        "with all that was in it",
-        advice="leave a run file where it is until its run has ended",
-    )
+    return Finding.error(step, "store.file_lost", path=str(path))
 
 
 def _unsaved(step: int, readings: int, error: RunFileError) -> Finding:
-    return Finding.error(
-        step,
-        "store.not_saved",
-        f"{readings} readings are not in the run file: {error}",
-        advice="make room, or make the directory writable, and run again",
-        readings=readings,
-    )
+    return Finding.error(step, "store.not_saved", readings=readings, error=str(error))

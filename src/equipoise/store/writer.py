@@ -35,6 +35,7 @@ from equipoise.store.network import EVERY_S, OpenFile, on_network
 from equipoise.store.packing import Array, Layout, pack
 from equipoise.store.schema import transaction
 from equipoise.store.summaries import Ends, OpenBins
+from equipoise.text.render import render
 
 
 class SeriesGroup:
@@ -247,7 +248,7 @@ class RunWriter:
             try:
                 with transaction(self._file.db) as db:
                     self._add_readings(db, readings)
-                    self._add_events(db, "finding", findings)
+                    self._add_events(db, "finding", map(render, findings))
                     self._add_events(db, "applied", applied)
                     (series,) = db.execute("SELECT max(id) FROM series").fetchone()
                     self._totals = self._totals._replace(series=series or 0)

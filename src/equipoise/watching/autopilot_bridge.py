@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 
 from equipoise.autopilot.options import Given, read_autopilot
 from equipoise.autopilot.recording import remedies_noted
-from equipoise.records import Finding
-from equipoise.watching.ranks.group import not_exchanged
 from equipoise.watching.ranks.merge import Message
 from equipoise.watching.step.batch import Batch
 from equipoise.watching.step.measure import Sampler
@@ -98,16 +96,13 @@ class Actions:
     def _agree(self, text: str) -> Sequence[str] | None:
         """Exchange a text with all ranks, which all get here at the same step."""
         step = self._recorder.schedule.step
-        mine = Finding(
-            step=step, severity="info", code="autopilot.decision", message=text
-        )
         try:
-            messages = self._recorder.ranks.exchange(Message(findings=[mine]))
+            messages = self._recorder.ranks.exchange(Message(decision=text))
         except RuntimeError as error:
-            lost = not_exchanged(step, self._recorder.ranks, error)
+            lost = self._recorder.not_exchanged(step, error)
             self._recorder.separate(lost, self._sampler)
             return None
-        return [message.findings[0].message for message in messages] or None
+        return [message.decision for message in messages] or None
 
 
 def _loss_of(batch: Batch | None) -> "Loss | None":

@@ -22,6 +22,12 @@ from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
 from equipoise.watching.autopilot_bridge import Actions
+from equipoise.watching.findings import (
+    LATE_OPTIMIZER,
+    MODULES_CHANGED,
+    OTHER_BATCHES,
+    OTHER_OPTIMIZER,
+)
 from equipoise.watching.loop import optimizers, torch_events
 from equipoise.watching.options import WatchOptions, one_number_each
 from equipoise.watching.ranks.group import Ranks
@@ -213,7 +219,7 @@ class Watch:
         if self._losses.weights_moved and not (self._updating or self._step_seen):
             self._report_now(self._coverage.moved_unseen(self._schedule.step))
         if cleared and self._other and not self._updating:
-            self._note(coverage.OTHER_BATCHES)
+            self._note(OTHER_BATCHES)
 
     def _still_updating(self) -> bool:
         return self._updating and optimizers.is_stepping(self.optimizer)
@@ -229,7 +235,7 @@ class Watch:
             self.anatomy = self._coverage.anatomy = anatomy
             self._recorder.blocks[:] = anatomy.blocks
             self._losses.mark(anatomy.model)
-            self._note(coverage.MODULES_CHANGED)
+            self._note(MODULES_CHANGED)
 
     def before_clipping(self, part: Tensor, parameters: object) -> None:
         norm = self._losses.clipped(part, parameters, self.optimizer)
@@ -275,14 +281,14 @@ class Watch:
             self._follow(optimizer)
             self._after_optimizer(optimizer, (), {})
         elif self._losses.step_is_over:
-            self._note(coverage.LATE_OPTIMIZER)
+            self._note(LATE_OPTIMIZER)
         else:
             self._guarded(self._sampler.after_update)(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Count the steps of this optimiser from now on."""
         if self.optimizer is not None and optimizer is not self.optimizer:
-            self._note(coverage.OTHER_OPTIMIZER)
+            self._note(OTHER_OPTIMIZER)
         self.optimizer, self._other = optimizer, 0
         self._relations.follow(optimizer, self._after_optimizer)
 
@@ -303,8 +309,8 @@ class Watch:
             [] if self.closed else self._coverage.no_step(self.current_step)
         )
 
-    def _note(self, note: coverage.Note) -> None:
-        self._report_now(self._coverage.once(self._schedule.step, note))
+    def _note(self, code: str) -> None:
+        self._report_now(self._coverage.once(self._schedule.step, code))
 
     def _report_now(self, findings: list[Finding]) -> None:
         self._recorder.add_findings(self.reporter.report(findings))

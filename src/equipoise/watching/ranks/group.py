@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from equipoise.records import Finding
 from equipoise.watching.ranks.merge import Message
 
 log = logging.getLogger("equipoise")
@@ -177,57 +176,3 @@ def connect_ranks() -> Ranks:
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
-
-
-RANK_LOST = "watch.rank_lost"
-
-
-def rank_lost(step: int, ranks: Ranks) -> Finding:
-    """Return that the others ended without closing their run."""
-    what = (
-        f"only rank {ranks.rank} of {ranks.count} closed its run: the others "
-        "ended without closing; scalars since the last sample are this rank's"
-    )
-    advice = "look at the other ranks' logs; every sample before this is complete"
-    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
-
-
-def not_exchanged(step: int, ranks: Ranks, error: RuntimeError) -> Finding:
-    """Return that the exchange of a step failed."""
-    what = (
-        f"rank {ranks.rank} of {ranks.count} did not get the others' readings "
-        f"of this step: a rank ended, or left out an optimizer.step(); from here on "
-        f"values are this rank's alone ({type(error).__name__})"
-    )
-    advice = "call optimizer.step() on every rank or on none"
-    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
-
-
-def not_shared(step: int, ranks: Ranks) -> Finding:
-    """Return that a sample had not been exchanged when the training ended."""
-    what = (
-        f"the training ended before the ranks exchanged this sample: its values are "
-        f"those of rank {ranks.rank} of {ranks.count} alone"
-    )
-    advice = "compare it with no sample before it; those are of all ranks"
-    return Finding.warn(step, RANK_LOST, what, advice=advice, rank=ranks.rank)
-
-
-def at_other_steps(step: int, steps: str) -> Finding:
-    """Return that the ranks do not count alike."""
-    what = (
-        f"the ranks count different steps ({steps}): their readings are not put "
-        "together; from here on values are this rank's alone"
-    )
-    advice = "give watch the same options, and resume from the same step, on every rank"
-    return Finding.warn(step, RANK_LOST, what, advice=advice)
-
-
-def batches_left_out(step: int, left_out: str) -> Finding:
-    """Return that some ranks left out batches that others did not."""
-    what = (
-        f"the ranks cleared different numbers of gradients without a step ({left_out}):"
-        " a step with one number is of different batches"
-    )
-    advice = "call optimizer.step() on every rank or on none"
-    return Finding.warn(step, "watch.ranks_apart", what, advice=advice)

@@ -40,6 +40,8 @@ class Message:
     plain: float = 0.0
     step: int = 0
     """Which step it is of, as this rank counts."""
+    decision: str = ""
+    """What this rank's autopilot decides, as JSON."""
     cleared: int = 0
     """Batches so far whose gradients were cleared without a step."""
 
@@ -60,6 +62,7 @@ class Message:
             "scalars": [[step, name] for step, name, _ in self.scalars],
             "findings": [finding.to_json() for finding in self.findings],
             "at": [self.step, self.cleared],
+            "decision": self.decision,
             "parts": [
                 [probe, name, *part.split, list(part.values.shape)]
                 for probe, name, part in self._each_part()
@@ -99,6 +102,7 @@ class Message:
             plain=plain,
             step=head["at"][0],
             cleared=head["at"][1],
+            decision=head["decision"],
         )
 
 
@@ -341,7 +345,7 @@ def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
     """
     merged: dict[str, Finding] = {}
     for found in (finding for findings in ranks for finding in findings):
-        is_nonfinite = found.code.startswith("nonfinite.")
+        is_nonfinite = found.belongs_to("nonfinite")
         key = "nonfinite" if is_nonfinite else f"{found.step} {found.code} {found.site}"
         if key not in merged or _earlier(found, merged[key]):
             merged[key] = found

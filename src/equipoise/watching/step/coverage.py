@@ -4,42 +4,43 @@ What was not read becomes a finding, named with its reason and the next thing to
 """
 
 import inspect
-import re
 import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
-from equipoise.anatomy.sites import Anatomy, Gaps
+from equipoise.anatomy.sites import Anatomy, Gaps, Reason
 from equipoise.errors import SilentSiteError
 from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import PassCoverage
-from equipoise.records import Finding, Severity, html_table
+from equipoise.records import Finding, html_table
+from equipoise.text.render import in_one_line
+from equipoise.watching.findings import (
+    NO_ATTENTION,
+    NO_LOSS,
+    NO_PASS,
+    NO_STEP,
+    PARTIAL_LOSS,
+    UNREAD,
+    not_read,
+    silent,
+    silent_sites,
+)
 
 # Attention implementations of Hugging Face whose kernels return no scores.
 FLASH = ("flash", "sage", "paged", "kernels-community")
 FOREIGN = ("flash_attn", "xformers", "sageattention", "transformer_engine", "fla")
-SWITCH = "choose sdpa or eager attention to read it"
 UNSEEN_MOVES = 2
 """Moves of the weights outside any step seen, before that is reported."""
-NONE_SEEN = (
-    "no softmax over scores and no fused attention was seen while it ran: linear "
-    "attention, weights made by another function (sigmoid, ReLU, sparsemax, Gumbel), a "
-    "softmax written out by hand, or code that was scripted or compiled before"
-)
-NONE_AT_ALL = (
-    "no attention was met: what needs attention is not read, all else is (loss, "
-    "gradients, norms, updates)"
-)
 
 
 def unread(
     anatomy: Anatomy, read: Container[str], gaps: Gaps | None = None
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """Return every attention site that was not read: name → why.
 
     ``read`` are the names of sites whose calls were read in a step. Calls that were
@@ -54,14 +55,14 @@ def unread(
 
 def unread_in_step(
     anatomy: Anatomy, ran: Collection[str], read: Collection[str], gaps: Gaps
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """Return the guessed sites that ran in a step and were not read: name → why.
 
     Declared sites are not among them: those must be read. Nor is a guess whose
     attention was read in a module inside it, or around it.
     """
     if not read and not anatomy.attention and not gaps.unread:
-        return {"": NONE_AT_ALL}
+        return {"": NO_ATTENTION}
     guessed = [s for s in anatomy.attention if not s.declared and s.name in ran]
     return {s.name: _reason(s.module) for s in guessed if not _covered(s.name, read)}
 
@@ -71,16 +72,16 @@ def _covered(site: str, read: Collection[str]) -> bool:
     return site in read or bool(around) or any(n.startswith(f"{site}.") for n in read)
 
 
-def _reason(module: nn.Module) -> str:
+def _reason(module: nn.Module) -> Reason:
     implementation = _implementation(module)
     if implementation.startswith(FLASH):
-        return f"attn_implementation={implementation!r} returns no scores; {SWITCH}"
+        return Reason("implementation", kernel=implementation)
     kernel = _foreign(_code(module), _globals(module))
     if kernel:
-        return f"it calls {kernel}, which returns no scores; {SWITCH}"
+        return Reason("foreign_kernel", kernel=kernel)
     if "linear" in f"{type(module).__name__} {_kind(module)}".lower():
-        return "linear attention has no softmax over scores"
-    return NONE_SEEN
+        return Reason("linear_attention")
+    return Reason("unknown_attention")
 
 
 def _code(module: nn.Module) -> CodeType | None:
@@ -112,14 +113,6 @@ def _foreign(code: CodeType | None, names: Mapping[str, object]) -> str:
     return ""
 
 
-class Note(NamedTuple):
-    """What is reported once, as it is met."""
-
-    message: str
-    advice: str = ""
-    rule: str = "watch.unread"
-
-
 PROMISED = {
     "gain": "projection.*",
     "gradients": "gradient.*",
@@ -130,24 +123,22 @@ PROMISED = {
 }
 """Probe → the readings that it brings in every sampled step."""
 CAUSES = {
-    "residual.*": "no block was called with hidden states (…, tokens, width)",
-    "norm.*": "no LayerNorm or RMSNorm was called with hidden states",
-    "projection.*": "no attention was read in a module whose projections are known",
-    "output.*": "the model returns no logits (…, classes)",
-    "gradient.*": "no gradient was left after the backward pass",
-    "update.norm": "watch was given no optimiser that moves this model's parameters",
+    "residual.*": "no_hidden_states",
+    "norm.*": "no_norm_calls",
+    "projection.*": "no_projections",
+    "output.*": "no_logits",
+    "gradient.*": "gradients_gone",
+    "update.norm": "no_updates",
 }
-NO_BLOCKS = "no list of like blocks was found in the model"
-NO_NORMS = "no module whose class name ends in LayerNorm or RMSNorm was found"
+"""Readings that do not come → why, unless the model has no such part."""
 
 
 def _why_missing(family: str, anatomy: Anatomy) -> str:
-    cause = CAUSES[family]
     if family == "residual.*" and not anatomy.blocks:
-        cause = NO_BLOCKS
+        return "no_blocks"
     if family == "norm.*" and not anatomy.norms:
-        cause = NO_NORMS
-    return f"{family} is not read: {cause}"
+        return "no_norms"
+    return CAUSES[family]
 
 
 @dataclass(slots=True)
@@ -171,7 +162,7 @@ class CoverageCheck:
     _steps_missing: dict[str, int] = field(default_factory=dict)
     """Family of readings → sampled steps in a row that did not bring it."""
     _reported: set[str] = field(default_factory=set)
-    _reasons_reported: set[tuple[str, str]] = field(default_factory=set)
+    _reasons_reported: set[tuple[str, Reason]] = field(default_factory=set)
 
     def check(self, step: int, seen: PassCoverage, *, no_pass: bool) -> list[Finding]:
         """Return findings of sites that were not read.
@@ -187,7 +178,7 @@ class CoverageCheck:
         self._reported |= set(new)
         found = []
         if new:
-            found = [self._silent(step, new[0], _message(self.anatomy, seen, new))]
+            found = [self._strictly(self._silent_sites(step, seen, new))]
         return [*found, *self._not_read(step, seen), *self._missing(step, seen.gaps)]
 
     def _missing(self, step: int, gaps: Gaps) -> list[Finding]:
@@ -196,14 +187,14 @@ class CoverageCheck:
         At the second such step in a row, and only where no other finding names them.
         """
         missed, self._steps_missing = self._steps_missing, {}
-        explained = "".join(why for _, why in self._reasons_reported)
+        reasons = (why for _, why in self._reasons_reported)
+        explained = {family for why in reasons for family in why.families}
         found = []
         for family in dict.fromkeys(gaps.missing):
             count = self._steps_missing[family] = missed.get(family, 0) + 1
-            word = family.partition(".")[0]
-            if count == 2 and not re.search(rf"(?<![.\w]){word}\.", explained):
+            if count == 2 and family.partition(".")[0] not in explained:
                 why = _why_missing(family, self.anatomy)
-                found += self.once(step, Note(why, "everything else is read"))
+                found += self.once(step, f"{UNREAD}.{why}")
         return found
 
     def _not_read(self, step: int, seen: PassCoverage) -> list[Finding]:
@@ -214,14 +205,14 @@ class CoverageCheck:
         partial = [
             (site, why) for site, all in seen.gaps.partial.items() for why in all
         ]
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[Reason, list[str]] = {}
         for site, why in [*met, *partial]:
             if (site, why) not in self._reasons_reported:
                 self._reasons_reported.add((site, why))
                 reasons.setdefault(why, []).append(site)
-        unread = {site for site, why in met if why != NONE_AT_ALL}
+        unread = {site for site, why in met if why != NO_ATTENTION}
         return [
-            _not_read(step, sites, why, missing=sites[0] in unread)
+            not_read(step, sites, why, missing=sites[0] in unread)
             for why, sites in reasons.items()
         ]
 
@@ -232,7 +223,7 @@ class CoverageCheck:
         if early or "" in self._reported:
             return []
         self._reported.add("")
-        return [self._silent(step, "", NO_PASS_SEEN)]
+        return [self._strictly(silent(step, NO_PASS))]
 
     def check_loss(self, step: int, loss: Tensor | None, partial: str) -> list[Finding]:
         """Return the finding, once, that steps end and no loss was ever seen.
@@ -246,7 +237,7 @@ class CoverageCheck:
         self._steps_without_loss += not self.loss_known
         if self.loss_known or self._steps_without_loss != 2:
             return []
-        return [self._silent(step, "", NO_LOSS_SEEN)]
+        return [self._strictly(silent(step, NO_LOSS))]
 
     def moved_unseen(self, step: int) -> list[Finding]:
         """Note that weights moved outside any step; return the finding once it is."""
@@ -255,111 +246,29 @@ class CoverageCheck:
 
     def no_step(self, step: int) -> list[Finding]:
         """Return the finding, once, that the end of steps cannot be seen."""
-        if NO_STEP_SEEN in self._reported:
+        if NO_STEP in self._reported:
             return []
-        self._reported.add(NO_STEP_SEEN)
-        return [self._silent(step, "", NO_STEP_SEEN, severity="error")]
+        self._reported.add(NO_STEP)
+        return [self._strictly(silent(step, NO_STEP, "error"))]
 
-    def once(self, step: int, note: Note) -> list[Finding]:
-        """Return the finding of a note, the first time."""
-        if note.message in self._reported:
+    def once(self, step: int, code: str) -> list[Finding]:
+        """Return the note of a code, the first time."""
+        if code in self._reported:
             return []
-        self._reported.add(note.message)
-        text, rule, advice = note.message.format(step=step), note.rule, note.advice
-        return [
-            Finding(step=step, severity="info", code=rule, message=text, advice=advice)
-        ]
+        self._reported.add(code)
+        return [Finding.info(step, code)]
 
-    def _silent(
-        self, step: int, site: str, message: str, severity: Severity = "warn"
+    def _silent_sites(
+        self, step: int, seen: PassCoverage, missing: list[str]
     ) -> Finding:
+        why = unread(self.anatomy, seen.read, seen.gaps)[missing[0]]
+        declared = sum(site.declared for site in self.anatomy.attention)
+        return silent_sites(step, missing, declared, why)
+
+    def _strictly(self, found: Finding) -> Finding:
         if self.strict:
-            raise SilentSiteError(message)
-        return Finding(
-            step=step,
-            severity=severity,
-            code="watch.silent",
-            site=site,
-            message=message,
-        )
-
-
-def _not_read(step: int, sites: list[str], why: str, *, missing: bool) -> Finding:
-    more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
-    return Finding(
-        step=step,
-        severity="warn" if missing else "info",
-        code="watch.unread",
-        site=sites[0],
-        message=f"{sites[0] or 'the model'}{more}: {why}",
-        advice="everything else is read",
-        params={"sites": len(sites)},
-    )
-
-
-NO_PASS_SEEN = (
-    "gradients arrived, but no forward pass of the watched model was seen: it runs "
-    "inside compiled code (a compiled step function, or a torch.compile wrapper made "
-    "beside the watched model), or is not called as model(...). "
-    "Compile the model, not the step, and watch what you call: "
-    "model = torch.compile(model); equipoise.watch(model, optimizer)"
-)
-
-LATE_OPTIMIZER = Note(
-    "a second optimiser of this model steps after the one that ends the step, or in a "
-    "backward pass: its update.*, and gradients that it frees, are not read",
-    "give watch the optimiser that steps last",
-)
-OTHER_OPTIMIZER = Note(
-    "another optimiser steps this model's parameters: from step {step} on, its steps "
-    "are recorded too",
-    rule="watch.optimizer",
-)
-OTHER_BATCHES = Note(
-    "a second optimiser of this model steps on batches of its own: steps are counted "
-    "and losses recorded of the first one only",
-    "to record all: watch(model) without an optimiser, .step(loss=loss)",
-)
-MODULES_CHANGED = Note(
-    "modules of this model were added, replaced or removed: from step {step} on, sites "
-    "have the names of the modules as they are now",
-    rule="watch.modules",
-)
-GIVE_LOSS = "if that is not your loss, give it after each step: handle.step(loss=loss)"
-PARTIAL_LOSS = {
-    "no scalar": Note(
-        "a backward pass from a tensor that is no scalar reached this model: loss is "
-        "of the step's other passes alone",
-        GIVE_LOSS,
-    ),
-    "replaced": Note(
-        "the loop replaces gradients after the backward pass (as PCGrad does): "
-        "gradient.* is read of the new ones, loss is of the last passes alone",
-        GIVE_LOSS,
-    ),
-}
-
-NO_LOSS_SEEN = (
-    "steps end, but no backward pass from a scalar loss was seen: the loss is not "
-    "recorded. Call loss.backward(), not torch.autograd.grad, or give the loss after "
-    "each step: handle.step(loss=loss)"
-)
-
-NO_STEP_SEEN = (
-    "the weights move, but no step was ever seen to end: the optimiser's step is "
-    "compiled (torch.compile(optimizer.step), or a compiled step function), or the "
-    "weights are moved by hand. Leave the step eager, or watch without an optimiser "
-    "and call .step() yourself"
-)
-
-
-def _message(anatomy: Anatomy, seen: PassCoverage, missing: list[str]) -> str:
-    why = unread(anatomy, seen.read, seen.gaps)
-    declared = sum(site.declared for site in anatomy.attention)
-    return (
-        f"no attention call was seen at {', '.join(missing[:3])} in a sampled step "
-        f"({len(missing)} of {declared} sites were not read): {why[missing[0]]}"
-    )
+            raise SilentSiteError(in_one_line(found))
+        return found
 
 
 class Shown(Protocol):

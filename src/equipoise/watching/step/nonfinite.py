@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import local_part, needs_all_ranks
 from equipoise.anatomy.sites import named, unwrapped
-from equipoise.records import Finding
+from equipoise.records import Finding, Scalar
 from equipoise.watching.step.batch import Batch, bundle_path, save_step
 from equipoise.watching.step.readings import Entry
 
 Direction = Literal["forward", "backward", "update"]
+Kind = Literal["NaN", "Inf"]
+Role = Literal["weight", "gradient", "input", "result", "output", "loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +33,14 @@ class Origin:
 
     direction: Direction
     site: str
-    what: str
-    """Which tensor, in words."""
-    kind: Literal["NaN", "Inf"]
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.kind} first in {self.what} ({self.direction})"
+    kind: Kind
+    tensor: Role
+    parameter: str = ""
+    """Name of the weight, or of the weight whose gradient it is."""
+    operation: str = ""
+    """What the tensor is the input or the result of."""
+    after: str = ""
+    """The last module with parameters before an operation that has none."""
 
 
 def host_value(scalar: Tensor) -> float | None:
@@ -58,8 +61,13 @@ def broken_weight(model: nn.Module) -> Origin | None:
     """Return the first weight that is non-finite before the pass has begun."""
     for site, parameter_name, parameter in _parameters(model):
         if kind := kind_of(parameter):
-            what = f"the weight {site}.{parameter_name}".replace("weight .", "weight ")
-            return Origin(direction="update", site=site, what=what, kind=kind)
+            return Origin(
+                direction="update",
+                site=site,
+                kind=kind,
+                tensor="weight",
+                parameter=_full_name(site, parameter_name),
+            )
     return None
 
 
@@ -67,8 +75,13 @@ def broken_gradient(model: nn.Module) -> Origin | None:
     """Return the bad gradient nearest the loss: backward reaches it first."""
     for site, parameter_name, parameter in reversed(list(_parameters(model))):
         if parameter.grad is not None and (kind := kind_of(parameter.grad)):
-            what = f"the gradient of {site}.{parameter_name}".replace("of .", "of ")
-            return Origin(direction="backward", site=site, what=what, kind=kind)
+            return Origin(
+                direction="backward",
+                site=site,
+                kind=kind,
+                tensor="gradient",
+                parameter=_full_name(site, parameter_name),
+            )
     return None
 
 
@@ -93,19 +106,23 @@ def broken_activation(model: nn.Module, loss: Tensor) -> Origin | None:
                 )
         before = before if site is None else site
     kind = kind_of(loss)
-    what = f"the loss itself, after {before}"
-    return kind and Origin(direction="forward", site=before, what=what, kind=kind)
+    return kind and Origin(direction="forward", site=before, kind=kind, tensor="loss")
 
 
-def _activation(
-    node: Any, name: str, site: str, before: str, kind: Literal["NaN", "Inf"]
-) -> Origin:
-    operation = node.name().removesuffix("0").removesuffix("Backward")
+def _activation(node: Any, name: str, site: str, before: str, kind: Kind) -> Origin:
     result = "result" in name or "output" in name
-    role = "the result of" if result else "the input of"
-    follows = f", after {before}" if before and before != site and not result else ""
-    what = f"{role} {operation} at {site or 'the model'}{follows}"
-    return Origin(direction="forward", site=site, what=what, kind=kind)
+    return Origin(
+        direction="forward",
+        site=site,
+        kind=kind,
+        tensor="result" if result else "input",
+        operation=node.name().removesuffix("0").removesuffix("Backward"),
+        after=before if before != site and not result else "",
+    )
+
+
+def _full_name(site: str, parameter: str) -> str:
+    return f"{site}.{parameter}" if site else parameter
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
@@ -115,7 +132,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
             yield site, name, parameter
 
 
-def kind_of(x: Any) -> Literal["NaN", "Inf"] | None:
+def kind_of(x: Any) -> Kind | None:
     """Return what is wrong with a tensor's values, if anything."""
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return None
@@ -177,9 +194,8 @@ def first_bad_module(model: nn.Module, batch: Batch) -> Origin | None:
     def look(site: str, output: Any) -> None:
         for tensor in _tensors(output) if not found else ():
             if kind := kind_of(tensor):
-                what = f"the output of {site or 'the model'}"
                 found.append(
-                    Origin(direction="forward", site=site, what=what, kind=kind)
+                    Origin(direction="forward", site=site, kind=kind, tensor="output")
                 )
                 return
 
@@ -204,13 +220,6 @@ def _tensors(output: Any) -> list[Tensor]:
     if isinstance(output, list | tuple):
         return [tensor for part in output for tensor in _tensors(part)]
     return []
-
-
-ADVICE = {
-    "forward": "look at the scale of what enters that site, or run it in float32",
-    "backward": "clip gradients, lower the learning rate; under fp16 use a GradScaler",
-    "update": "go back to the last checkpoint: the weights are broken already",
-}
 
 
 @dataclass(slots=True)
@@ -273,7 +282,7 @@ class NonfiniteMonitor:
             bad = not math.isfinite(value)
             if bad and not self._late:
                 origin = broken_weight(self.model) or broken_gradient(self.model)
-                found.append(_finding(step, origin, self.rank))
+                found.append(origin_finding(step, origin, self.rank))
             self._late = bad
             self._last_bad = step if bad else self._last_bad
         return found
@@ -287,7 +296,7 @@ class NonfiniteMonitor:
 
     def note_other_ranks(self, findings: list[Finding]) -> None:
         """Treat what another rank found as reported."""
-        if any(finding.code.startswith("nonfinite.") for finding in findings):
+        if any(finding.belongs_to("nonfinite") for finding in findings):
             self.active, self._clean_step = True, False
 
     def _replay(self, step: int) -> Origin | None:
@@ -305,26 +314,27 @@ class NonfiniteMonitor:
         self, step: int, origin: Origin | None, *, expected: bool = False
     ) -> None:
         self.active = True
-        self._found.append(_finding(step, origin, self.rank, expected=expected))
+        self._found.append(origin_finding(step, origin, self.rank, expected=expected))
 
 
-def _finding(
+def origin_finding(
     step: int, origin: Origin | None, rank: int, *, expected: bool = False
 ) -> Finding:
     if origin is None:
-        return Finding.error(
-            step,
-            "nonfinite.unknown",
-            "the loss is not finite; every tensor still in memory is finite",
-            advice="watch with hold_batch=True: the step is then replayed",
-            rank=rank,
-        )
+        return Finding.error(step, "nonfinite.unknown", rank=rank)
+    given: dict[str, Scalar] = {
+        "kind": origin.kind,
+        "direction": origin.direction,
+        "case": origin.tensor,
+    }
+    if origin.parameter:
+        given["parameter"] = origin.parameter
+    if origin.operation:
+        given |= {"operation": origin.operation, "after": origin.after}
     return Finding(
         step=step,
         severity="info" if expected else "error",
         code=f"nonfinite.{origin.direction}",
         site=origin.site,
-        message=origin.sentence[:-1] + f", rank {rank})",
-        advice=ADVICE[origin.direction],
-        params={"kind": origin.kind, "direction": origin.direction, "rank": rank},
+        params={"rank": rank, **given},
     )

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.judging.verdict import STATES, Judge, Verdict
@@ -19,15 +19,17 @@ from equipoise.probes.capture import Arriving, Boundary
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
-from equipoise.watching.ranks.group import (
-    Ranks,
-    SingleRank,
+from equipoise.text.render import render
+from equipoise.watching.findings import (
     at_other_steps,
     batches_left_out,
+    interval_changed,
     not_exchanged,
     not_shared,
+    probe_failed,
     rank_lost,
 )
+from equipoise.watching.ranks.group import Ranks, SingleRank
 from equipoise.watching.ranks.merge import (
     Message,
     add_shared,
@@ -75,6 +77,7 @@ class StepWriter:
         """Write to the run file and the sinks; return what went wrong with them."""
         if self._run is None or not (readings or findings or self.applied):
             return []
+        findings = list(map(render, findings))
         applied, self.applied = self.applied, []
         found = self._run.append(readings, findings, applied)
         steps = by_step(readings) if self._sinks else {}
@@ -171,7 +174,7 @@ class Recorder:
         try:
             messages = self.ranks.exchange(message)
         except RuntimeError as error:
-            self.separate(not_exchanged(step, self.ranks, error), sampler)
+            self.separate(self.not_exchanged(step, error), sampler)
             return self.flush_if_due()
         if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
@@ -209,7 +212,9 @@ class Recorder:
         message = self._scalars_and_findings()
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
-            message.findings.append(rank_lost(self.schedule.step, self.ranks))
+            message.findings.append(
+                rank_lost(self.schedule.step, self.ranks.rank, self.ranks.count)
+            )
         return self._flush(last or [message]) + self.writer.close()
 
     def add_failures(self, step: int, boundary: Boundary) -> None:
@@ -253,7 +258,7 @@ class Recorder:
     ) -> list[Finding]:
         """Return what the rules find in readings that are about to be written."""
         found = self.judge.add(readings)
-        self.judge.note(findings)
+        self.judge.note(map(render, findings))
         return found
 
     def _write(
@@ -275,8 +280,12 @@ class Recorder:
         message.table, self._findings = received.table, []
         if self.ranks.count > 1:
             message = merge_messages([message])
-            message.findings.append(not_shared(step, self.ranks))
+            message.findings.append(not_shared(step, self.ranks.rank, self.ranks.count))
         self._write(step, message, message.findings)
+
+    def not_exchanged(self, step: int, error: Exception) -> Finding:
+        """Return that the exchange with the other ranks failed."""
+        return not_exchanged(step, self.ranks.rank, self.ranks.count, error)
 
     def separate(self, why: Finding, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
@@ -298,29 +307,16 @@ class Recorder:
         if interval is None or 1 / 2 < interval / old < 2:
             return []
         self._interval_reported = interval
-        found = interval_changed(self.schedule, cost=merged.cost, plain=merged.plain)
-        return [replace(found, step=step)]
-
-
-def interval_changed(schedule: Schedule, *, cost: float, plain: float) -> Finding:
-    """Return that samples are further apart from here on, or nearer."""
-    return Finding(
-        step=schedule.step,
-        severity="info",
-        code="watch.budget",
-        message=f"sampling every {schedule.interval} steps from here on (asked: every "
-        f"{schedule.every}): a sample takes {cost / plain:.2f} steps, "
-        f"and the budget is {schedule.budget:.1%}",
-        advice="raise the budget, choose preset='minimal', or accept fewer samples",
-        params={"interval": schedule.interval, "cost": cost, "plain": plain},
-    )
-
-
-def probe_failed(step: int, name: str, error: BaseException) -> Finding:
-    """Return that a probe of ours failed and is off."""
-    what = f"the {name} probe failed and was detached: {error!r}"
-    advice = "training is unaffected; please report the logged traceback"
-    return Finding.warn(step, "probe.failed", what, advice=advice)
+        return [
+            interval_changed(
+                step,
+                interval=interval,
+                every=self.schedule.every,
+                cost=merged.cost,
+                plain=merged.plain,
+                budget=self.schedule.budget or 0.0,
+            )
+        ]
 
 
 class Reporter:
@@ -338,7 +334,8 @@ class Reporter:
 
     def report(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return what is new among them, after reporting it."""
-        new = [finding for finding in findings if finding not in self.findings]
+        rendered = map(render, findings)
+        new = [finding for finding in rendered if finding not in self.findings]
         for finding in new:
             self.findings.append(finding)
             if self._first_rank:

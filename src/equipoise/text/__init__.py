@@ -1,0 +1,1 @@
+"""Words: the only place that makes sentences of findings and verdicts. No torch."""

@@ -1,0 +1,93 @@
+"""The templates: code → message and advice, as ``findings.toml`` declares them.
+
+A template is a :meth:`str.format` string over a finding's parameters, with a few
+specs of our own: ``{sites:more}`` is *and 2 more* of three sites, and nothing of one.
+"""
+
+import string
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HOME = Path(__file__).parent
+FILES = ("findings.toml",)
+BROKEN = ("nan", "inf", "-inf")
+"""How JSON holds numbers that are not finite."""
+
+
+class Template(NamedTuple):
+    """The words of one code."""
+
+    message: str = ""
+    advice: str = ""
+
+
+@cache
+def templates() -> Mapping[str, Template]:
+    """Return every template by its code."""
+    found: dict[str, Template] = {}
+    for file in FILES:
+        table = tomllib.loads((HOME / file).read_text(encoding="utf-8"))
+        found |= {code: Template(**words) for code, words in table.items()}
+    return found
+
+
+def template(code: str, case: object = None) -> Template:
+    """Return the words of one case of a code; what it lacks is that of its family.
+
+    >>> template("watch.unread.no_updates").advice
+    'everything else is read'
+    >>> template("nobody.knows")
+    Template(message='', advice='')
+    """
+    known = templates()
+    found = known.get(f"{code}/{case}", Template())
+    while code:
+        own = known.get(code, Template())
+        found = Template(found.message or own.message, found.advice or own.advice)
+        code = code.rpartition(".")[0]
+    return found
+
+
+def _more(count: int) -> str:
+    return f" and {count - 1} more" if count > 1 else ""
+
+
+def _after(site: str) -> str:
+    return f", after {site}" if site else ""
+
+
+SPECS: Mapping[str, Callable[[Any], str]] = {"more": _more, "after": _after}
+
+
+class Words(string.Formatter):
+    """``str.format`` with our specs; a number that is not finite keeps its name."""
+
+    def __init__(self, words: Mapping[str, Any]) -> None:
+        self.words = words
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "reason":
+            return self.vformat(templates()[f"reason.{value}"].message, (), self.words)
+        if format_spec in SPECS:
+            return SPECS[format_spec](value)
+        if value in BROKEN:
+            value = float(value)
+        found: str = super().format_field(value, format_spec)
+        return found
+
+
+def filled(template: str, words: Mapping[str, Any]) -> str | None:
+    """Return a template with its words; None where they do not fit it.
+
+    >>> filled("{site}{sites:more}: cut", {"site": "h.0", "sites": 3})
+    'h.0 and 2 more: cut'
+    >>> filled("{value:.1f} of {limit}", {"value": 2.0}) is None
+    True
+    """
+    try:
+        return Words(words).vformat(template, (), words)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
