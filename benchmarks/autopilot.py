@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.remedies import is_rescued, made
+from benchmarks.remedies import HALVED, is_rescued, made
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
-from equipoise.judging.remedy_catalogue import HALVED
 from equipoise.judging.verdict import Judge
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import SCORED

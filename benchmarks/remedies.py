@@ -16,6 +16,7 @@ Resumable: a cell that is in the file is not run again; a cell not in it was not
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import math
@@ -30,7 +31,6 @@ from typing import Any
 import torch
 
 from equipoise.errors import InputError
-from equipoise.judging.remedy_catalogue import BACK, HALVED, parsed
 from equipoise.lab.data import DataOptions, open_data
 from equipoise.lab.models import GPT
 from equipoise.lab.running.execution import evaluate
@@ -44,6 +44,9 @@ from equipoise.remedies.catalogue import remedy
 from equipoise.remedies.roll_back import snapshot
 
 HERE = Path(__file__).parent / "results" / "remedies.json"
+HALVED = "half the rate at the start"
+BACK = "roll_back + "
+"""Before a remedy that is applied to weights from before the trouble."""
 LATER_RATE, QUARTER = f"{BACK}learning_rate(scale=0.1)", "learning_rate(scale=0.25)"
 SMALLER = f"{BACK}weight_cap(gain=0.7, lasts=False)"
 # An ε far too large is a fault of this family: the remedy sets both.
@@ -75,6 +78,18 @@ KEPT_EVERY, KEPT, BEFORE = 20, 8, 20
 before the trouble one must be."""
 USUAL, IN_A_ROW = 1.15, 4
 """Steps are left out until so many losses in a row are up to this beside the usual."""
+
+
+def parsed(label: str) -> tuple[str, dict[str, Any]]:
+    """Return the remedy and the options of a row of the table.
+
+    >>> parsed("roll_back + beta2(beta2=0.95, epsilon=1e-8)")
+    ('beta2', {'beta2': 0.95, 'epsilon': 1e-08})
+    """
+    name, _, options = label.removeprefix(BACK).partition("(")
+    call = ast.parse(f"f({options.removesuffix(')')})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return name, {str(w.arg): ast.literal_eval(w.value) for w in call.keywords}
 
 
 class Treatment:
@@ -114,10 +129,11 @@ class Treatment:
             step = self._earlier(trainer)
             self.usual = sum(_losses(trainer)[:step][-8:]) / 8
             remedy("roll_back", checkpoint=self.snapshots[step]).apply(*both)
-        name, options = parsed(self.name)
         if self.name == HALVED:
             remedy("learning_rate", warmup=0).apply(*both)
-        elif name != "roll_back":
+            return
+        name, options = parsed(self.name)
+        if name != "roll_back":
             self.undo = remedy(name, **options).apply(*both)
 
     def _withdraw(self, trainer: Trainer) -> None:

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from docs.figures import value
 
@@ -152,25 +151,6 @@ def _curvature() -> list[list[str]]:
     ]
 
 
-def _forecasts() -> list[list[str]]:
-    ours = value("forecast/detection")
-    others = value("forecast/baselines")
-    return [
-        ["forecaster", "foreseen", "false alarms", "median lead, steps"],
-        ["the forecast", *_scored(ours)],
-        *([name, *_scored(found["matched"])] for name, found in others.items()),
-    ]
-
-
-def _scored(score: dict[str, Any]) -> list[str]:
-    lead = score["median_lead"]
-    return [
-        f"{score['hits']} of {score['failures']}",
-        str(score["false_alarms"]),
-        "–" if lead is None else f"{lead:.0f}",
-    ]
-
-
 Rows = Callable[[], Sequence[Sequence[object]]]
 PARTS: tuple[tuple[str, str, Rows], ...] = (
     ("θ of attention rows", "20 × 1024 × 1024 causal float32 rows.", _speed),
@@ -180,10 +160,4 @@ PARTS: tuple[tuple[str, str, Rows], ...] = (
     ("Bounds of attention", "Against a bracket of the local constant.", _bounds),
     ("Rounding error", "Measured ÷ predicted; 1 is right.", _precision),
     ("Top-5 Hessian eigenvalues", "12-layer GPT, residual ≤ 1e-3.", _curvature),
-    (
-        "Forecasts on storms",
-        "Rules of others at the threshold that gives our false-alarm rate "
-        "([how it is scored](forecast.md)).",
-        _forecasts,
-    ),
 )

@@ -1,17 +1,18 @@
 """The page of every remedy: code from the catalogue, the rest written here."""
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from docs.rules import write
-from equipoise.judging import remedy_catalogue
-from equipoise.judging.causes import REMEDIES as FITS
-from equipoise.judging.remedy_catalogue import CATALOGUE, Cell, RemedyEntry, parsed
+from equipoise.judging.remedy_catalogue import CATALOGUE, RemedyEntry
 
 HERE = Path(__file__).parent / "remedies"
+HALF = "half the rate at the start"
+BACK = "roll_back + "
 
 # Remedy | what it changes | what it costs | when it harms | same function at switch-on.
 TEXTS = """
@@ -44,6 +45,44 @@ master_weights | The optimiser steps an exact copy of the weights, which is put 
 """  # noqa: E501
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a remedy did to failing runs of one family."""
+
+    rescued: int
+    tried: int
+    closed: float
+    """Mean share of the gap to the healthy run; below 0 it did harm."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share rescued, by Wilson.
+
+        >>> [round(end, 2) for end in Cell(rescued=5, tried=5, closed=1.0).interval]
+        [0.57, 1.0]
+        """
+        n, share, z = self.tried, self.rescued / self.tried, 1.96
+        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+        spread = math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        wide = z * spread / (1 + z * z / n)
+        return max(0.0, middle - wide), min(1.0, middle + wide)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.rescued} of {self.tried} ({100 * low:.0f}–{100 * high:.0f} %)"
+
+
+def remedy_of(label: str) -> str:
+    """Return the remedy of a row of the table.
+
+    >>> remedy_of("roll_back + beta2(beta2=0.95)"), remedy_of(HALF)
+    ('beta2', 'learning_rate')
+    """
+    if label == HALF:
+        return "learning_rate"
+    return label.removeprefix(BACK).split("(")[0]
+
+
 def texts() -> dict[str, tuple[str, ...]]:
     """Return per remedy what it changes, costs, harms, and whether it preserves."""
     lines = (line.split(" | ") for line in TEXTS.strip().splitlines())
@@ -73,7 +112,7 @@ def measured(name: str) -> str:
     lines = [
         f"{family}{'' if label == name else f', {label}'}: {_shown(cell)}"
         for label, families in results().items()
-        if parsed(label)[0] == name
+        if remedy_of(label) == name
         for family, cell in families.items()
     ]
     more = natively() if name == "keep_fp32" else ""
@@ -143,35 +182,7 @@ def index() -> str:
         f"{texts()[name][3]} |"
         for name, entry in CATALOGUE.items()
     ]
-    measured = MEASURED.replace("{unseen}", unseen())
-    return INDEX + "\n".join(rows) + "\n" + measured + table()
-
-
-CHOSEN = {"1", "2", "3"}
-"""Seeds on which options were chosen."""
-
-
-def unseen() -> str:
-    """Return what is offered first rescued of runs that nothing was chosen on."""
-    found = json.loads(RESULTS.read_text())
-    best = {family: _first(family) for family in FITS}
-    told = [
-        bool(row["rescued"])
-        for key, row in found.items()
-        for family, seed, label in [key.split(" | ")]
-        if seed not in CHOSEN and label == best[family]
-    ]
-    return f"{sum(told)} of {len(told)}"
-
-
-def _first(family: str) -> str:
-    """Return the row of the table that is offered first against a family."""
-    rows = {
-        label: cells[family] for label, cells in results().items() if family in cells
-    }
-    name = remedy_catalogue.offered(FITS[family], family)[0].name
-    mine = [label for label in rows if parsed(label)[0] == name]
-    return max(mine, key=lambda label: rows[label].better)
+    return INDEX + "\n".join(rows) + "\n" + MEASURED + table()
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "remedies.json"
@@ -209,14 +220,6 @@ def _cell(rows: list[dict[str, float]]) -> Cell:
 
 def _shown(cell: Cell) -> str:
     return f"{cell}, gap {100 * cell.closed:.0f} %".replace("-0 %", "0 %")
-
-
-def packaged() -> str:
-    """Return the table as the package carries it, for advice without this folder."""
-    table = {
-        n: {f: asdict(c) for f, c in rows.items()} for n, rows in results().items()
-    }
-    return json.dumps(table, indent=1) + "\n"
 
 
 def table() -> str:
@@ -260,9 +263,9 @@ undo()
 MEASURED = """
 ## Measured on storms
 
-`python -m benchmarks.remedies STORMS` makes a failing run of [the storms benchmark](../forecast.md) again with one remedy, applied when the verdict first leaves *healthy* (initial scales: at the start), at its defaults unless the row names options. `roll_back + X` first loads the latest weights from 20 steps before the trouble began, as you do with a checkpoint, and then applies X; `skip_step(always=True)` is taken back once four losses in a row are up to 1.15 times the usual one. Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps; rolled-back steps count. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells: runs rescued of those tried with the 95 % interval (Wilson), and how much of the gap to the healthy run was closed on average; below 0 the remedy did harm. A cell that says *not tried* was not run. `equipoise remedy RUN` orders what it offers by this table (lower end of the interval, then the gap): what rescued no run and did harm is left out, and what is not better than half the rate from the start comes after it.
+`python -m benchmarks.remedies STORMS` makes a failing run of the storms benchmark again with one remedy, applied when the verdict first leaves *healthy* (initial scales: at the start), at its defaults unless the row names options. `roll_back + X` first loads the latest weights from 20 steps before the trouble began, as you do with a checkpoint, and then applies X; `skip_step(always=True)` is taken back once four losses in a row are up to 1.15 times the usual one. Rescued: the final validation loss is within 5 % of the matched healthy run's and at least half of the gap is closed, at equal optimiser steps; rolled-back steps count. Every storm clips its gradient at 1.0 already, so "clip at 1.0" is the untreated run. Cells: runs rescued of those tried with the 95 % interval (Wilson), and how much of the gap to the healthy run was closed on average; below 0 the remedy did harm. A cell that says *not tried* was not run. No advice is ordered by this table: its runs are all of one small model, and a remedy that is best there need not be best elsewhere. `equipoise remedy RUN` gives a rule's remedies in the order of the rule.
 
-Of every family at most four remedies that fit its cause were tried on five failing runs (`CANDIDATES` in the benchmark); rows with fewer runs were tried earlier and are kept. Options were chosen on seeds 1 to 3, so those runs flatter the rows that name options. On the two other runs of each family, on which none was chosen, what is offered first rescued {unseen}.
+Of every family at most four remedies that fit its cause were tried on five failing runs (`CANDIDATES` in the benchmark); rows with fewer runs were tried earlier and are kept. Options were chosen on seeds 1 to 3, so those runs flatter the rows that name options.
 
 """  # noqa: E501
 
@@ -274,6 +277,4 @@ def pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    Path(remedy_catalogue.__file__).with_name("rescues.json").write_text(packaged())
-    remedy_catalogue.rescues.cache_clear()
     write(HERE, pages())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from equipoise.judging.remedy_catalogue import offered
+from equipoise.judging.remedy_catalogue import CATALOGUE
 from equipoise.judging.rules import RULES, Rule
 
 HERE = Path(__file__).parent / "rules"
@@ -34,7 +34,6 @@ update.too_large | One step moves a large part of the weights. Learning rates at
 update.too_small | The optimiser moves far less than it did at the same learning rate: ε, or a second moment that a spike has filled, holds it. | Changing the optimiser's options on purpose does the same. It compares with samples five to twelve.
 update.lost | Weights are stored in so few bits that most updates round to nothing. | At a learning rate near zero nothing moves in any format; then the update ratio is below 1e-6 and it is not said. Weights at 256 places of one parameter stand for the block.
 norm.gain_high | Some token reaches the norm with so little variance that the norm magnifies every change to it. | Padding tokens count as tokens.
-forecast.failure | The readings look as they do ahead of failures, while the loss is unharmed: [the forecast](../forecast.md) says how likely a failure is, how soon, of which kind and where. | It has learnt from models of 4 layers and width 48 trained on bytes with AdamW. A cause from outside, such as a bad batch, it cannot foresee, nor a fault that changes no reading before the loss.
 norm.epsilon_rules | For many tokens ε is larger than their variance, so their scale is not normalised. | Read by the preset `deep` only.
 curvature.beyond_edge | Along at least one direction a step overshoots further than it came. Healthy runs sit at 1. | Read by the preset `deep` only. Right after the start Adam's preconditioner is not settled, so the first ten samples do not count.
 precision.error | Computed in bf16, this head's output would mostly be rounding. | Read by the preset `deep` only. It is a prediction for opened attention; flash kernels err less.
@@ -91,11 +90,9 @@ def _measures(rule: Rule) -> str:
 
 
 def _remedies(rule: Rule) -> str:
-    if rule.name == "forecast.failure":
-        return "The finding names the likely cause, and the remedies for it in order."
     if not rule.remedies:
         return "Read the finding: it names what is not read."
-    first, *others = (e.does for e in offered(rule.remedies, rule.storms))
+    first, *others = (CATALOGUE[name].does for name in rule.remedies)
     rest = f" If that does not help: {'; '.join(others)}." if others else ""
     return f"First {first}.{rest}"
 

@@ -105,12 +105,11 @@ def test_a_page_and_numbers_are_written(tmp_path: Path) -> None:
     assert max(reading["step"] for reading in given["readings"]) >= 3
 
 
-def test_findings_are_named_once_and_forecasts_are_left_out() -> None:
+def test_findings_are_named_once() -> None:
     """A run file and its verdict hold the same findings."""
     one = Finding(step=2, severity="warn", code="a", message="a", site="x")
     later, other = replace(one, step=5), replace(one, code="b")
-    forecast = replace(one, code="forecast.failure")
-    found = _of_a_start([one, other, forecast, later, other])
+    found = _of_a_start([one, other, later, other])
     assert found == [one, other]
 
 

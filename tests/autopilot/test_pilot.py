@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD, AdamW
 
 from equipoise.autopilot.options import Autopilot, Proposal, read_autopilot
 from equipoise.errors import InputError
-from tests.autopilot.judged import Training
+from equipoise.judging.verdict import Judge
+from tests.autopilot.judged import ALARM, TinyGPT, Training
 
 QUICK: dict[str, Any] = {"apart": 5, "probation": 3, "snapshot_every": 5}
 RATE = "a tenth of the rate"
@@ -86,8 +89,49 @@ def test_it_waits_until_the_way_back_is_covered() -> None:
     found.run([2.0] * 4, size=2.0)  # steps 39 to 42; fired while settling: muted
     assert found.events == ["applied", "kept"]
     found.run([2.0])
-    found.run([2.0], size=2.0)
+    found.run([3.0], size=2.0)
     assert found.events == ["applied", "kept", "applied"]
+
+
+@pytest.mark.parametrize(("loss", "events"), [(2.05, []), (3.0, ["applied"])])
+def test_a_run_at_its_best_is_left_alone(loss: float, events: list[str]) -> None:
+    found = Training(Autopilot(**QUICK))
+    found.run([2.0] * 30)
+    found.run([loss] * 4, size=2.0)
+    assert found.events[:1] == events
+
+
+class Encoder(nn.Linear):
+    """Not known to be a causal language model."""
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "classes", "events"),
+    [
+        (TinyGPT, AdamW, None, ["applied"]),
+        (TinyGPT, SGD, None, ["dry run", "would apply"]),
+        (Encoder, AdamW, None, ["dry run", "would apply"]),
+        (TinyGPT, AdamW, 1000, ["dry run", "would apply"]),  # 2.0 is far below ln 1000
+    ],
+)
+def test_where_it_was_not_tried_it_only_says_what_it_would_do(
+    model: type[nn.Linear], optimizer: Any, classes: int | None, events: list[str]
+) -> None:
+    found = Training(Autopilot(**QUICK))
+    found.model = found.pilot.model = model(3, 2)
+    found.optimizer = optimizer(found.model.parameters(), lr=0.1)
+    found.judge = Judge({"classes": classes}, rules=[ALARM])
+    found.run([2.0])
+    assert found.events == events[:-1]  # at the first sample
+    found.run([2.0] * 29)
+    found.run([3.0], size=2.0)
+    assert found.events == events
+    anyway = Training(Autopilot(**QUICK, untried=True))
+    anyway.model = anyway.pilot.model = model(3, 2)
+    anyway.optimizer = optimizer(anyway.model.parameters(), lr=0.1)
+    anyway.run([2.0] * 30)
+    anyway.run([3.0], size=2.0)
+    assert anyway.events == ["applied"]
 
 
 def test_the_budget_ends() -> None:

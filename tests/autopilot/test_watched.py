@@ -18,13 +18,7 @@ from equipoise.lab.models import GPT, GPTConfig
 from equipoise.watching import Watch
 
 CONFIG = GPTConfig(width=16, depth=1, heads=2, context=8, vocabulary=16)
-# Without the forecast: it knows runs of text, not twelve steps of random tokens.
-QUICK: dict[str, Any] = {
-    "every": 1,
-    "quiet": True,
-    "strict": True,
-    "forecast": False,
-}
+QUICK: dict[str, Any] = {"every": 1, "quiet": True, "strict": True}
 
 
 class Loop:
@@ -141,7 +135,7 @@ def test_the_stored_batch_of_a_model_that_returns_its_loss_is_tried(
         *(model, optimizer),
         **{**QUICK, "run": tmp_path / "run.eqp"},
         hold_batch=True,
-        autopilot=True,
+        autopilot=Autopilot(untried=True),
     ) as handle:
         for _ in range(11):
             x = torch.randint(0, 16, (4, 8))

@@ -41,7 +41,6 @@ def trained(kind: str, rank: int, folder: Path) -> dict[str, Any]:
         every=1,
         quiet=True,
         strict=True,
-        forecast=False,
         autopilot=options,
     ) as handle:
         for _ in range(14):

@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.judging.rules.failure import forecast_of
-from equipoise.judging.score import Forecaster, shipped
-from equipoise.judging.verdict import Judge
 from equipoise.lab.storms import diagnosis, evaluation, fitting
 from equipoise.lab.storms.bands import IS_CHANGE, LEAST_REACH, Bands, scores
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.probabilities import probabilities
-from equipoise.lab.storms.recorded import recorded, samples_of
-from equipoise.store import open_run
+from equipoise.lab.storms.recorded import recorded
 
 PACKED = Path(__file__).parent / "fixtures" / "storms.zip"
 
@@ -34,20 +30,6 @@ def test_the_recorded_runs_have_their_labels(found: Sequence[Label]) -> None:
     severe = found[-1]
     assert severe.is_forecastable and severe.injected == 100
     assert severe.onset is not None and 150 < severe.onset < 250
-
-
-def test_one_by_one_from_the_file_and_at_once_agree(found: Sequence[Label]) -> None:
-    """The loop's forecaster, the judge of a file and the benchmark see the same."""
-    label, model = found[-1], shipped()
-    course = evaluation.stake_course(recorded(label), model)
-    forecaster = Forecaster()
-    one_by_one = [forecaster.add(s).stake for s in samples_of(label)]
-    assert [v for _, v in course] == pytest.approx(one_by_one, abs=1e-9)
-    run = open_run(label.folder / "run.eqp")
-    judge = Judge(run.info.details)
-    run.judged_by(judge)
-    last = forecast_of(judge.history)
-    assert last is not None and last.stake == pytest.approx(course[-1][1], abs=1e-9)
 
 
 def test_a_fit_tells_the_failure_from_the_rest(found: Sequence[Label]) -> None:

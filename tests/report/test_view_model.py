@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.judging.rules.failure import _farthest
-from equipoise.judging.score import Forecast
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.changes import WINDOW, changes, onsets
@@ -164,7 +162,6 @@ def test_a_fault_from_the_first_sample_is_listed_though_nothing_turned() -> None
     fired = [
         firing("attention.saturated", 0),
         firing("gradient.vanished", 0, "error", most_in="h.1"),
-        firing("forecast.failure", 20, quantity="weight.norm"),  # one of many
     ]
     found = changes(grids, {"gradient.norm", "attention.theta.p5"}, fired)
     assert [(c.quantity, c.site, c.step, c.kind) for c in found] == [
@@ -327,13 +324,9 @@ def test_the_page_names_one_moment_and_the_layer_at_fault(tmp_path: Path) -> Non
 
 def test_a_finding_may_name_its_quantity() -> None:
     stored = ["loss", "gradient.norm", "update.ratio"]
-    far = firing("forecast.failure", 0, quantity="update.ratio")
+    far = firing("gradient.vanished", 0, quantity="update.ratio")
     assert quantity_of(far, stored) == "update.ratio"
-    assert quantity_of(firing("forecast.failure", 0), stored) == "gradient.norm"
-    plain = {"step": 0, "probability": 0.5, "horizon": 9, "expected": 3.0, "stake": 1.0}
-    reasons = (("weight spread, trend", 1.0, 9.0), ("theta, level", 1.0, 5.0))
-    assert _farthest(Forecast(**plain, reasons=reasons)) == {"quantity": "weight.norm"}
-    assert _farthest(Forecast(**plain)) == {}
+    assert quantity_of(firing("gradient.vanished", 0), stored) == "gradient.norm"
 
 
 def test_every_entry_is_shown_in_its_place() -> None:

@@ -134,13 +134,9 @@ def preflight(
 
 
 def _of_a_start(findings: Sequence[Finding]) -> list[Finding]:
-    """Return each finding once, without forecasts.
-
-    A forecast is fitted to runs that are sampled less often and for longer, and of the
-    storms that fail it added none to those the rules name.
-    """
+    """Return each finding once."""
     once = {(found.code, found.site): found for found in reversed(findings)}
-    return [f for f in reversed(once.values()) if not f.code.startswith("forecast.")]
+    return list(reversed(once.values()))
 
 
 def _code(end: SystemExit) -> int:

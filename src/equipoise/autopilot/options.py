@@ -55,6 +55,9 @@ class Autopilot:
     """GB of host memory for snapshots on each rank; 0 keeps none."""
     probation: int = 4
     """Sampled steps after which a treatment is kept or withdrawn."""
+    untried: bool = False
+    """Act also with optimisers, kinds of models and stages on which the autopilot was
+    not tried; unless set it only says there what it would do."""
     loss: Callable[[Any], Any] | None = field(default=None, compare=False)
     """``loss(model)`` → the loss of a batch of its own choice, with gradient: makes
     shadow trials possible for a model that does not return its loss."""

@@ -28,7 +28,9 @@ from equipoise.autopilot.treatments import (
     level,
 )
 from equipoise.autopilot.trial import Loss, no_trial, run_trial
+from equipoise.autopilot.tried import untried
 from equipoise.errors import InputError
+from equipoise.judging.history import Curve
 from equipoise.judging.verdict import Judge
 from equipoise.records import Finding
 from equipoise.remedies.base import Undo
@@ -67,6 +69,9 @@ class Pilot:
         self.snapshots = Snapshots(every=options.snapshot_every, memory=options.memory)
         self.stopped = ""
         """Why it does nothing any more, if so."""
+        self.only_says = options.dry_run
+        """Whether it changes nothing: as asked, or because it was not tried here."""
+        self._considered = False
         self._agree, self._first_rank = agree, first_rank
         self._stored_loss = stored_loss
         self._undos: list[list[Undo]] = []
@@ -91,10 +96,11 @@ class Pilot:
         """Decide after a sampled step; ``act`` carries it out."""
         if self.stopped or self._pending:
             return
+        self._say_if_untried(judge, optimizer)
         found = self._new_evidence(judge, optimizer)
         if self.state.course is not None:
             self._follow(self.state.course, judge)
-        elif found is not None and self._may_propose():
+        elif found is not None and self._may_propose(found, judge):
             self._propose(found, judge, optimizer)
 
     def act(self, optimizer: Optimizer) -> None:
@@ -126,8 +132,22 @@ class Pilot:
         new = {rule: step for rule, step in firing.items() if rule not in muted}
         return replace(found, since=new) if found is not None and new else None
 
-    def _may_propose(self) -> bool:
-        return self.state.used < self.options.most
+    def _say_if_untried(self, judge: Judge, optimizer: Optimizer) -> None:
+        """Say once, at the first sample, if nothing will be done, and why."""
+        if self._considered or self.only_says or self.options.untried:
+            return
+        self._considered = True
+        if why := untried(self.model, optimizer, judge.history):
+            self.only_says = True
+            self._note(judge.history.step, "dry run", f"{why}; Autopilot(untried=True)")
+
+    def _may_propose(self, found: Evidence, judge: Judge) -> bool:
+        """Whether there is budget, and a loss that is worse than it has been.
+
+        What fires while a run is at its best does no harm yet, and a treatment may.
+        """
+        harmed = found.nonfinite or not is_at_best(judge.history.curve("loss"))
+        return harmed and self.state.used < self.options.most
 
     def _propose(self, found: Evidence, judge: Judge, optimizer: Optimizer) -> None:
         """Let the first rank choose, agree, and plan what was agreed on."""
@@ -185,7 +205,7 @@ class Pilot:
         before = proposal.step if proposal.back_to is None else proposal.back_to
         state.used += 1
         self._settle(proposal.step, proposal.step - before)
-        if self.options.dry_run:
+        if self.only_says:
             self._note(proposal.step, "would apply", _described(proposal))
             return
         if found.nonfinite and proposal.back_to is None:
@@ -351,6 +371,23 @@ def _losses_since(judge: Judge, step: int) -> list[float]:
     curve = judge.history.curve("loss")
     pairs = zip(curve.steps, curve.values, strict=True)
     return [value for at, value in pairs if at > step]
+
+
+def is_at_best(curve: Curve) -> bool:
+    """Whether the latest losses are at or near the lowest so far; true without any.
+
+    >>> curve = Curve()
+    >>> for step in range(64): curve.add(step, 4.0 - step / 32)
+    >>> is_at_best(curve)
+    True
+    >>> for step in range(64, 72): curve.add(step, 3.0)
+    >>> is_at_best(curve)
+    False
+    """
+    if not curve.count:
+        return True
+    lowest = min(curve.best, curve.values[0])
+    return curve.smoothed(RECENT) <= _times(lowest, HARM)
 
 
 def _times(loss: float, ratio: float) -> float:

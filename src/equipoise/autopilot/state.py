@@ -9,9 +9,16 @@ from typing import Any, Literal
 from equipoise.records import Finding, Record
 
 Event = Literal[
-    "applied", "would apply", "kept", "withdrawn", "declined", "refused", "stopped"
+    "applied",
+    "would apply",
+    "kept",
+    "withdrawn",
+    "declined",
+    "refused",
+    "stopped",
+    "dry run",
 ]
-CHANGES = ("applied", "withdrawn", "stopped")
+CHANGES = ("applied", "withdrawn", "stopped", "dry run")
 """Events that a person should see: the run is not what it was."""
 
 

@@ -1,7 +1,7 @@
 """Which treatment fits the evidence: remedies with options, and how far to go back.
 
-A treatment is chosen by what fires now, by the optimiser's own settings and by the
-cause the forecast names; the first that fits and has not failed in this run is tried.
+A treatment is chosen by the rules that fire now, by the optimiser's own settings and by
+the rate's own course; the first that fits and has not failed in this run is tried.
 The order is that of invasiveness: settings that are plainly wrong, then what leaves
 the rate alone, then the rate.
 """
@@ -14,7 +14,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from equipoise.judging.history import Curve
-from equipoise.judging.rules.failure import FORECAST, forecast_of
 from equipoise.judging.verdict import Judge
 from equipoise.records import Scalar
 
@@ -40,8 +39,6 @@ class Evidence:
     """Rule about the model that fires → the step from which it is true."""
     start: int = 0
     """The first step that was read."""
-    cause: str = ""
-    """What the forecast names, where it fires."""
     epsilon: float = 1e-8
     beta2: float = 0.999
     """Of the optimiser; these where it has none."""
@@ -76,13 +73,11 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     nonfinite = [f for f in verdict.findings if f.code.startswith("nonfinite")]
     if not model and not nonfinite:
         return None
-    forecast, losses = forecast_of(judge.history), judge.history.track("loss").first
-    foreseen = any(f.code == FORECAST for f in model) and forecast is not None
+    losses = judge.history.track("loss").first
     return Evidence(
         step=judge.history.step,
         since={f.code: f.since for f in [*model, *nonfinite]},
         start=losses[0].step if losses else 0,
-        cause=forecast.cause if foreseen and forecast is not None else "",
         rate_grew=_rate_grew(judge.history.curve("learning_rate")),
         sentence=verdict.sentence,
         nonfinite=bool(nonfinite),
@@ -129,32 +124,31 @@ def _adam_settings(e: Evidence) -> bool:
 
 
 def _experts(e: Evidence) -> bool:
-    return e.fires("router.collapsed", "router.certain") or e.cause == "router"
+    return e.fires("router.collapsed", "router.certain")
 
 
 def _bad_batches(e: Evidence) -> bool:
-    # A model that is blown up by its rate has spikes too; that the forecast takes
-    # something for bad data is not enough to leave batches out.
+    # A model that is blown up by its rate has spikes too.
     blown_up = "update.too_large", "residual.growing", "attention.logits_growing"
     return e.fires("gradient.spike") and not e.fires(*blown_up)
 
 
 def _large_weights(e: Evidence) -> bool:
     large = "residual.embedding_large", "attention.saturated", "attention.logits_large"
-    return e.fires_from_start(*large) or e.cause in ("init", "logit growth")
+    return e.fires_from_start(*large)
 
 
 def _rounded(e: Evidence) -> bool:
-    return e.fires("update.lost") or e.cause == "precision"
+    return e.fires("update.lost")
 
 
 def _growing_weights(e: Evidence) -> bool:
-    foreseen = set(e.since) == {FORECAST} and e.cause == "ramp"
-    return e.cause == "residual" or (foreseen and not e.rate_grew)
+    too_fast = e.rate_grew or e.fires("update.too_large")
+    return e.fires("residual.growing") and not too_fast
 
 
 def _vanished(e: Evidence) -> bool:
-    return e.fires("gradient.vanished") or e.cause == "post-LN"
+    return e.fires("gradient.vanished")
 
 
 def _rate(e: Evidence) -> bool:

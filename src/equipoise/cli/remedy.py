@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.arguments import opened_run
-from equipoise.judging.causes import REMEDIES
-from equipoise.judging.remedy_catalogue import (
-    HALVED,
-    RemedyEntry,
-    offered,
-    rescues,
-)
+from equipoise.judging.remedy_catalogue import CATALOGUE, RemedyEntry
 from equipoise.judging.rules import load_rules
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
@@ -41,7 +35,7 @@ def command(
     verdict = opened_run(run).verdict
     offers = remedies_for(verdict)
     if json:
-        rows = [{**asdict(entry), "page": entry.page} for entry, _ in offers]
+        rows = [{**asdict(entry), "page": entry.page} for entry in offers]
         shown = {"state": verdict.state, "sentence": verdict.sentence}
         typer.echo(jsonlib.dumps({**shown, "remedies": rows}, ensure_ascii=False))
         return
@@ -49,50 +43,37 @@ def command(
     typer.echo(_advice(offers))
 
 
-def remedies_for(verdict: Verdict) -> list[tuple[RemedyEntry, str]]:
-    """Return what fits a verdict's findings and against which family of trouble.
+def remedies_for(verdict: Verdict) -> list[RemedyEntry]:
+    """Return the remedies of the rules that fire, the first to try in front.
 
-    The first to try is in front: in the order of the findings, but what was measured
-    against its family comes before what was not.
+    As in the verdict's sentence, a cause comes before what it does to the loss.
     """
     if verdict.state in ("healthy", "not judged"):
         return []
     grave = [finding for finding in verdict.findings if finding.severity != "info"]
     about = {name: rule.about for name, rule in load_rules().items()}
-    # As in the verdict's sentence: a cause comes before what it does to the loss.
     ordered = sorted(grave, key=lambda finding: about.get(finding.code) == "loss")
-    found: dict[str, tuple[RemedyEntry, str]] = {}
-    for names, family in map(_of, ordered):
-        for entry in offered(names, family):
-            found.setdefault(entry.name, (entry, family))
-    return sorted(found.values(), key=lambda pair: pair[0].best(pair[1]) is None)
+    names = (name for finding in ordered for name in _remedies(finding))
+    return [CATALOGUE[name] for name in dict.fromkeys(names)]
 
 
-def _of(finding: Finding) -> tuple[tuple[str, ...], str]:
-    """Return the remedies that fit a finding, and the family of its trouble."""
+def _remedies(finding: Finding) -> tuple[str, ...]:
     if finding.code.startswith("nonfinite"):
-        return NONFINITE, ""
-    if finding.code == "forecast.failure":
-        cause = str(finding.params.get("cause"))
-        return REMEDIES.get(cause, ()), cause
+        return NONFINITE
     rule = load_rules().get(finding.code)
-    return (rule.remedies, rule.storms) if rule is not None else ((), "")
+    return rule.remedies if rule is not None else ()
 
 
-def _advice(offers: list[tuple[RemedyEntry, str]]) -> str:
+def _advice(offers: list[RemedyEntry]) -> str:
     if not offers:
         return "nothing to apply; equipoise remedies lists what there is"
-    (first, family), *others = offers
+    first, *others = offers
     lines = [
         f"try first: {first.name}: {first.does} ({first.page})",
         "",
         *(f"    {line}" for line in first.code.splitlines()),
     ]
-    if (cell := first.best(family)) is not None:
-        half = rescues().get(HALVED, {}).get(family)
-        beside = "" if half is None else f"; half the rate from the start: {half}"
-        lines += ["", f"failing runs of this kind that it rescued: {cell}{beside}"]
     if others:
-        rest = "; ".join(f"{entry.name}: {entry.does}" for entry, _ in others)
+        rest = "; ".join(f"{entry.name}: {entry.does}" for entry in others)
         lines += ["", f"if that does not help: {rest}"]
     return "\n".join(lines)

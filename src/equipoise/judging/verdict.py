@@ -10,21 +10,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from equipoise.judging.features import QUANTITIES
 from equipoise.judging.history import History, News, judged
 from equipoise.judging.rules import Rule, configured
 from equipoise.judging.rules.conditions import Condition
-from equipoise.judging.rules.failure import FORECAST, outside_band
+from equipoise.judging.settings import SETTINGS, moved_before
 from equipoise.judging.wording import (
-    advice_for,
     began_first,
-    cause_of,
     explained,
     is_episode,
-    onset,
     places,
     plainest,
-    possible,
     what_is_over,
     with_rate,
 )
@@ -61,7 +56,7 @@ class Verdict(Record):
     now: dict[str, str] = field(default_factory=dict)
     """Rule → what holds now, for every rule that fires: findings say what held then."""
     cause: str = ""
-    """The family of trouble that the forecast named, if it has warned."""
+    """The setting that was seen to move before what fires, if one was."""
     where: str | None = None
     """The site at fault now; nothing for the whole model, None where no rule fires."""
     seen: str = ""
@@ -69,7 +64,7 @@ class Verdict(Record):
     recovered: bool = False
     """Whether a loss that had gone wrong came back: healthy, and worth a look."""
     quantities: tuple[str, ...] = ()
-    """What rules that fired stand on, and what left the band of stable runs."""
+    """What rules that fired stand on."""
 
     def __post_init__(self) -> None:
         given: tuple[Any, ...] = self.findings  # dictionaries when read from JSON
@@ -111,17 +106,12 @@ class Judge:
     def __post_init__(self) -> None:
         self.history = History(self.details)
         rules = configured() if self.rules is None else self.rules
-        if self.details.get("forecast") is False:  # as the run was watched
-            rules = [rule for rule in rules if rule.name != FORECAST]
         self.conditions = [Condition(rule) for rule in rules]
-        for quantity in (*IMPORTANT, "learning_rate"):
+        for quantity in (*IMPORTANT, *SETTINGS):
             self._by_quantity[quantity] = []
         for condition in self.conditions:
             for quantity in condition.rule.reads:
                 self._by_quantity.setdefault(quantity, []).append(condition)
-        if any(rule.name == FORECAST for rule in rules):
-            for quantity in QUANTITIES:  # the forecast looks at them with its own
-                self._by_quantity.setdefault(quantity, [])
 
     def add(self, readings: Iterable[Reading]) -> list[Finding]:
         """Take readings in the order they were recorded; return what the rules find."""
@@ -234,10 +224,10 @@ class Judge:
         return replace(found, now=now, quantities=self._quantities())
 
     def _quantities(self) -> tuple[str, ...]:
-        """Return what rules that fired stand on, and what left the stable band."""
+        """Return what rules that fired stand on."""
         fired = (c.rule for c in self.conditions if c.fired)
-        stand_on = [q for r in fired if r.severity != "info" for q in r.reads]
-        return tuple(dict.fromkeys([*stand_on, *outside_band(self.history)]))
+        stand_on = (q for r in fired if r.severity != "info" for q in r.reads)
+        return tuple(dict.fromkeys(stand_on))
 
 
 def _rule_failed(step: int, rule: Rule, error: Exception) -> Finding:
@@ -331,22 +321,19 @@ def _judged(judge: Judge) -> Verdict | None:
     loss = sorted((f for f in firing if about[f.code] == "loss"), key=plainest)
     causes = [f for f in firing if about[f.code] != "loss"]
     lead = now[(began_first(causes) if causes else loss[0]).code]
-    forecast = now.get(FORECAST)
-    cause, place = cause_of(forecast, lead), places(lead)
-    rate = judge.history.curve("learning_rate")
+    moved = moved_before(judge.history, lead.since, lead.rule.remedies)
+    place, rate = places(lead), judge.history.curve("learning_rate")
     failing: State = "dead" if _is_stuck(judge, loss) else "failing"
     effect = [now[loss[0].code].sentence] if loss and causes else []
-    advice = advice_for(lead, forecast) or (loss[0].advice if loss else "")
-    since = onset(firing, cause, rate)
+    advice = lead.advice or (loss[0].advice if loss else "")
+    since = min(finding.since for finding in firing)
     return Verdict(
         state=failing if loss else "at risk",
-        sentence="; ".join([*effect, explained(lead, forecast)]),
-        since=since,
+        sentence="; ".join([*effect, explained(lead, moved)]),
+        since=since if moved is None else min(since, moved.since),
         findings=tuple(judge.firing),
-        advice=with_rate(
-            possible(advice, since=since, first=judge.history.first_step), rate
-        ),
-        cause=cause,
+        advice=with_rate(advice, rate),
+        cause="" if moved is None else moved.setting,
         where=place[0],
         seen=place[1],
     )

@@ -4,21 +4,18 @@ A reader has one minute. So the sentence begins with what somebody would change 
 learning rate, the start, the data), then says by what it was noticed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from equipoise.judging.causes import OF_THE_RATE, growth
 from equipoise.judging.history import Curve, History
-from equipoise.judging.remedy_catalogue import GO_BACK
 from equipoise.judging.rules.conditions import Condition
-from equipoise.judging.rules.failure import FORECAST
 from equipoise.judging.rules.run import SPIKES, Spikes
-from equipoise.records import Finding, Scalar
+from equipoise.judging.settings import Moved
+from equipoise.records import Finding
 
 STARTS = ("attention.projections_large", "residual.embedding_large")
 """Rules about what a run began with: a cause of whatever began together with it."""
-ODDS = "runs like this fail within {horizon} steps with probability {probability:.0%}"
 LISTED = 3
 """Things that are over, in a sentence."""
 PERIODIC = 4
@@ -26,12 +23,11 @@ PERIODIC = 4
 
 
 def began_first(causes: Sequence[Finding]) -> Finding:
-    """Return what went wrong first; a forecast of what has happened only if alone.
+    """Return what went wrong first.
 
     Of what began together: how the model was made, then the gravest.
     """
-    named = [f for f in causes if f.code != FORECAST]
-    return min(named or causes, key=_onset)
+    return min(causes, key=_onset)
 
 
 def _onset(finding: Finding) -> tuple[int, bool]:
@@ -44,61 +40,20 @@ def plainest(finding: Finding) -> int:
     return said.index(finding.code)
 
 
-def onset(firing: Sequence[Finding], cause: str, rate: Curve) -> int:
-    """Return the step from which it is true; of a rate that grows, since it grows."""
-    first = min(finding.since for finding in firing)
-    grown = growth(rate) if cause in OF_THE_RATE else None
-    return first if grown is None else min(first, grown[0])
+def explained(lead: Condition, moved: Moved | None) -> str:
+    """Return the sentence of what began first, a setting that moved in front of it."""
+    return f"{in_words(moved)}: {lead.sentence}" if moved else lead.sentence
 
 
-def explained(lead: Condition, forecast: Condition | None) -> str:
-    """Return the sentence of what began first, the cause in front where it is known.
+def in_words(moved: Moved) -> str:
+    """Return what a setting did, as a fact.
 
-    A forecast that is over has named the cause all the same. How the model was made is
-    a cause by itself.
+    >>> rate = {"setting": "learning_rate", "since": 140, "now": 0.3}
+    >>> in_words(Moved(**rate, peak=0.001, peak_step=137))
+    'the learning rate is 300 times its peak of step 137'
     """
-    seen = _seen_by(forecast, lead)
-    if not seen or lead is forecast:
-        return lead.sentence
-    parts = [lead.sentence]
-    if forecast is not None and _is_open(forecast, seen):
-        parts.append(ODDS.format(**seen))
-    known = lead.rule.name in STARTS
-    return "; ".join(parts) if known else f"{seen['words']}: {'; '.join(parts)}"
-
-
-def _is_open(forecast: Condition, seen: Mapping[str, Scalar]) -> bool:
-    """Say whether what the forecast expects may still come: its time is not over."""
-    if forecast.finding is None or forecast.latest is None:
-        return False
-    return forecast.latest[0] - forecast.since <= float(seen["horizon"] or 0)
-
-
-def _seen_by(forecast: Condition | None, lead: Condition) -> Mapping[str, Scalar]:
-    """Return the evidence of the forecast's latest warning of this trouble, or nothing.
-
-    A warning that is over explains what came within the time it was about, no more.
-    """
-    if forecast is None or forecast.reported is None:
-        return {}
-    if forecast.finding is not None and forecast.latest is not None:
-        return forecast.latest[1].evidence
-    seen = forecast.reported.params
-    came_in_time = lead.since <= forecast.reported.step + float(seen["horizon"] or 0)
-    return seen if came_in_time else {}
-
-
-def cause_of(forecast: Condition | None, lead: Condition) -> str:
-    """Return the family of trouble that the forecast has named."""
-    return str(_seen_by(forecast, lead).get("cause", ""))
-
-
-def advice_for(lead: Condition, forecast: Condition | None) -> str:
-    """Return what to do: against the cause where one was named."""
-    if forecast is None or not _seen_by(forecast, lead):
-        return lead.advice
-    told = forecast.reported.advice if forecast.reported else ""
-    return forecast.advice or told or lead.advice
+    name = moved.setting.replace("_", " ")
+    return f"the {name} is {moved.times:.3g} times its peak of step {moved.peak_step}"
 
 
 def places(lead: Condition) -> tuple[str, str]:
@@ -117,21 +72,6 @@ def is_episode(condition: Condition) -> bool:
     """Say whether the loss had gone wrong and has come back; a plateau is no wrong."""
     over = condition.reported is not None and condition.finding is None
     return over and condition.rule.name in ("loss.above_chance", "loss.risen")
-
-
-EARLY = 20
-"""Steps before which there is no checkpoint to go back to."""
-
-
-def possible(advice: str, *, since: int, first: int) -> str:
-    """Return the advice; of trouble from the start, without a way back.
-
-    >>> possible(f"{GO_BACK} weight_cap; or clip", since=5, first=0)
-    'start again with weight_cap; or clip'
-    """
-    return (
-        advice.replace(GO_BACK, "start again with") if since < first + EARLY else advice
-    )
 
 
 def with_rate(advice: str, curve: Curve) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from equipoise.judging.rules.failure import FORECAST
 from equipoise.records import Finding
 from equipoise.report.grids import Grid
 from equipoise.report.quantities import MOST, quantity_of, shown
@@ -94,8 +93,7 @@ def _standing(grids: Sequence[Grid], firing: Sequence[Finding]) -> list[Change]:
     found = []
     for finding in sorted(firing, key=lambda f: SEVERITY[f.severity]):
         name = quantity_of(finding, list(by_name))
-        # The forecast stands on many quantities, which turned or not.
-        if finding.severity != "info" and finding.code != FORECAST and name is not None:
+        if finding.severity != "info" and name is not None:
             found.append(_since(by_name[name], finding))
     return found
 

@@ -12,8 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 from equipoise.judging.rules import RULES
-from equipoise.judging.rules.failure import FORECAST
-from equipoise.judging.score import LOCAL
 from equipoise.judging.verdict import Verdict
 from equipoise.judging.wording import began_first
 from equipoise.records import Finding
@@ -133,15 +131,10 @@ def chart_json(run: Run, verdict: Verdict) -> Json | None:
         "layer": layer_of(site, blocks) if site else None,
         "seen": seen,
         "seen_layer": layer_of(seen, blocks) if seen else None,
-        "everywhere": not at_fault or is_model_wide(verdict),
+        # A setting is none of one layer, whichever layer shows it first.
+        "everywhere": not at_fault or bool(verdict.cause),
         "limit": _limit(run, quantity, cause),
     }
-
-
-def is_model_wide(verdict: Verdict) -> bool:
-    """Say whether the cause is none of one layer, whichever layer shows it first."""
-    site = [f.site for f in verdict.findings if f.code == FORECAST]
-    return bool(verdict.cause) and verdict.cause not in LOCAL and not any(site)
 
 
 def _limit(run: Run, quantity: str, cause: Finding) -> float | None:

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.judging.rules.failure import forecast_of
-from equipoise.judging.score import Forecast
 from equipoise.judging.verdict import Judge, Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
@@ -118,12 +116,6 @@ class Watch:
         """What is the matter with the run so far; the same on every rank."""
         self._settle()
         return self._recorder.judge.verdict
-
-    @property
-    def forecast(self) -> Forecast | None:
-        """What is expected of the run; None before a sample, or with forecast=False."""
-        self._settle()
-        return forecast_of(self._recorder.judge.history)
 
     @property
     def autopilot(self) -> "Pilot | None":

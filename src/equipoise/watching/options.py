@@ -6,10 +6,12 @@ first; each is made anew, because a probe keeps the state of one watched model.
 """
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -32,6 +34,8 @@ from equipoise.probes.protocols import Probe
 from equipoise.probes.updates import UnchangedWeights, Updates
 from equipoise.records import Finding
 from equipoise.sinks import Given, check, is_sequence
+
+log = logging.getLogger("equipoise")
 
 Preset = Literal["minimal", "default", "deep"]
 
@@ -58,11 +62,9 @@ class WatchOptions:
     hold_batch: bool = False
     """Hold every step's batch by reference, so that a step whose loss turns non-finite
     is replayed at once and saved for ``equipoise replay``. Costs one hook per step."""
-    forecast: bool = True
-    """Follow the readings with the forecast of a failure (``docs/forecast.md``)."""
     stop_on: Collection[str] = ()
     """Rules or states at which ``handle.should_stop`` becomes true and callbacks stop
-    the training: ``"forecast.failure"``, ``"failing"``."""
+    the training: ``"update.too_large"``, ``"failing"``."""
     autopilot: GivenAutopilot = False
     """Treat what a verdict finds: True, ``"dry-run"`` (only say what would be done), a
     function that is asked, or an :class:`Autopilot` (``docs/autopilot.md``)."""
@@ -108,6 +110,7 @@ class WatchArguments(TypedDict, total=False):
     strict: bool
     hold_batch: bool
     forecast: bool
+    """Ignored: the fitted forecast was removed."""
     stop_on: Collection[str]
     autopilot: GivenAutopilot
     quiet: bool
@@ -179,13 +182,33 @@ def read_options(given: Mapping[str, Any]) -> WatchOptions:
     Raises:
         InputError: If any of them names an option that does not exist.
     """
+    given = _without_forecast(given, "forecast=")
     _known(given, "watch")
     return WatchOptions(**{**from_file(Path(FILE)), **from_environment(), **given})
 
 
+def _without_forecast(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """Return the options without the forecast, which was removed: accepted, ignored."""
+    if "forecast" not in given:
+        return given
+    _warn_of_forecast(what)
+    return {name: value for name, value in given.items() if name != "forecast"}
+
+
+@cache
+def _warn_of_forecast(what: str) -> None:
+    """Say once a process that an option does nothing."""
+    log.warning(
+        "equipoise: %s is ignored: the fitted forecast was removed, because it warned "
+        "in 25 of 32 healthy runs (docs/early-warning.md)",
+        what,
+    )
+
+
 def from_file(path: Path) -> dict[str, Any]:
     """Return the ``[watch]`` table of a configuration file, if there is one."""
-    table = settings_in(path, "watch")
+    given = settings_in(path, "watch")
+    table = dict(_without_forecast(given, f"{path} [watch] forecast"))
     _known(table, f"{path} [watch]")
     return table
 
@@ -197,6 +220,7 @@ def from_environment() -> dict[str, Any]:
         for key, text in os.environ.items()
         if key.startswith(PREFIX) and key not in OTHER_VARIABLES
     }
+    named = dict(_without_forecast(named, "EQUIPOISE_FORECAST"))
     _known(named, "the environment", prefix=PREFIX)
     return {name: _parsed(name, *given) for name, given in named.items()}
 
@@ -223,7 +247,6 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "preset": str,
     "rows": lambda text: text if text == "all" else int(text),
     "strict": _boolean,
-    "forecast": _boolean,
     "stop_on": lambda text: tuple(text.split(",")),
     "hold_batch": _boolean,
     "autopilot": lambda text: text if text == "dry-run" else _boolean(text),

@@ -86,8 +86,6 @@ def watch(
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
-    if not chosen.forecast:
-        about.details["forecast"] = False
     run_writer, sinks = None, list[IsolatedSink]()
     if ranks.rank == 0:
         place = run_path(run, title)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from equipoise.judging.rules import activations, attention, failure, gradients, run
+from equipoise.judging.rules import activations, attention, gradients, run
 from equipoise.judging.rules.registry import (
     RULES,
     Measured,
@@ -14,7 +14,7 @@ from equipoise.judging.rules.registry import (
     rule,
 )
 
-FAMILIES = (attention, activations, gradients, run, failure)
+FAMILIES = (attention, activations, gradients, run)
 
 declare(Path(__file__).with_name("rules.toml"))
 

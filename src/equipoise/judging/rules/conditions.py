@@ -102,7 +102,7 @@ class Condition:
             code=self.rule.name,
             site=found.site,
             message=self.rule.sentence(found),
-            advice=found.advice or advise(self.rule.remedies, self.rule.storms),
+            advice=found.advice or advise(self.rule.remedies),
             params={
                 "value": found.value,
                 "threshold": self.rule.threshold,

@@ -82,8 +82,6 @@ class Rule:
     """A sentence with ``{value}``, ``{threshold}``, ``{site}`` and evidence by name."""
     remedies: tuple[str, ...] = ()
     """Names in the catalogue of remedies, the one to try first in front."""
-    storms: str = ""
-    """The family of storms that it tells; what rescued those is offered first."""
     preset: str = ""
     """The preset that takes what it reads, if that is not the default one."""
     applies: str = ""

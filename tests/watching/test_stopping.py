@@ -1,4 +1,4 @@
-"""The forecast while a model is watched: it stops, it posts, and the file agrees."""
+"""What a loop does about findings: it stops, and a webhook is told."""
 
 import json
 import threading
@@ -15,6 +15,7 @@ from equipoise.judging.rules import RULES, rule
 from equipoise.judging.verdict import Judge
 from equipoise.sinks.webhook import Webhook
 from equipoise.watching import Watch
+from equipoise.watching.options import _warn_of_forecast, from_environment
 from tests.watching.models import TinyModel, batches, declared, objective
 
 
@@ -58,22 +59,16 @@ def loud() -> Any:
     RULES.pop("test.loud")
 
 
-def test_the_forecast_is_the_same_live_and_from_the_file(tmp_path: Path) -> None:
-    handle = trained(tmp_path / "a.eqp")
-    live = handle.forecast
-    assert live is not None and live.step == 10 and 0 <= live.probability <= 1
-    run = equipoise.open_run(handle.path)
-    judge = Judge(run.info.details)
-    run.judged_by(judge)
-    from equipoise.judging.rules.failure import forecast_of
-
-    assert forecast_of(judge.history) == live
-
-
-def test_without_the_forecast_there_is_none(tmp_path: Path) -> None:
-    handle = trained(tmp_path / "a.eqp", forecast=False)
-    assert handle.forecast is None
-    assert equipoise.open_run(handle.path).info.details["forecast"] is False
+def test_the_forecast_that_was_removed_is_accepted_once_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _warn_of_forecast.cache_clear()
+    for name in ("a", "b"):
+        trained(tmp_path / f"{name}.eqp", steps=2, forecast=True)
+    told = [r for r in caplog.records if "forecast" in r.message]
+    assert len(told) == 1 and told[0].levelname == "WARNING"
+    monkeypatch.setenv("EQUIPOISE_FORECAST", "0")
+    assert "forecast" not in from_environment()
 
 
 def test_a_loop_stops_at_a_rule(tmp_path: Path, loud: None) -> None:
