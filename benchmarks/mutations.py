@@ -138,7 +138,7 @@ def _written(known: dict[tuple[str, str], dict[str, str]]) -> None:
 
 def copy_tree(folder: Path) -> Path:
     """Copy the repository, without what is built or installed in it."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "site", "coverage")
+    ignored = shutil.ignore_patterns(".git", ".venv", "site", "coverage-report")
     return Path(shutil.copytree(ROOT, folder / "tree", ignore=ignored))
 
 
