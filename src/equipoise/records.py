@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 from equipoise.errors import InputError
 
 Severity = Literal["info", "warn", "error"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warn", "info")
+"""The gravest first: the one order in which findings are listed."""
 Scalar = str | int | float | bool | None
 BEFORE = {"rule": "code", "evidence": "params"}
 """Keys of findings in files written before → the field of today."""
@@ -138,6 +140,11 @@ class Finding(Record):
     def key(self) -> tuple[str, str, int]:
         """What joins the reports of one event: code, site, and since when."""
         return self.code, self.site, self.since
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in a list: the gravest first, then the earliest."""
+        return SEVERITIES.index(self.severity), self.step
 
     @classmethod
     def warn(

@@ -14,6 +14,7 @@ from equipoise.report.views import (
     labelled,
     short,
     view,
+    worst,
 )
 from equipoise.store import Run, RunWriter, open_run
 from tests.report.runs import pre_and_post
@@ -36,7 +37,7 @@ def test_every_run_has_its_verdict(tmp_path: Path) -> None:
     report = view(pre_and_post(tmp_path))
     states = {label: verdict.state for label, verdict in report.verdicts.items()}
     assert states["post-LN"] in {"at risk", "failing"}
-    assert report.severity in {"warn", "error"} and not report.given
+    assert report.state == worst(report.verdicts.values()) and not report.given
     assert report.verdict.splitlines()[1].startswith(f"post-LN: {states['post-LN']}")
 
 
@@ -110,8 +111,7 @@ def test_runs_of_one_name_are_called_by_what_differs(tmp_path: Path) -> None:
 
 def test_a_given_verdict_is_not_called_fine(path: Path) -> None:
     runs = {"r": written(path, Reading.scalar(0, "loss", 1.0))}
-    assert view(runs, verdict="It cannot learn.").severity == "info"
-    assert view(runs, verdict="It cannot learn.", severity="error").severity == "error"
+    assert view(runs, verdict="It cannot learn.").state == "not judged"
 
 
 def test_numbers_for_people() -> None:

@@ -15,8 +15,8 @@ from equipoise.records import Finding, Reading
 from equipoise.report.offline_pages import StudyPage
 from equipoise.report.quantities import shown
 from equipoise.report.views import short
+from equipoise.text.tones import terminal
 
-TONES = {"healthy": "green", "at risk": "yellow", "not judged": "yellow"}
 MARKS = {"error": "✗", "warn": "!", "info": "·"}
 GAIN = ("projection-gain", "spectral norms of a layer's maps; G is their product")
 HEAD = ("head-products", "spectral norms of each head's two products")
@@ -119,7 +119,7 @@ def print_verdict(
 ) -> None:
     """Print the verdict, what it stands on, and what was found."""
     console = Console()
-    tone = TONES.get(verdict.state, "red")
+    tone = terminal(verdict.state)
     console.print(Text(introduced(headline(verdict), source), tone), soft_wrap=True)
     for line in facts:
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,10 +1,14 @@
 """The parts of our pages, and the one script of report and board.
 
-Standard library only: the board serves them before it can read a run.
+Standard library only, as ``text.tones`` is: the board serves them before it can read
+a run.
 """
 
+import json
 from functools import cache
 from importlib.resources import files
+
+from equipoise.text import tones
 
 SCRIPTS = (
     "numbers.js",
@@ -30,5 +34,14 @@ def asset(name: str) -> str:
 
 @cache
 def script() -> str:
-    """Return the one script of report and board."""
-    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)
+    """Return the one script of report and board; it begins with words and tones."""
+    looks = {"states": tones.STATES, "severities": tones.SEVERITIES}
+    data = {name: {k: [*look] for k, look in of.items()} for name, of in looks.items()}
+    parts = [asset(name) for name in SCRIPTS]
+    return "\n".join(['"use strict";', f"const LOOKS = {json.dumps(data)};", *parts])
+
+
+@cache
+def style() -> str:
+    """Return the style of our pages, the colour of each tone in front."""
+    return tones.css() + asset("style.css")

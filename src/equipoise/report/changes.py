@@ -25,7 +25,6 @@ from equipoise.report.quantities import MOST, quantity_of, shown
 Array = NDArray[np.float64]
 Kind = Literal["turn", "start", "slow"]
 """A lasting turn; so from the first sample; out of bounds since a step, no turn."""
-SEVERITY = {"error": 0, "warn": 1, "info": 2}
 
 MOST_CHANGES = 60
 """That a page lists."""
@@ -91,7 +90,7 @@ def _standing(grids: Sequence[Grid], firing: Sequence[Finding]) -> list[Change]:
     """Return what fires, from the step on from which it is true, the gravest first."""
     by_name = {grid.quantity: grid for grid in grids if grid.mean.size}
     found = []
-    for finding in sorted(firing, key=lambda f: SEVERITY[f.severity]):
+    for finding in sorted(firing, key=lambda f: f.order[0]):
         name = quantity_of(finding, list(by_name))
         if finding.severity != "info" and name is not None:
             found.append(_since(by_name[name], finding))

@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from equipoise.records import Reading
-from equipoise.report.assets import asset, script
+from equipoise.report.assets import asset, script, style
 from equipoise.report.changes import changes
 from equipoise.report.comparison import comparison_json
 from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
@@ -89,7 +89,7 @@ def rendered(report: Report, runs: Runs) -> str:
     return _template().render(
         title=report.title,
         verdicts=verdicts,
-        css=Markup(asset("style.css")),
+        css=Markup(style()),
         js=Markup(script()),
         data=Markup(embedded(data)),
     )

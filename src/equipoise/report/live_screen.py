@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from equipoise.records import Finding
 from equipoise.report.live import Curve, LiveView, levels, shrunk
 from equipoise.report.views import short
+from equipoise.text.tones import terminal
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 BROKEN, ASCII_BROKEN = "×", "!"
-STYLES = {"bold": "1", "dim": "2", "red": "31", "yellow": "33", "green": "32"}
-STATE_STYLES = {
-    "healthy": "green",
-    "at risk": "yellow",
-    "failing": "red",
-    "dead": "red",
-    "not judged": "dim",
+STYLES = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
 }
-SEVERITY_STYLES = {"error": "red", "warn": "yellow", "info": "dim"}
 ASCII = str.maketrans("·…θ÷→×−–₁₂ε", "|~O/>x--12e")
 LEAST_FINDINGS = 3
 """Lines that findings get before layers take the rest."""
@@ -90,7 +90,7 @@ def _tail(path: str, width: int) -> str:
 def _verdict(view: LiveView, screen: Screen) -> list[Line]:
     verdict = view.verdict
     text = f"{verdict.state.upper()}: {verdict.sentence}"
-    style = STATE_STYLES[verdict.state]
+    style = terminal(verdict.state)
     most = 3 if screen.height >= 20 else 1
     lines = [Line(part, style) for part in _wrapped(text, screen.width, most)]
     if verdict.advice and screen.height >= 16:
@@ -139,7 +139,7 @@ def _findings(view: LiveView, screen: Screen) -> list[Line]:
 def _finding(found: Finding) -> Line:
     site = f" {found.site}" if found.site else ""
     text = f"{found.severity:5} step {found.step}{site}: {found.message}"
-    return Line(text, SEVERITY_STYLES[found.severity])
+    return Line(text, terminal(found.severity))
 
 
 def duration(seconds: float) -> str:

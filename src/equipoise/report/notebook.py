@@ -18,17 +18,12 @@ from equipoise.report.live import Curve, Follower, LiveView, levels, shrunk
 from equipoise.report.live_screen import Screen, duration, frame
 from equipoise.report.views import short
 from equipoise.store import Run, open_run
+from equipoise.text.tones import STATES, TONES
 
 SHOWN = 8
 """Findings in the block; the run file has them all."""
 WIDTH, HEIGHT = 160, 24
-COLOURS = {
-    "healthy": "#2a7d4f",
-    "at risk": "#b36b00",
-    "failing": "#c0392b",
-    "dead": "#c0392b",
-    "not judged": "#777",
-}
+BROKEN = TONES["error"].light
 
 
 class HasPath(Protocol):
@@ -130,10 +125,11 @@ def block(view: LiveView) -> str:
     step = "no step yet" if view.step is None else f"step {view.step}"
     age = "" if view.age is None else f", {duration(view.age)} ago"
     e = html.escape
+    colour = TONES[STATES[verdict.state].tone].light
     advice = f"<br>Try: {e(verdict.advice)}" if verdict.advice else ""
     return (
         f"<div><b>{e(view.name)}</b> · {view.state} · {step}{age}"
-        f'<br><b style="color:{COLOURS[verdict.state]}">{verdict.state}</b>: '
+        f'<br><b style="color:{colour}">{verdict.state}</b>: '
         f"{e(verdict.sentence)}{advice}"
         f"<table>{''.join(map(_row, (*view.curves, *view.worst)))}</table>"
         f"{_findings(view)}<small>{e(view.path)}</small></div>"
@@ -154,7 +150,7 @@ def svg(curve: Curve) -> str:
     for i, height in enumerate(heights):
         x = i * across
         if height is None:
-            marks.append(f'<path d="M{x:.1f} 0V{HEIGHT}" stroke="#c0392b"/>')
+            marks.append(f'<path d="M{x:.1f} 0V{HEIGHT}" stroke="{BROKEN}"/>')
         else:
             line.append(f"{x:.1f},{HEIGHT - 1 - height}")
     drawn = f'<polyline points="{" ".join(line)}" fill="none" stroke="currentColor"/>'

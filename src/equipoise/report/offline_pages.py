@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from equipoise.errors import InputError
-from equipoise.report.assets import asset
+from equipoise.report.assets import style
 
 PAGE = (b"<!doctype html", b"<html")
 
@@ -103,7 +103,7 @@ class StudyPage:
         body = Markup(made(self.body).render(**values))
         page = made(_SHELL).render(
             page=self,
-            css=Markup(asset("style.css")),
+            css=Markup(style()),
             headline=headline,
             remarks=remarks,
             body=body,

@@ -23,7 +23,6 @@ from equipoise.store import Run
 Json = dict[str, Any]
 EVENTS = 200
 """Findings and remedies on a page; the run file keeps them all."""
-RANK = {"error": 0, "warn": 1, "info": 2}
 WHEN = re.compile(r" \(step (\d+)(?:, since step \d+)?(?:, noticed at step \d+)?\)")
 """When a rule's sentence was read; a page names the moment once, beside it."""
 DEPTH = ("gradient.vanish", "gradient.explo", "vanish")
@@ -60,10 +59,10 @@ def _quantity(name: str) -> Json:
 
 def events_json(run: Run) -> Json:
     """Return findings and remedies by step, and how many are not listed."""
-    findings = [event_json("finding", finding) for finding in run.findings]
-    grave = sorted(findings, key=lambda e: (RANK.get(e["severity"], 3), e["step"]))
+    grave = sorted(run.findings, key=lambda finding: finding.order)
+    findings = [event_json("finding", finding) for finding in grave]
     remedies = [event_json("remedy", applied) for applied in run.applied]
-    listed = sorted([*grave[:EVENTS], *remedies[:EVENTS]], key=lambda e: e["step"])
+    listed = sorted([*findings[:EVENTS], *remedies[:EVENTS]], key=lambda e: e["step"])
     return {"events": listed, "unlisted": len(findings) + len(remedies) - len(listed)}
 
 

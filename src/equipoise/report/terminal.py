@@ -16,9 +16,10 @@ from equipoise.errors import RunFileError
 from equipoise.judging.verdict import Verdict
 from equipoise.report.live_screen import duration
 from equipoise.report.overview import Json
-from equipoise.report.views import TONES, Report, RunFinding
+from equipoise.report.views import Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
+from equipoise.text.tones import terminal
 
 Options = Sequence[tuple[str, Sequence[str]]]
 
@@ -67,7 +68,6 @@ def _read(path: Path, run: Run) -> ListedRun:
 
 
 WIDE = 10_000
-COLOURS = {"info": "cyan", "warn": "yellow", "error": "bold red"}
 
 
 def print_listing(rows: Sequence[ListedRun]) -> None:
@@ -96,8 +96,8 @@ def _plain(row: ListedRun) -> dict[str, object]:
 def _state(row: ListedRun) -> Text:
     """Return the verdict's word, or why there is none."""
     if row.verdict is None:
-        return Text(row.trouble, "red")
-    tone = COLOURS.get(TONES[row.verdict.state], "green")
+        return Text(row.trouble, terminal("error"))
+    tone = terminal(row.verdict.state)
     since = row.verdict.since
     return Text(row.verdict.state + ("" if since is None else f", step {since}"), tone)
 
@@ -124,7 +124,7 @@ def report_json(report: Report, comparison: Json | None = None) -> str:
 def print_report(report: Report, comparison: Json | None = None) -> None:
     """Print the verdict, the numbers side by side, and the findings."""
     screen = Console()
-    tone = COLOURS.get(report.severity, "green")
+    tone = terminal(report.state)
     screen.print(Text(report.verdict, tone))
     table = Table("", *(run.label for run in report.runs), box=None)
     for name, cells in report.table:
@@ -157,7 +157,7 @@ def _finding(found: RunFinding, verdict: Verdict) -> Text:
     """Return a finding: what held when it fired, and what holds now where it lasts."""
     f = found.finding
     site = f" {f.site}" if f.site else ""
-    line = Text(f"{f.severity:5} ", COLOURS[f.severity])
+    line = Text(f"{f.severity:5} ", terminal(f.severity))
     line.append(f"{found.run}, step {f.step}{site}: ", "bold")
     line.append(f.message)
     now = verdict.now.get(f.code) if f in verdict.findings else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.judging.verdict import STATES, State, Verdict
-from equipoise.records import Finding, Reading, RunInfo
+from equipoise.records import SEVERITIES, Finding, Reading, RunInfo
 from equipoise.store import Run
 
 Runs = Mapping[str, Run]
@@ -120,14 +120,13 @@ def _sensitivity(run: Run) -> str:
 
 
 def _finding_counts(run: Run) -> str:
-    counts = {kind: 0 for kind in ("error", "warn", "info")}
+    counts = dict.fromkeys(SEVERITIES, 0)
     for finding in run.findings:
         counts[finding.severity] += 1
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return ", ".join(parts) or "none"
 
 
-RANK = {"error": 0, "warn": 1, "info": 2}
 SHOWN = 60
 """Findings listed per run: a page is for reading, the run file keeps them all."""
 
@@ -157,8 +156,8 @@ class Report:
     verdict: str
     given: bool
     """Whether the caller wrote the verdict; it then stands above those of the runs."""
-    severity: str
-    """Of the worst verdict: ``ok``, ``info``, ``warn`` or ``error``."""
+    state: State
+    """The worst state among the verdicts."""
     verdicts: dict[str, Verdict]
     """What is the matter with each run."""
     table: Rows
@@ -174,7 +173,6 @@ def view(
     *,
     title: str | None = None,
     verdict: str | None = None,
-    severity: str | None = None,
 ) -> Report:
     """Return the report of some runs side by side.
 
@@ -182,7 +180,6 @@ def view(
         runs: What each is called → the run.
         title: By default the names.
         verdict: By default the verdict on each.
-        severity: Of the verdict; by default that of the worst verdict on a run.
     """
     # Before the findings: reading the numbers is what finds a damaged file.
     numbers = table(runs)
@@ -193,7 +190,7 @@ def view(
         title=title or " and ".join(runs),
         verdict=verdict or default_verdict(verdicts),
         given=verdict is not None,
-        severity=severity or TONES[worst(verdicts.values())],
+        state=worst(verdicts.values()),
         verdicts=verdicts,
         table=numbers,
         findings=sorted(shown, key=_gravity),
@@ -203,15 +200,6 @@ def view(
             for label, run in runs.items()
         ],
     )
-
-
-TONES: dict[State, str] = {
-    "healthy": "ok",
-    "not judged": "info",
-    "at risk": "warn",
-    "failing": "error",
-    "dead": "error",
-}
 
 
 def worst(verdicts: Iterable[Verdict]) -> State:
@@ -277,7 +265,7 @@ def _findings(runs: Runs) -> list[RunFinding]:
 
 
 def _gravity(found: RunFinding) -> tuple[int, int]:
-    return RANK[found.finding.severity], found.finding.step
+    return found.finding.order
 
 
 def _of(label: str, found: Iterable[RunFinding]) -> list[RunFinding]:

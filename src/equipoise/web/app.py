@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from equipoise.errors import EquipoiseError
-from equipoise.report.assets import asset, script
+from equipoise.report.assets import script, style
 from equipoise.web.security import Access, Guard
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ async def static(request: Request) -> Response:
     if name == "page.js":
         return Response(script(), media_type="text/javascript")
     if name == "style.css":
-        return Response(asset("style.css"), media_type="text/css")
+        return Response(style(), media_type="text/css")
     return PlainTextResponse("no such file\n", 404)
 
 

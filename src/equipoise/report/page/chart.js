@@ -178,7 +178,7 @@ EQ.chart = (host, options) => {
   }
 
   function marks(pen, from, to) {
-    const taken = new Set(), order = ["info", "remedy", "warn", "error"];  // the gravest in front
+    const taken = new Set(), order = ["remedy", ...Object.keys(LOOKS.severities)].reverse();  // the gravest in front, remedies before all
     for (const mark of [...(now.marks ?? [])].sort((a, b) => order.indexOf(a.tone) - order.indexOf(b.tone))) {
       if (mark.step < from || mark.step > to) continue;
       const at = Math.round(x(mark.step)) + 0.5, key = `${at}${mark.tone}`;

@@ -85,7 +85,7 @@ EQ.seriesOf = async (page, runs, quantity, { site = null } = {}) => {
 EQ.marksOf = (runs) => runs.flatMap((run) => run.events.map((event) => ({
   step: event.step, tone: event.kind === "remedy" ? "remedy" : event.severity, text: `${event.code}, step ${event.step}`,
 })));
-EQ.tones = { error: "error", warn: "warning", info: "note", remedy: "remedy" };
+EQ.tones = { ...Object.fromEntries(Object.entries(LOOKS.severities).map(([name, [word]]) => [name, word.toLowerCase()])), remedy: "remedy" };
 
 // What pins and the dashed line mean, of those that are drawn.
 EQ.pinLegend = (runs, began) => {

@@ -1,11 +1,8 @@
 // The page of one run: what is wrong and where first, then everything that was stored.
-EQ.words = {
-  healthy: ["Healthy", "healthy"], "at risk": ["At risk", "warn"], failing: ["Failing", "error"],
-  dead: ["Dead", "error"], "not judged": ["Not judged", "unknown"], given: ["Summary", "unknown"],
-};
+// What went wrong and came back is healthy: the same colour, a word of its own.
 EQ.pill = (state, recovered = false) => {
-  const [word, tone] = recovered ? ["Healthy again", "healthy"] : EQ.words[state] ?? EQ.words["not judged"];
-  return EQ.h("span", { class: `pill ${tone}` }, word);
+  const [word, tone] = LOOKS.states[state];
+  return EQ.h("span", { class: `pill ${tone}` }, recovered ? "Healthy again" : word);
 };
 EQ.section = (id, title, ...children) => EQ.h("section", { id, "aria-labelledby": `${id}-title` },
   EQ.h("h2", { id: `${id}-title` }, title), ...children);
@@ -19,7 +16,7 @@ const since = (f) => (typeof f.params?.since === "number" ? f.params.since : f.s
 EQ.verdictCard = (run, { folded = false } = {}) => {
   const verdict = run.verdict;
   if (!verdict) return EQ.h("section", { class: "card verdict", "aria-busy": "true" }, EQ.h("p", { class: "sentence" }, "Reading the run…"));
-  const tone = (EQ.words[verdict.state] ?? EQ.words["not judged"])[1];
+  const tone = LOOKS.states[verdict.state][1];
   const facts = [], past = earlier(run);
   if (verdict.began !== null) facts.push(["Since", `step ${verdict.began}${verdict.read > verdict.began ? `, still so at step ${verdict.read}` : ""}`]);
   if (verdict.began !== null) facts.push(...where(verdict.chart));
@@ -107,10 +104,10 @@ EQ.changesTable = (page, run, limit) => {
 
 EQ.eventsList = (runs) => {
   const all = runs.flatMap((run) => run.events.map((event) => ({ ...event, run })));
-  const order = { error: 0, warn: 1, info: 2 };
-  all.sort((a, b) => a.step - b.step || order[a.severity] - order[b.severity]);
+  const order = Object.keys(LOOKS.severities);
+  all.sort((a, b) => a.step - b.step || order.indexOf(a.severity) - order.indexOf(b.severity));
   if (!all.length) return EQ.h("p", { class: "absent" }, "None recorded while it ran.");
-  const word = (e) => (e.kind === "remedy" ? "Remedy" : { error: "Error", warn: "Warning", info: "Note" }[e.severity] ?? "Note");
+  const word = (e) => (e.kind === "remedy" ? "Remedy" : LOOKS.severities[e.severity][0]);
   return EQ.h("ol", { class: "events" }, all.map((e) => EQ.h("li", { class: e.kind === "remedy" ? "remedy" : e.severity },
     EQ.h("p", {}, EQ.h("span", { class: "badge" }, word(e)),
       EQ.h("b", {}, ` step ${e.step}`), runs.length > 1 ? ` · ${e.run.label}` : "", e.site ? EQ.h("code", {}, ` ${e.site}`) : ""),

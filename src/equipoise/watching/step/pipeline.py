@@ -349,9 +349,7 @@ class Reporter:
     @property
     def worst(self) -> Finding | None:
         """The most severe finding, the earliest of those."""
-        order = {"error": 0, "warn": 1, "info": 2}
-        severity = lambda f: (order[f.severity], f.step)  # noqa: E731
-        return min(self.findings, key=severity, default=None)
+        return min(self.findings, key=lambda found: found.order, default=None)
 
     def summary(self, steps: int, verdict: Verdict) -> str:
         """Return the run in one sentence: its verdict, and what else was found."""
