@@ -121,7 +121,7 @@ def test_where_the_norms_stand(name: str) -> None:
 
 def test_routers_and_both_stacks() -> None:
     routed = next(s for s in SPECIMENS if s.name == "MixtralForCausalLM").build("sdpa")
-    assert {n: k for n, (_, k) in anatomy_of(routed).routers.items()} == {
+    assert {n: r.picks for n, r in anatomy_of(routed).routers.items()} == {
         "model.layers.0.mlp.gate": 2,
         "model.layers.1.mlp.gate": 2,
     }

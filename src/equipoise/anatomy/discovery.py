@@ -19,7 +19,15 @@ from equipoise.anatomy.families import (
     declared,
 )
 from equipoise.anatomy.projections import Place, projections
-from equipoise.anatomy.sites import Anatomy, AttentionSite, Placement, named, unwrapped
+from equipoise.anatomy.routers import router, routers
+from equipoise.anatomy.sites import (
+    Anatomy,
+    AttentionSite,
+    Placement,
+    Router,
+    named,
+    unwrapped,
+)
 
 QUERIES = (
     *("q_proj", "query", "q_lin", "wq", "to_q", "q", "w_q", "query_proj", "linear_q"),
@@ -47,8 +55,6 @@ PARTS = (("fc1", "fc2"), ("intermediate", "output"), ("linear1", "linear2"))
 RECURRENT = ("A_log", "dt_proj", "x_proj", "conv1d", "conv")
 # Fused rows in an order of their own: no reading rather than a wrong one.
 OWN_ORDER = {"CodeGenAttention"}
-ROUTERS = ("router", "gate", "gating")
-PICKS = ("top_k", "num_experts_per_tok", "num_selected_experts", "chosen", "k")
 FIRST = ("input_", "pre_", "layernorm_before")
 EARLY = ("input_", "pre_", "ln_1", "ln1", "norm1", "layernorm_before", "norm_1")
 
@@ -177,27 +183,6 @@ def _closed_outside(name: str, norms: Iterable[str]) -> bool:
     return any(n.rpartition(".")[0] == home for n in norms)
 
 
-def routers(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, int]]:
-    """Return what looks like a router: a small map beside a list of experts."""
-    found = {}
-    for name, module in modules.items():
-        parent, _, own = name.rpartition(".")
-        beside = dict(modules[parent].named_children()) if parent in modules else {}
-        if own in ROUTERS and any("expert" in sister for sister in beside):
-            found[name] = module, picks(modules[parent], module)
-    return found
-
-
-def picks(*owners: nn.Module) -> int:
-    """Return how many experts a router picks per token, or 1 if none is given."""
-    for owner in owners:
-        for holder in (owner, getattr(owner, "config", None)):
-            for name in PICKS:
-                if isinstance(value := getattr(holder, name, None), int):
-                    return value
-    return 1
-
-
 NORMS = ("LayerNorm", "RMSNorm")
 LAYOUTS = (Separate, Fused, Paired)
 
@@ -308,13 +293,13 @@ def _routers(
     modules: Mapping[str, nn.Module],
     blocks: Mapping[str, nn.Module],
     found: Mapping[str, Block],
-) -> dict[str, tuple[nn.Module, int]]:
+) -> dict[str, Router]:
     made = routers(modules)
     for name in blocks:
         if name in found and found[name].router:
             at = Place(name, blocks[name], modules).follow(found[name].router)
             assert at is not None  # a declaration that fits has its router
-            made[at[0]] = at[1], picks(at[1], modules[at[0].rpartition(".")[0]])
+            made[at[0]] = router(at[1], modules[at[0].rpartition(".")[0]])
     return made
 
 

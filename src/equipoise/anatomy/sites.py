@@ -154,6 +154,23 @@ class Reason(NamedTuple):
         return {name.partition(".")[0] for name in self.hides}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A module that scores experts for each token, and the experts it scores."""
+
+    module: nn.Module
+    home: nn.Module
+    """The module that calls the router, then the experts."""
+    picks: int = 0
+    """Experts per token by the model's own options; 0 where none tells."""
+    experts: tuple[nn.Module, ...] = ()
+    """What tokens are handed to: one module for all experts, then one each if any."""
+    count: int = 0
+    """How many experts there are; 0 where their modules do not tell."""
+    bias: tuple[nn.Module, str] | None = None
+    """The module and name of a bias that balances the choice and weighs nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """What was met in one forward pass and could not be read, by site."""
@@ -185,8 +202,8 @@ class Anatomy:
     norms: Mapping[str, nn.Module]
     feedforwards: Mapping[str, nn.Module] = field(default_factory=dict)
     """The feed-forward modules of the blocks; several where a block holds the parts."""
-    routers: Mapping[str, tuple[nn.Module, int]] = field(default_factory=dict)
-    """Modules whose output are a router's logits, and how many experts each picks."""
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    """The routers of mixtures of experts."""
     placement: Placement = ""
     """Where the norms of a block are; ``post`` means each closes a residual sum."""
     family: str = ""

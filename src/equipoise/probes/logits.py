@@ -1,10 +1,4 @@
-"""Logits: the size of the model's output, and how mixture-of-experts routers choose.
-
-Output logits drift before the loss shows it; a router that sends all tokens to one
-expert has collapsed.
-
-Axes, in this file:  N token · E expert.
-"""
+"""Output logits: their size, which drifts before the loss shows it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,43 +76,3 @@ def output_logits(output: Any) -> Tensor | None:
     several = output if isinstance(output, tuple | list) else (output,)
     tensors = (v for v in several if isinstance(v, Tensor) and v.is_floating_point())
     return next((v for v in tensors if v.ndim >= 2), None)
-
-
-@dataclass(frozen=True, slots=True)
-class RouterLoad:
-    """Emit the mean entropy of the router's choice and each expert's share."""
-
-    name: str = "router"
-
-    def attach(
-        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
-    ) -> Iterator[RemovableHandle]:
-        for site, (module, top_k) in anatomy.routers.items():
-            listen = guarded(partial(_read_router, emit, site, top_k))
-            yield hooks.after(module, listen)
-
-
-def _read_router(
-    emit: Emit, site: str, top_k: int, module: nn.Module, args: Any, output: Any
-) -> None:
-    logits = output[0] if isinstance(output, tuple) else output
-    logits_NE = logits.flatten(0, -2).to(torch.float32)
-    emit(site, "router.entropy", router_entropy(logits_NE), how="mean")
-    emit(site, "router.load", router_load(logits_NE, top_k=top_k), how="mean")
-
-
-def router_entropy(logits_NE: Tensor) -> Tensor:
-    """Return the mean over tokens of the entropy of softmax(logits), in nats."""
-    log_p_NE = logits_NE.log_softmax(-1)
-    return -(log_p_NE.exp() * log_p_NE).sum(-1).mean()
-
-
-def router_load(logits_NE: Tensor, *, top_k: int) -> Tensor:
-    """Return each expert's share of the N·k assignments; 1/E each when balanced."""
-    chosen_Nk = logits_NE.topk(top_k, dim=-1).indices
-    count_E = torch.zeros_like(logits_NE[0]).index_add_(
-        0,
-        chosen_Nk.flatten(),
-        torch.ones_like(chosen_Nk.flatten(), dtype=torch.float32),
-    )
-    return count_E / chosen_Nk.numel()

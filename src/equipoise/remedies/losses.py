@@ -189,7 +189,8 @@ class RouterBalance(RecordedRemedy):
         scale = LossScale()
         head = output_module(changes.model)
         changes.hook(head.register_forward_hook(LogitHook(0.0, scale)))
-        for module, chosen in routers.values():
+        for router in routers.values():
+            chosen = router.picks or 1
             hook = RouterHook(self.balance, self.z, chosen, scale, self.guard)
-            changes.hook(module.register_forward_hook(hook))
+            changes.hook(router.module.register_forward_hook(hook))
         return changes.applied(routers=len(routers), balance=self.balance)

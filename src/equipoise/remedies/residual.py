@@ -128,7 +128,7 @@ def _scale_part(changes: Changes, weight: Weight, gain: float) -> None:
 
 def _feedforward_maps(anatomy: Anatomy) -> list[Weight]:
     """Return the matrices of feed-forward nets; routers and norms left out."""
-    routers = {id(module) for module, _ in anatomy.routers.values()}
+    routers = {id(router.module) for router in anatomy.routers.values()}
     modules = {
         id(m): m for root in anatomy.feedforwards.values() for m in root.modules()
     }

@@ -55,6 +55,10 @@ gradient.norm.total | Gradient norm, whole model | ‖∂loss/∂w‖ | log | hi
 learning_rate | Learning rate | | log | | training
 router.load | Router load of experts | share | linear | high | router
 router.entropy | Router entropy | nats | linear | low | router
+router.max_violation | Largest over mean expert load, less 1 | | linear | high | router
+router.dropped | Tokens that no expert took | share | linear | high | router
+router.tokens | Assignments of tokens to experts | | linear | | router
+router.bias | Balancing bias of experts | | linear | | router
 sensitivity.S | Sensitivity S | gain | log | high | sensitivity
 sensitivity | Sensitivity | gain | log | high | sensitivity
 precision.rms_error.bf16 | Error in bf16 | relative | log | high | precision

@@ -29,8 +29,9 @@ from equipoise.probes.backward import BackwardFactors
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
 from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
-from equipoise.probes.logits import OutputLogits, RouterLoad
+from equipoise.probes.logits import OutputLogits
 from equipoise.probes.protocols import Probe
+from equipoise.probes.router import RouterLoad
 from equipoise.probes.updates import UnchangedWeights, Updates
 from equipoise.records import Finding
 from equipoise.sinks import Given, check, is_sequence
