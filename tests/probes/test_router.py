@@ -199,15 +199,28 @@ def test_a_mask_that_is_not_sparse_reads_nan() -> None:
 
 
 SMALL = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "vocab_size": 64, "moe_intermediate_size": 32, "pad_token_id": 0,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "moe_intermediate_size": 32,
+    "pad_token_id": 0,
 }
 DEEPSEEK = {
-    "n_routed_experts": E, "num_experts_per_tok": K, "n_group": 2, "topk_group": 1,
-    "first_k_dense_replace": 0, "q_lora_rank": 16, "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
-    **{"num_key_value_heads": 4, "head_dim": 4},
+    "n_routed_experts": E,
+    "num_experts_per_tok": K,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4, "head_dim": 4,
 }
 LOCAL = {"num_local_experts": E, "num_experts_per_tok": K}
 FOREIGN = [

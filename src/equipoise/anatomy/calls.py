@@ -128,6 +128,8 @@ class AttentionCall:
     """The keys are of another sequence than the queries."""
     extra_keys: int = 0
     """Columns at the end that are no token: learned sinks, ``bias_k``, a zero key."""
+    sinks: int = 0
+    """The last of these columns: what carries no value, and so is not a key."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

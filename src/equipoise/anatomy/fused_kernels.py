@@ -297,6 +297,7 @@ def make_call(
         by_place=None if plain else rows.by_place,
         cross=caller.cross,
         extra_keys=int(rows.sinks_H is not None),
+        sinks=int(rows.sinks_H is not None),
     )
 
 

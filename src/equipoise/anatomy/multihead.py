@@ -56,6 +56,7 @@ def from_function(
         scale=q_BHQD.shape[-1] ** -0.5,
         cross=given["query"] is not given["key"] and caller.cross,
         extra_keys=extra,
+        sinks=int(bool(given.get("add_zero_attn"))),
     )
 
 

@@ -332,6 +332,7 @@ def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
         scores_BHQK=four(local_part(scores), count(caller.module, HEAD_COUNTS)),
         cross=caller.cross,
         extra_keys=extra,
+        sinks=extra,
     )
 
 

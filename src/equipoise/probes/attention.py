@@ -24,7 +24,8 @@ from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.numerics.compiled import to_device
-from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics, row_columns
+from equipoise.numerics.rows.sinks import KEY_MASS, SINK_LOGIT, key_columns
+from equipoise.numerics.rows.statistics import COLUMNS, RowStatistics
 from equipoise.numerics.token_statistics import nan_quantiles
 from equipoise.probes.fused_rows import DEVICES, fused_columns, readable
 from equipoise.probes.protocols import Emit, How
@@ -120,6 +121,9 @@ MEANS = {
     "sink": "sink",
 }
 
+LEARNED = {"key_mass": KEY_MASS, "sink_logit": SINK_LOGIT}
+"""What is read as a mean over rows beside learned sinks, by its column."""
+
 
 MAX_LOGIT, KAPPA = "attention.max_logit", "precision.kappa_softmax"
 NO_SOFTMAX = Reason(
@@ -155,7 +159,8 @@ class AttentionRows(PartsProbe):
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         chosen_n = self._chosen(site, call)
-        rows, real_BQ = _rows(call, chosen_n), call.counted_BQ()
+        columns_CHN, real_BQ = _columns(call, chosen_n), call.counted_BQ()
+        rows = RowStatistics.of(columns_CHN[:COLUMNS])
         read_BQ = real_BQ if chosen_n is None else rows_of(real_BQ, chosen_n)
         real_HN = read_BQ.flatten().expand(rows.visible.shape)
         counted_HN = rows.counted & real_HN
@@ -171,6 +176,9 @@ class AttentionRows(PartsProbe):
             emit(site, name, logit_H, how="max")
         for name, field in MEANS.items():
             value_HN: Tensor = getattr(rows, field).where(counted_HN, torch.nan)
+            emit(site, f"attention.{name}", _mean(value_HN, weight_N), how="mean")
+        for name, column in LEARNED.items() if call.sinks else ():
+            value_HN = columns_CHN[column].where(counted_HN, torch.nan)
             emit(site, f"attention.{name}", _mean(value_HN, weight_N), how="mean")
         left_out = (~counted_HN).sum(-1).to(torch.float64)
         emit(site, "attention.rows_left_out", left_out, how="sum")
@@ -246,26 +254,26 @@ def _emit_errors(site: str, theta_HBn: Tensor, weight_n: Tensor, emit: Emit) -> 
         emit(site, f"attention.theta.{name}.error", error_H, how="max")
 
 
-def _rows(call: AttentionCall, chosen_n: Tensor | None) -> RowStatistics:
-    """Return (H, B·Q) of each statistic: every row of a head, or every chosen one."""
+def _columns(call: AttentionCall, chosen_n: Tensor | None) -> Tensor:
+    """Return (C, H, B·Q): every row of a head, or every chosen one."""
     q = call.q_BHQD  # asked here: on the CPU no other file takes part
     if q is not None and q.device.type in DEVICES and readable(call):
-        return RowStatistics.of(fused_columns(call, chosen_n)[:COLUMNS].flatten(2))
+        return fused_columns(call, chosen_n)[:COLUMNS].flatten(2)
     if chosen_n is not None:
-        return RowStatistics.of(sampled_columns(call, chosen_n).flatten(2))
+        return sampled_columns(call, chosen_n).flatten(2)
     columns_CHBQ: Tensor | None = None
     B, H, Q, _ = call.shape
     first_BQ = call.first_key_BQ()
     for where, scores_bhqk in call.pieces():
         first = where.queries.start if call.causal else None
-        read_Cbhq = row_columns(scores_bhqk, causal_from=first)
+        read_Cbhq = key_columns(scores_bhqk, sinks=call.sinks, causal_from=first)
         if first_BQ is not None:
             read_sink(read_Cbhq, scores_bhqk, first_BQ[where.sequences, where.queries])
         if columns_CHBQ is None:
-            columns_CHBQ = read_Cbhq.new_empty(COLUMNS, H, B, Q)
+            columns_CHBQ = read_Cbhq.new_empty(len(read_Cbhq), H, B, Q)
         columns_CHBQ.transpose(1, 2)[:, *where] = read_Cbhq
     assert columns_CHBQ is not None
-    return RowStatistics.of(columns_CHBQ.flatten(2))
+    return columns_CHBQ.flatten(2)
 
 
 def _kappa_parts(

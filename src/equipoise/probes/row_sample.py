@@ -31,13 +31,8 @@ from torch import Tensor
 
 from equipoise.anatomy.calls import PIECE_QUERIES, AttentionCall, Where
 from equipoise.numerics.compiled import to_device
-from equipoise.numerics.rows.statistics import (
-    COLUMNS,
-    MAX_LOGIT,
-    SINK,
-    TOP_MASS,
-    row_columns,
-)
+from equipoise.numerics.rows.sinks import key_columns
+from equipoise.numerics.rows.statistics import MAX_LOGIT, SINK, TOP_MASS
 
 # Standard errors on either side: 95 % of intervals hold what all rows give.
 _WIDTH = 1.96
@@ -84,17 +79,17 @@ def _edges(queries: int, rows: int) -> NDArray[np.int64]:
 def sampled_columns(
     call: AttentionCall, chosen_n: Int[Tensor, " n"]
 ) -> Float[Tensor, "C H B n"]:
-    """Return the statistics of the chosen rows; see ``row_columns``."""
+    """Return the statistics of the chosen rows; see ``key_columns``."""
     B, H, _, _ = call.shape
     columns_CHBn: Tensor | None = None
     first_BQ = call.first_key_BQ()
     for where, scores_bhqk in _pieces(call, chosen_n):
-        read_Cbhq = row_columns(scores_bhqk)
+        read_Cbhq = key_columns(scores_bhqk, sinks=call.sinks)
         if first_BQ is not None:
             first_Bn = rows_of(first_BQ, chosen_n)
             read_sink(read_Cbhq, scores_bhqk, first_Bn[where.sequences, where.queries])
         if columns_CHBn is None:
-            columns_CHBn = read_Cbhq.new_empty(COLUMNS, H, B, len(chosen_n))
+            columns_CHBn = read_Cbhq.new_empty(len(read_Cbhq), H, B, len(chosen_n))
         columns_CHBn.transpose(1, 2)[:, *where] = read_Cbhq
     assert columns_CHBn is not None
     return columns_CHBn
