@@ -19,14 +19,13 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
-from equipoise.anatomy.sites import Anatomy, Router
+from equipoise.anatomy.sites import Anatomy, Reason, Router
 from equipoise.probes.protocols import Emit, Guarded
 
-NO_CHOICE = (
-    "the router's choice was not seen: it returns scores only, and no call of its "
-    "experts says which tokens they got; router.load is not read"
+NO_CHOICE = Reason(
+    "router_choice", hides=("router.load", "router.max_violation", "router.tokens")
 )
-NO_SCORES = "the router's output holds no scores: router.entropy is not read"
+NO_SCORES = Reason("router_scores", hides=("router.entropy",))
 EXACT = 1e-9
 """Misfit below which a normalisation is taken for the router's own."""
 ROUNDED = 1e-2
