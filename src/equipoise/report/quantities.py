@@ -66,6 +66,8 @@ attention.theta.p50 | θ, median row | θ, 0 to 1 | auto | low | attention
 attention.theta.p100 | θ, largest row | θ, 0 to 1 | auto | low | attention
 attention.theta | θ | θ, 0 to 1 | auto | low | attention
 attention.sink | Attention sink | mass | linear | high | attention
+attention.key_mass | Mass left for keys beside a sink | mass | linear | low | attention
+attention.sink_logit | Logit of a learned sink | logit | linear | | attention
 attention.B | Attention input, largest token | ‖x‖ | log | high | attention
 attention.lipschitz | Lipschitz bound of attention | gain | log | high | attention
 attention.rows_left_out | Attention rows left out | rows | linear | | attention
