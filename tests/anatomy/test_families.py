@@ -22,7 +22,7 @@ from equipoise.anatomy.hooks import before
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sites import Anatomy, AttentionSite
 from equipoise.errors import InputError
-from tests.zoo.specimens import SPECIMENS
+from tests.zoo.specimens import GROUPED, SIZES, SPECIMENS
 
 NO_ROTATION = ("GPT2LMHeadModel", "BertModel", "AlbertModel", "ViTModel", "nanoGPT")
 NO_ROTATION += ("BloomForCausalLM", "T5ForConditionalGeneration", "DistilBertModel")
@@ -129,6 +129,43 @@ def test_routers_and_both_stacks() -> None:
     blocks = list(anatomy_of(t5).blocks)
     stacks = [f"{side}.block.{i}" for side in ("encoder", "decoder") for i in (0, 1)]
     assert blocks == stacks
+
+
+def test_a_query_map_that_holds_a_gate_too() -> None:
+    """Qwen3-Next: a scaled gate must not move W_Q, a scaled query must."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(
+        **{**SIZES, **GROUPED, "num_hidden_layers": 4},
+        linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=0,
+    )
+    model = transformers.Qwen3NextForCausalLM(config)
+    (site,) = anatomy_of(model).attention
+    maps = site.projections
+    assert maps is not None and (maps.heads, maps.kv_heads) == (4, 2)
+    stored = site.module.q_proj.weight.detach().view(4, 2, 8, -1)
+    queries = stored[:, 0].flatten(0, 1).clone()
+    torch.testing.assert_close(maps.q.matrix(), queries)
+    stored[:, 1] *= 8
+    torch.testing.assert_close(maps.q.matrix(), queries)
+    stored[:, 0] *= 8
+    torch.testing.assert_close(maps.q.matrix(), 8 * queries)
+
+
+class Wider(nn.Module):
+    """A map for queries that holds more than queries, in an order nobody declared."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.o_proj = nn.Linear(32, rows), nn.Linear(32, 32)
+        self.k_proj, self.v_proj = nn.Linear(32, 32), nn.Linear(32, 32)
+
+
+def test_a_query_map_of_unknown_content_is_not_read() -> None:
+    plain = anatomy_of(nn.Sequential(Wider(32))).attention[0]
+    assert plain.projections is not None
+    assert anatomy_of(nn.Sequential(Wider(64))).attention[0].projections is None
 
 
 def test_lora_reads_base_and_adapter_under_the_users_names() -> None:

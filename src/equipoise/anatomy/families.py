@@ -34,6 +34,8 @@ class Separate:
     k: str
     v: str
     o: str
+    gated: bool = False
+    """True where q's rows go head by head, the query and then a gate for the output."""
     weights: Weights = "softmax"
     """What makes weights of scores; only a softmax is recognised without being told."""
 
@@ -151,6 +153,7 @@ OPT = Separate(q="q_proj", k="k_proj", v="v_proj", o="out_proj")
 BERT = Separate(q="query", k="key", v="value", o="..output.dense")
 DISTILBERT = Separate(q="q_lin", k="k_lin", v="v_lin", o="out_lin")
 ALBERT = Separate(q="query", k="key", v="value", o="dense")
+GATED = Separate(q="q_proj", k="k_proj", v="v_proj", o="o_proj", gated=True)
 T5 = Separate(q="q", k="k", v="v", o="o")
 LAB = Separate(q="q_proj", k="k_proj|q_proj", v="v_proj", o="o_proj")
 GPT2 = Fused(qkv="c_attn", o="c_proj")
@@ -207,6 +210,7 @@ _ATTENTION: tuple[tuple[Declaration, str, str], ...] = (
     (LLAMA, "Attention", "Olmoe GraniteMoe Llama4Text Nemotron Exaone4 Arcee"),
     (LLAMA, "Attention", "Ernie4_5 SeedOss BitNet Phimoe Jamba Bamba Dinov2 Beit"),
     (LLAMA, "Attention", "Swin Segformer ViTMAE"),
+    (GATED, "Attention", "Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"),
     (OPT, "Attention", "OPT CLIP Whisper Bart MBart Pegasus Marian M2M100 Siglip"),
     (OPT, "Attention", "Wav2Vec2 Hubert Blenderbot Speech2Text GPTJ BioGpt XGLM"),
     (OPT, "", "LEDDecoderAttention Lfm2Attention"),

@@ -20,6 +20,7 @@ from equipoise.anatomy.sharding import (
     whole,
 )
 from equipoise.anatomy.sites import (
+    Gated,
     Interleaved,
     Projections,
     Weight,
@@ -118,8 +119,15 @@ def _of_several(
     heads = _heads(place.module, q.matrix().shape[0])
     if heads is None:
         return None
-    # Keys say how many heads they have: their rows against the queries'.
+    if isinstance(layout, families.Separate) and layout.gated:
+        if q.matrix().shape[0] % (2 * heads):
+            return None
+        q = replace(q, rows=Gated(heads))
+    # Keys say how many heads they have: their rows against the queries'. So do values,
+    # and where the two differ the maps hold more than their names say (a gate).
     kv_heads = k.matrix().shape[0] * heads // q.matrix().shape[0]
+    if kv_heads != v.matrix().shape[0] * heads // o.matrix().shape[1]:
+        return None
     whole = kv_heads > 0 and heads % kv_heads == 0
     made = Projections(q=q, k=k, v=v, o=o, heads=heads, kv_heads=max(kv_heads, 1))
     return made if whole and _split(made) else None
@@ -275,7 +283,7 @@ def _parts(weight: Weight, letter: str) -> int:
 
 
 def _local(weight: Weight, parts: int) -> Weight | None:
-    if isinstance(weight.rows, Interleaved):
+    if isinstance(weight.rows, Interleaved | Gated):
         if weight.rows.groups % parts:
             return None
         rows = replace(weight.rows, groups=weight.rows.groups // parts)

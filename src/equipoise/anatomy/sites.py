@@ -38,6 +38,19 @@ class Interleaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Gated:
+    """Rows that go head by head: the head's query, then its output gate."""
+
+    groups: int
+    """Query heads."""
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return the queries' rows from the whole matrix."""
+        by_head: Tensor = weight.unflatten(0, (self.groups, 2, -1))
+        return by_head[:, 0].flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """One projection, as rows of a module's weight: fused and transposed ones too."""
 
@@ -45,7 +58,7 @@ class Weight:
     attribute: str = "weight"
     transposed: bool = False
     """True where the module stores (in, out), as GPT-2's Conv1D does."""
-    rows: slice | Interleaved | None = None
+    rows: slice | Interleaved | Gated | None = None
     """Which output rows belong to this projection; all of them by default."""
     local: bool = False
     """True for the part that tensor parallelism leaves on this rank."""
@@ -60,9 +73,9 @@ class Weight:
         weight = weight.mT if self.transposed else weight
         if self.rows is None:
             return weight
-        if isinstance(self.rows, Interleaved):
-            return self.rows.rows(weight)
-        return weight[self.rows]
+        if isinstance(self.rows, slice):
+            return weight[self.rows]
+        return self.rows.rows(weight)
 
 
 def stored(module: nn.Module, name: str) -> Any:

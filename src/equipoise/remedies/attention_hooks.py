@@ -269,7 +269,7 @@ class ProjectionHook:
     counts: dict[Letter, int]
     """Heads of each letter that this module makes."""
     parts: dict[Letter, Weight] = field(default_factory=dict)
-    """Where a fused map makes more than one letter: which rows."""
+    """Where a map makes more than one letter, or a gate too: which rows."""
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if not self.parts:
@@ -298,9 +298,10 @@ def edit_heads(changes: Changes, site: AttentionSite, edit: HeadEdit) -> None:
     elif maps.q.module is not maps.k.module:
         letters: tuple[Letter, Letter] = ("q", "k")
         for letter in letters:
-            module = getattr(maps, letter).module
-            hook = ProjectionHook(edit, {letter: counts[letter]})
-            changes.hook(module.register_forward_hook(hook))
+            weight: Weight = getattr(maps, letter)
+            rows = {letter: weight} if weight.rows is not None else {}
+            hook = ProjectionHook(edit, {letter: counts[letter]}, rows)
+            changes.hook(weight.module.register_forward_hook(hook))
     elif maps.q.rows is None:
         raise InputError(
             f"{site.name} makes queries and keys by one and the same map; "
