@@ -39,7 +39,7 @@ class LogEntry(Record):
             step=self.step,
             severity="warn" if self.event in CHANGES else "info",
             code=f"autopilot.{self.event.replace(' ', '_')}",
-            message=f"autopilot {self.event}: {self.text}",
+            params={"event": self.event, "text": self.text},
         )
 
 
