@@ -21,7 +21,7 @@ from benchmarks.table import publish
 from equipoise.auditing.audit import Audit, audit
 from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import Attention, attentions
-from equipoise.judging.weight_rules import layer_of
+from equipoise.judging.rules.weights import layer_of
 from tests.zoo.specimens import hugging
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}

@@ -35,7 +35,7 @@ import torch
 from benchmarks.remedies import HALVED, is_rescued, made
 from equipoise.autopilot.treatments import evidence_of
 from equipoise.errors import InputError
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import SCORED
 from equipoise.lab.storms.scoring import steps_of

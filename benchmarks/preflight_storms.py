@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import publish
-from equipoise.judging.start_rules import STEPS, Start, start_findings
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
+from equipoise.judging.rules.starts import STEPS
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import HELD_OUT_FAMILIES
 from equipoise.store import open_run
@@ -34,13 +34,13 @@ def warned(folder: Path) -> list[str]:
         for r in news.readings
         if r.quantity == "learning_rate" and r.step <= WARMED_UP
     ]
-    start = Start(readings=early, peak_lr=max(rates, default=math.nan), classes=CLASSES)
+    peak = max(rates, default=math.nan)
+    start = Judge({"peak_lr": peak, "classes": CLASSES}, of="start")
     judge = Judge(run.info.details)
     judge.add(early)
     judge.note(f for f in news.findings if f.step <= STEPS)
-    found = [*start_findings(start), *judge.firing, *judge.nonfinite]
-    rules = {f.code for f in found if f.severity != "info"}
-    return sorted(rule for rule in rules if not rule.startswith("forecast."))
+    found = [*start.add_at_once(early), *judge.firing, *judge.nonfinite]
+    return sorted({f.code for f in found if f.severity != "info"})
 
 
 def kind(label: Label) -> str:

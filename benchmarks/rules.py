@@ -21,13 +21,15 @@ from typing import Any
 
 from benchmarks.rules_runs import RUNS
 from benchmarks.table import publish
+from equipoise.judging.judge import Judge
 from equipoise.judging.rules import RULES
-from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.verdict import Verdict
 from equipoise.lab.running.runner import lab_directory
 from equipoise.lab.storms.labels import Label, labels
 from equipoise.lab.storms.plan import UNSEEN
 from equipoise.records import Finding
 from equipoise.store import open_run
+from equipoise.text.verdict_text import worded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def judged(path: Path, group: str, name: str, **more: Any) -> Judged:
         judge.cursor = cursor
     warnings = tuple(f for f in found if f.severity != "info")
     return Judged(
-        group=group, name=name, verdict=judge.verdict, warnings=warnings, **more
+        group=group, name=name, verdict=worded(judge.verdict), warnings=warnings, **more
     )
 
 

@@ -100,16 +100,21 @@ def _remedies(rule: Rule) -> str:
 def index() -> str:
     """Return the list of all rules."""
     rows = [
-        f"| [{rule.name}]({Path(rule.page).name}) | {_measures(rule)} | "
+        f"| [{rule.name}]({_link(rule)}) | {_measures(rule)} | "
         f"{'>' if rule.side == 'above' else '<'} {rule.threshold:g} | {rule.severity} |"
         for rule in RULES.values()
     ]
     return INDEX + "\n".join(rows) + "\n"
 
 
+def _link(rule: Rule) -> str:
+    name = Path(rule.page).name
+    return name if rule.of == "run" else f"../{name}"
+
+
 INDEX = """# Rules
 
-A rule is a named condition over readings. It is judged while training goes on and again whenever the run file is opened, with the same result. `equipoise rules` lists all with thresholds and sources.
+A rule is a named condition over readings of a run, of the weights of a checkpoint (`weights.*`, [audit](../audit.md)) or of the first steps of a run (`start.*`, [pre-flight](../preflight.md)). One engine asks them all, and `[rules]` in `equipoise.toml` changes any of them. Rules over a run are judged while training goes on and again whenever the run file is opened, with the same result. `equipoise rules` lists all with thresholds and sources.
 
 A rule is *pending* while its value is beyond the threshold, *fires* after some readings in a row, and is *over* after some in a row past its release value. A step at which it cannot know changes nothing. What rules find about the model is reported from the tenth sampled step on.
 
@@ -148,7 +153,8 @@ A package offers its rules through the entry point `equipoise.rules`. In `equipo
 
 def pages() -> dict[str, str]:
     """Return every page by file name."""
-    found = {Path(rule.page).name: page(rule) for rule in RULES.values()}
+    own = (rule for rule in RULES.values() if rule.of == "run")
+    found = {Path(rule.page).name: page(rule) for rule in own}
     return {"README.md": index(), **found}
 
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "probes": "errors numerics theory anatomy",
     "remedies": "errors numerics anatomy",
     "planning": "errors records numerics",
-    "autopilot": "errors records anatomy judging remedies",
+    "autopilot": "errors records anatomy judging remedies text",
     "watching": "errors records numerics anatomy probes judging text store sinks "
     "autopilot",
     "auditing": "errors records numerics theory anatomy probes report watching "

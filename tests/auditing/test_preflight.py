@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from equipoise.auditing.preflight import Setup, _of_a_start, judged, preflight
 from equipoise.cli import application
 from equipoise.errors import InputError
-from equipoise.judging.start_rules import Start, largest_stable_rate, start_findings
+from equipoise.judging.judge import Judge
+from equipoise.judging.rules.starts import STEPS, largest_stable_rate
 from equipoise.records import Finding, Reading
 
 SCRIPT = """
@@ -127,8 +128,9 @@ def reading(step: int, quantity: str, *values: float) -> Reading:
 
 
 def rules(*readings: Reading, **options: float) -> list[str]:
-    start = Start(readings=readings, **options)  # type: ignore[arg-type]
-    return [finding.code for finding in start_findings(start)]
+    judge = Judge(options, of="start")
+    early = [one for one in readings if one.step <= STEPS]
+    return [finding.code for finding in judge.add_at_once(early)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def rules(*readings: Reading, **options: float) -> list[str]:
         ("gradient.first_to_last", (99.0,), (101.0,), "start.gradient_ratio"),
         ("residual.B", (1.0, 99.0), (1.0, 101.0), "start.depth_scale"),
         ("optimizer.root_v_over_eps", (11.0, 20.0), (9.0, 20.0), "start.adam_epsilon"),
-        ("curvature.edge_ratio", (1.9,), (2.1,), "start.learning_rate"),
+        ("curvature.edge_ratio", (1.9,), (2.1,), "start.sharpness"),
     ],
 )
 def test_each_rule_begins_at_its_threshold(
@@ -167,8 +169,9 @@ def test_updates_that_rounding_swallows() -> None:
 
 def test_updates_are_put_on_the_scale_of_the_peak() -> None:
     rate = Reading.scalar(3, "learning_rate", 1e-4)
-    start = Start(readings=[reading(3, "update.ratio", 0.006), rate], peak_lr=2e-3)
-    assert largest_stable_rate(start) == pytest.approx(1e-3)
+    judge = Judge({"peak_lr": 2e-3}, of="start")
+    judge.add_at_once([reading(3, "update.ratio", 0.006), rate])
+    assert largest_stable_rate(judge.history) == pytest.approx(1e-3)
 
 
 def test_a_narrow_format_that_loses_epsilon_is_named() -> None:

@@ -9,8 +9,8 @@ from torch.optim import AdamW
 from equipoise.autopilot.options import Autopilot
 from equipoise.autopilot.pilot import Pilot
 from equipoise.judging.history import History
+from equipoise.judging.judge import Judge
 from equipoise.judging.rules import Rule
-from equipoise.judging.verdict import Judge
 from equipoise.records import Reading
 
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 
 from equipoise.autopilot.options import Autopilot, Proposal, read_autopilot
 from equipoise.errors import InputError
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
 from tests.autopilot.judged import ALARM, TinyGPT, Training
 
 QUICK: dict[str, Any] = {"apart": 5, "probation": 3, "snapshot_every": 5}

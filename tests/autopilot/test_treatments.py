@@ -16,9 +16,9 @@ from equipoise.autopilot.treatments import (
     level,
 )
 from equipoise.judging.history import Curve
+from equipoise.judging.judge import Judge
 from equipoise.judging.remedy_catalogue import CATALOGUE
 from equipoise.judging.rules import load_rules
-from equipoise.judging.verdict import Judge
 from equipoise.records import Reading
 from equipoise.remedies.catalogue import remedy
 from tests.autopilot.judged import ALARM

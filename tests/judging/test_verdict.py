@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
+from equipoise.text.verdict_text import worded
 from tests.judging.histories import (
     BLOCKS,
     DETAILS,
@@ -23,7 +25,9 @@ from tests.judging.histories import (
 def test_a_healthy_run_is_called_so_with_what_was_looked_at() -> None:
     verdict = judged(healthy())[0].verdict
     assert verdict.state == "healthy" and verdict.since is None
-    assert "20 sampled steps" in verdict.sentence and "2.5" in verdict.sentence
+    assert verdict.coverage["sampled"] == 20 and verdict.step == 199
+    now = verdict.coverage["loss_now"]
+    assert isinstance(now, float) and 2.4 < now < 2.6 and verdict.lead is None
 
 
 @pytest.mark.parametrize(("steps", "state"), [(90, "not judged"), (100, "healthy")])
@@ -35,7 +39,9 @@ def test_a_rule_about_the_model_puts_a_run_at_risk() -> None:
     readings = healthy(gradient=lambda step, layer: 10.0 ** (layer - 3))
     verdict = judged(readings)[0].verdict
     assert verdict.state == "at risk" and verdict.since == 0
-    assert verdict.findings[0].code == "gradient.vanished" and verdict.advice
+    assert verdict.findings[0].code == "gradient.vanished"
+    assert verdict.lead is not None
+    assert verdict.lead.key == ("gradient.vanished", "blocks.0", 0)
 
 
 def test_every_finding_that_lasts_says_what_holds_now() -> None:
@@ -49,10 +55,13 @@ def test_every_finding_that_lasts_says_what_holds_now() -> None:
 
     verdict = judged(healthy(gradient=gradient, loss=loss))[0].verdict
     assert verdict.state == "failing"
-    then = {f.code: f.message for f in verdict.findings if f.severity != "info"}
+    then = {f.code: f for f in verdict.findings if f.severity != "info"}
     assert {"gradient.vanished", "loss.risen"} <= then.keys() == verdict.now.keys()
     now = verdict.now["gradient.vanished"]
-    assert "step 190" in now and then["gradient.vanished"] not in now
+    assert now.step == 190 and then["gradient.vanished"].step < 100
+    assert float(now.params["value"] or 0) < float(
+        then["gradient.vanished"].params["value"] or 0
+    )
     assert {"gradient.norm", "loss"} <= set(verdict.quantities)
     assert judged(healthy())[0].verdict.quantities == ()
 
@@ -75,7 +84,7 @@ def test_what_was_over_while_it_was_early_is_not_told() -> None:
             readings.append(per_site(reading.step, "update.ratio", rows, BLOCKS))
     judge, found = judged(readings)
     assert "update.too_large" not in {f.code for f in found}
-    assert judge.verdict.state == "healthy" and "earlier" not in judge.verdict.sentence
+    assert judge.verdict.state == "healthy" and not judge.verdict.over
 
 
 def test_a_rule_about_the_loss_makes_it_failing() -> None:
@@ -108,9 +117,9 @@ def test_a_failing_run_is_told_by_its_loss_and_by_what_went_wrong_first() -> Non
     assert verdict.state == "failing"
     grave = [f.code for f in verdict.findings if f.severity == "error"]
     assert grave == ["loss.not_falling", "attention.logits_large", "loss.above_chance"]
-    loss_now, cause = verdict.sentence.split("; ", 1)
-    assert "what guessing gives" in loss_now and "logits" not in cause
-    assert "blocks.0" in cause
+    assert [f.code for f in verdict.effects] == ["loss.above_chance"]
+    assert verdict.lead is not None
+    assert verdict.lead.key == ("gradient.vanished", "blocks.0", 0)
 
 
 @pytest.mark.parametrize("large", ["sampled", "whole"])
@@ -165,19 +174,23 @@ def spiky(*steps: int) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize(
-    ("spikes", "says"),
+    ("spikes", "params"),
     [
-        ((200, 250), "2 spikes of the loss that came back, the last at step 250"),
-        (range(140, 400, 40), "7 spikes of the loss that came back, about every 40"),
-        ((140, 180, 220, 320), "4 spikes of the loss that came back, the last at"),
-        ((200,), "one spike of the loss at step 200 that came back"),
+        ((200, 250), {"count": 2, "last": 250}),
+        (
+            range(140, 400, 40),
+            {"count": 7, "last": 380, "apart": 40, "case": "regular"},
+        ),
+        ((140, 180, 220, 320), {"count": 4, "last": 320}),
+        ((200,), {"count": 1, "last": 200, "case": "one"}),
     ],
 )
-def test_a_healthy_run_says_what_is_over(spikes: Iterable[int], says: str) -> None:
+def test_a_healthy_run_says_what_is_over(
+    spikes: Iterable[int], params: dict[str, object]
+) -> None:
     verdict = judged(healthy(400, loss=spiky(*spikes)))[0].verdict
     assert verdict.state == "healthy" and not verdict.recovered
-    assert "none fires any more" in verdict.sentence and says in verdict.sentence
-    assert ("look at those batches" in verdict.sentence) == ("every 40" in says)
+    assert [(f.code, f.params) for f in verdict.over] == [("loss.spikes", params)]
 
 
 def test_a_loss_that_jumped_and_came_back_is_told_first() -> None:
@@ -188,9 +201,9 @@ def test_a_loss_that_jumped_and_came_back_is_told_first() -> None:
 
     verdict = judged(healthy(400, loss=loss))[0].verdict
     assert verdict.state == "healthy" and verdict.recovered
-    assert verdict.sentence.startswith("the loss jumped from 2.")
-    assert "to 5.8 at step 150" in verdict.sentence and "data" in verdict.sentence
-    assert "was back by step 2" in verdict.sentence and "over now" in verdict.sentence
+    (jump,) = verdict.over
+    assert (jump.code, jump.step, jump.params["after"]) == ("loss.jumped", 150, 5.8)
+    assert 230 <= int(jump.params["back"] or 0) < 300
     assert not judged(healthy(400))[0].verdict.recovered
 
 
@@ -203,8 +216,9 @@ def test_a_loss_that_jumps_and_trains_on_is_told_beside() -> None:
 
     verdict = judged(healthy(400, loss=loss))[0].verdict
     assert verdict.state == "healthy" and not verdict.recovered
-    assert "earlier: the loss jumped from 1." in verdict.sentence
-    assert "at step 200 with no sign in the model: new data?" in verdict.sentence
+    (jump,) = verdict.over
+    assert (jump.code, jump.step) == ("loss.jumped", 200)
+    assert "back" not in jump.params
 
 
 def test_a_jump_after_a_sign_in_the_model_is_not_called_data() -> None:
@@ -215,8 +229,10 @@ def test_a_jump_after_a_sign_in_the_model_is_not_called_data() -> None:
         return 5.8 if 150 <= step < 230 else falling(step)
 
     verdict = judged(healthy(400, loss=loss, gradient=gradient))[0].verdict
-    assert verdict.recovered and "look at the data" not in verdict.sentence
-    assert "receives" in verdict.sentence and "from step 50 to" in verdict.sentence
+    assert verdict.recovered
+    over = [(f.code, f.since) for f in verdict.over]
+    assert over[0] == ("gradient.vanished", 50)
+    assert "loss.jumped" not in {code for code, _ in over}
 
 
 def test_the_layer_at_fault_is_that_of_now() -> None:
@@ -263,7 +279,8 @@ def test_how_a_model_was_made_comes_before_what_it_does() -> None:
     verdict = judged(readings)[0].verdict
     fired = {f.code for f in verdict.findings if f.severity != "info"}
     assert {"attention.saturated", "attention.projections_large"} <= fired
-    assert "began too large" in verdict.sentence
+    assert verdict.lead is not None
+    assert verdict.lead.code == "attention.projections_large"
 
 
 @pytest.mark.parametrize(
@@ -292,9 +309,12 @@ def test_a_rate_that_grew_before_comes_in_front(
 
     verdict = judged(readings())[0].verdict
     assert verdict.state == "at risk"
-    assert verdict.cause == ("learning_rate" if moved else "")
     assert verdict.since == (96 if moved else 120)
-    assert verdict.sentence.startswith("the learning rate is ") is moved
+    assert (verdict.cause is not None) is moved
+    if verdict.cause is not None:
+        assert verdict.cause.code == "setting.grew"
+        assert verdict.cause.params["setting"] == "learning_rate"
+        assert worded(verdict).sentence.startswith("the learning rate is ")
 
 
 def test_a_plateau_far_below_chance_is_convergence() -> None:
@@ -304,7 +324,8 @@ def test_a_plateau_far_below_chance_is_convergence() -> None:
 def test_a_loss_that_is_not_finite_is_dead_and_a_skipped_batch_is_not() -> None:
     dead = healthy(loss=lambda step: falling(step) if step < 150 else math.nan)
     verdict = judged(dead)[0].verdict
-    assert verdict.state == "dead" and "nan" in verdict.sentence
+    assert verdict.state == "dead" and verdict.lead is not None
+    assert (verdict.lead.code, verdict.lead.step) == ("nonfinite.loss", 150)
     skipped = healthy(loss=lambda step: math.nan if step == 150 else falling(step))
     assert judged(skipped)[0].verdict.state == "healthy"
 
@@ -313,18 +334,20 @@ def test_a_loss_that_is_not_finite_is_dead_and_a_skipped_batch_is_not() -> None:
 def test_never_healthy_when_something_important_was_not_read(left_out: str) -> None:
     rest = (reading for reading in healthy() if reading.quantity != left_out)
     verdict = judged(rest)[0].verdict
-    assert verdict.state == "not judged" and "not read" in verdict.sentence.replace(
-        "no gradient was read", "not read"
-    ).replace("no attention was read", "not read")
+    reasons = {
+        "loss": "no_loss",
+        "gradient.norm": "no_gradient",
+        "attention.theta.p50": "no_attention",
+    }
+    assert (verdict.state, verdict.reason) == ("not judged", reasons[left_out])
 
 
 def test_a_site_that_was_not_read_is_named() -> None:
     judge, _ = judged(healthy())
-    gap = Finding(
-        step=0, severity="warn", code="watch.unread", message="blocks.2: no call seen"
-    )
+    gap = Finding.warn(0, "watch.unread.no_scores", site="blocks.2")
     judge.note([gap])
-    assert judge.verdict.state == "not judged" and "blocks.2" in judge.verdict.sentence
+    verdict = judge.verdict
+    assert (verdict.state, verdict.reason, verdict.lead) == ("not judged", "gap", gap)
 
 
 def test_the_same_from_a_file_in_pieces_and_at_once(tmp_path: Path) -> None:
@@ -339,9 +362,9 @@ def test_the_same_from_a_file_in_pieces_and_at_once(tmp_path: Path) -> None:
             live.add([reading])
             run = run or open_run(path)
             if reading.step % 50 == 0:
-                assert run.verdict == live.verdict
+                assert run.verdict == worded(live.verdict)
     assert run is not None
-    assert open_run(path).verdict == run.verdict == live.verdict
+    assert open_run(path).verdict == run.verdict == worded(live.verdict)
 
 
 def test_a_verdict_survives_json() -> None:
@@ -362,8 +385,9 @@ def test_rules_that_need_another_preset_are_named_once() -> None:
     judge = Judge(DETAILS)
     found = [f for f in judge.add(healthy(400)) if f.code == "rules.unread"]
     assert len(found) == 1 and found[0].severity == "info"
-    assert "curvature.beyond_edge" in found[0].message and "deep" in found[0].advice
-    assert "attention.sinks" not in found[0].message  # any preset reads it
+    idle = str(found[0].params["rules"])
+    assert "curvature.beyond_edge" in idle
+    assert "attention.sinks" not in idle  # any preset reads it
     assert judge.verdict.state == "healthy"
 
 
@@ -375,16 +399,17 @@ def test_advice_on_the_learning_rate_gives_its_peak_and_when() -> None:
                 yield Reading.scalar(reading.step, "learning_rate", rate)
             yield reading
 
-    advice = judged(readings())[0].verdict.advice
+    advice = worded(judged(readings())[0].verdict).advice
     assert advice.endswith("(learning rate: peak 0.004, reached at step 24)")
 
 
 def test_where_an_update_broke_the_weights_a_smaller_step_is_advised() -> None:
     judge, _ = judged(healthy())
-    broke = Finding.error(300, "nonfinite.update", "NaN in w", advice="go back")
+    broke = Finding.error(300, "nonfinite.update", kind="NaN", parameter="w", rank=0)
     judge.note([broke])
     assert judge.verdict.state == "dead"
-    assert judge.verdict.advice == "go back; then lower the learning rate"
+    advice = worded(judge.verdict).advice
+    assert "checkpoint" in advice and advice.endswith("then lower the learning rate")
 
 
 def test_a_forecast_of_an_old_file_shows_its_text_and_changes_no_verdict(

@@ -11,8 +11,8 @@ import torch
 
 import equipoise
 from equipoise.errors import InputError
+from equipoise.judging.judge import Judge
 from equipoise.judging.rules import RULES, rule
-from equipoise.judging.verdict import Judge
 from equipoise.sinks.webhook import Webhook
 from equipoise.watching import Watch
 from equipoise.watching.options import _warn_of_forecast, from_environment

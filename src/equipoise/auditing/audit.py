@@ -8,9 +8,9 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,11 @@ from equipoise.auditing.weights.comparison import Comparison, compare
 from equipoise.auditing.weights.entries import Checkpoint, in_memory
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
 from equipoise.errors import InputError
-from equipoise.judging.history import History
-from equipoise.judging.rules import configured
-from equipoise.judging.rules.conditions import Condition
-from equipoise.judging.verdict import State, Verdict
-from equipoise.judging.weight_rules import weight_findings
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run
+from equipoise.text.verdict_text import worded
 from equipoise.watching import watch
 
 Auditable = str | Path | nn.Module | Mapping[str, Tensor]
@@ -111,16 +109,18 @@ def audit(
             readings + compared.readings(),
             facts + compared.facts(old.name),
         )
-    findings = weight_findings(readings)
+    judge = _judge(weights)
+    judge.add_at_once(readings)
     if batch is not None:
         assert isinstance(model, nn.Module)
         point = measured_once(model, batch)
-        readings, findings = readings + point.readings, point.findings + findings
+        judge.note(point.findings)
+        readings = readings + point.readings
         source = source or Source(name="the batch given")
         facts += point.notes
     return Audit(
         subject=checkpoint.name,
-        verdict=verdict_of(findings, facts, weights),
+        verdict=worded(judge.verdict),
         readings=tuple(readings),
         facts=tuple(facts),
         comparison=compared,
@@ -158,40 +158,14 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
     return lines
 
 
-def verdict_of(
-    findings: Sequence[Finding], facts: Sequence[str], weights: Measurement
-) -> Verdict:
-    """Return the verdict that findings amount to; nothing read is never healthy."""
-    order = {"error": 0, "warn": 1, "info": 2}
-    found = tuple(sorted(findings, key=lambda f: order[f.severity]))
-    grave = [f for f in found if f.severity != "info"]
-    if grave:
-        more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
-        return Verdict(
-            state=_state(grave),
-            sentence=f"{grave[0].message}{more}",
-            since=0,
-            findings=found,
-            advice=grave[0].advice,
-        )
+def _judge(weights: Measurement) -> Judge:
+    """Return a judge of weights; nothing read is never healthy."""
     measured = sum(map(len, weights.values.get("weights.rms", {}).values()))
-    if not measured or len(weights.unread) > measured:
-        return Verdict(
-            state="not judged",
-            sentence=f"{len(weights.unread)} packed tensors were not read, {measured} "
-            "were: nothing wrong with those",
-            findings=found,
-            advice="audit the model before it is packed",
-        )
-    return Verdict(
-        state="healthy", sentence=f"nothing wrong in {measured} tensors", findings=found
-    )
-
-
-def _state(grave: Sequence[Finding]) -> State:
-    if any(f.code.startswith(("weights.nonfinite", "nonfinite")) for f in grave):
-        return "dead"
-    return "failing" if any(f.severity == "error" for f in grave) else "at risk"
+    unread = len(weights.unread)
+    packed = not measured or unread > measured
+    coverage = {"tensors": measured, "unread": unread}
+    reason = "packed" if packed else ""
+    return Judge({"coverage": coverage, "reason": reason}, of="weights")
 
 
 @contextmanager
@@ -238,7 +212,7 @@ def measured_once(model: nn.Module, batch: Any) -> Point:
     readings = list(news.readings)
     return Point(
         readings=readings,
-        findings=[*news.findings, *judged_at_once(readings)],
+        findings=[*news.findings, *Judge().add_at_once(readings)],
         notes=notes,
     )
 
@@ -250,18 +224,3 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
         for part in parts
     ]
     return torch.stack(losses).sum()
-
-
-def judged_at_once(readings: Iterable[Reading]) -> list[Finding]:
-    """Return what the rules of a run say about one point: no rule waits for a second.
-
-    Rules about a course (a loss that rises) cannot know at one point, and say nothing.
-    """
-    history = History({})
-    for reading in readings:
-        history.add(reading)
-    found: list[Finding] = []
-    for rule in configured():
-        if all(quantity in history for quantity in rule.reads):
-            found += Condition(replace(rule, persist=1)).update(history)
-    return found

@@ -23,16 +23,13 @@ from equipoise.auditing.precision.study import lost_epsilons
 from equipoise.auditing.subject import Source
 from equipoise.errors import InputError
 from equipoise.integrations.launcher import launched, owner
-from equipoise.judging.start_rules import (
-    STEPS,
-    Start,
-    largest_stable_rate,
-    start_findings,
-)
+from equipoise.judging.judge import Judge
+from equipoise.judging.rules.starts import STEPS, largest_stable_rate
 from equipoise.judging.verdict import Verdict
 from equipoise.numerics.formats import FORMATS
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run
+from equipoise.text.verdict_text import worded
 from equipoise.watching.options import Preset
 
 NARROW = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -219,24 +216,22 @@ def judged(
     code: int = 0,
 ) -> PreFlight:
     """Return the verdict on a start from what was read and what was set."""
-    sites, values = tuple(setup.adam), tuple((v,) for v in setup.adam.values())
-    more = [
-        Reading(
-            step=0, quantity="optimizer.root_v_over_eps", sites=sites, values=values
-        )
-    ]
-    start = Start(
-        readings=[*readings, *(more if sites else ())],
-        peak_lr=setup.peak_lr,
-        classes=setup.classes,
-        roundoff=setup.roundoff,
+    judge = Judge(
+        {
+            "peak_lr": setup.peak_lr,
+            "classes": setup.classes,
+            "roundoff": setup.roundoff,
+            "coverage": {"steps": setup.steps},
+            "reason": "failed" if code else "",
+        },
+        of="start",
     )
-    found = [*_lost(setup), *start_findings(start), *findings]
-    order = {"error": 0, "warn": 1, "info": 2}
-    found = sorted(found, key=lambda f: order[f.severity])
-    stable = largest_stable_rate(start)
+    early = [reading for reading in readings if reading.step <= STEPS]
+    judge.add_at_once([*early, *_settings(setup)])
+    judge.note(findings)
+    stable = largest_stable_rate(judge.history)
     return PreFlight(
-        verdict=_verdict(found, setup, code),
+        verdict=worded(judge.verdict),
         steps=setup.steps,
         peak_lr=setup.peak_lr,
         largest_stable_lr=stable,
@@ -245,18 +240,18 @@ def judged(
     )
 
 
-def _lost(setup: Setup) -> list[Finding]:
+def _settings(setup: Setup) -> list[Reading]:
+    """Return what the set-up says, as readings of the first step."""
+    told = {"optimizer.root_v_over_eps": setup.adam, "start.epsilon": setup.lost}
     return [
-        Finding(
+        Reading(
             step=0,
-            severity="warn" if stored == 0 else "info",
-            code="start.epsilon",
-            site=name,
-            message=f"ε of {name} is stored as {stored:.3g} in the weights' format",
-            advice="keep norms in float32, or raise ε",
-            params={"stored": stored},
+            quantity=quantity,
+            sites=tuple(rows),
+            values=tuple((value,) for value in rows.values()),
         )
-        for name, stored in setup.lost.items()
+        for quantity, rows in told.items()
+        if rows
     ]
 
 
@@ -274,22 +269,3 @@ def _facts(setup: Setup, stable: float, code: int) -> tuple[str, ...]:
     if code:
         lines.append(f"the script itself ended with exit code {code}")
     return tuple(lines)
-
-
-def _verdict(found: Sequence[Finding], setup: Setup, code: int) -> Verdict:
-    grave = [f for f in found if f.severity != "info"]
-    if grave:
-        dead = any(f.code.startswith("nonfinite") for f in grave)
-        more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
-        return Verdict(
-            state="dead" if dead else "at risk",
-            sentence=f"{grave[0].message}{more}",
-            since=0,
-            findings=tuple(found),
-            advice=grave[0].advice,
-        )
-    if code:
-        sentence = f"the script failed after {setup.steps} steps"
-        return Verdict(state="not judged", sentence=sentence, findings=tuple(found))
-    sentence = f"nothing wrong in the first {setup.steps} steps"
-    return Verdict(state="healthy", sentence=sentence, findings=tuple(found))

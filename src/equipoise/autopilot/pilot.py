@@ -31,7 +31,7 @@ from equipoise.autopilot.trial import Loss, no_trial, run_trial
 from equipoise.autopilot.tried import untried
 from equipoise.errors import InputError
 from equipoise.judging.history import Curve
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
 from equipoise.records import Finding
 from equipoise.remedies.base import Undo
 from equipoise.remedies.catalogue import remedy

@@ -14,8 +14,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from equipoise.judging.history import Curve
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
 from equipoise.records import Scalar
+from equipoise.text.verdict_text import worded
 
 GROWN = 1.2
 """A learning rate that is so much higher than forty steps ago is growing."""
@@ -66,11 +67,11 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     A rule about the loss alone is no evidence of a cause: new data and a slow run look
     the same. A loss that is not finite is.
     """
-    about = {c.rule.name: c.rule.about for c in judge.conditions}
+    about = {one.rule.name: one.rule.about for one in judge.at_work}
     firing = [f for f in judge.firing if f.severity != "info"]
     model = [f for f in firing if about.get(f.code) == "model"]
-    verdict = judge.verdict
-    nonfinite = [f for f in verdict.findings if f.code.startswith("nonfinite")]
+    verdict = worded(judge.verdict)
+    nonfinite = [f for f in verdict.findings if f.belongs_to("nonfinite")]
     if not model and not nonfinite:
         return None
     losses = judge.history.track("loss").first

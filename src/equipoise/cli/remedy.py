@@ -58,7 +58,7 @@ def remedies_for(verdict: Verdict) -> list[RemedyEntry]:
 
 
 def _remedies(finding: Finding) -> tuple[str, ...]:
-    if finding.code.startswith("nonfinite"):
+    if finding.belongs_to("nonfinite"):
         return NONFINITE
     rule = load_rules().get(finding.code)
     return rule.remedies if rule is not None else ()

@@ -17,7 +17,7 @@ def command(
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
-    """List the rules in force: what each reads, its threshold and its source."""
+    """List the rules in force, over runs, weights and starts, with their sources."""
     rules = configured()
     if json:
         typer.echo(jsonlib.dumps([described(rule) for rule in rules]))

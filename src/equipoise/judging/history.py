@@ -25,7 +25,7 @@ SAMPLED = {"attention.max_logit.sampled": "attention.max_logit"}
 """What is read of a sample of rows, and the quantity that rules judge it as."""
 
 
-def judged(reading: Reading) -> Reading:
+def canonical(reading: Reading) -> Reading:
     """Return a reading under the name that rules know."""
     name = SAMPLED.get(reading.quantity)
     return reading if name is None else replace(reading, quantity=name)
@@ -249,6 +249,11 @@ class History:
         """Return the latest reading of a quantity."""
         track = self._tracks.get(quantity)
         return track.recent[-1] if track is not None and track.recent else None
+
+    def table(self, quantity: str) -> dict[str, tuple[float, ...]]:
+        """Return the latest values by site; empty if it was never read."""
+        reading = self.last(quantity)
+        return {} if reading is None else dict(by_site(reading))
 
     def scalar(self, quantity: str) -> float | None:
         """Return the latest value of a quantity of the model as a whole."""

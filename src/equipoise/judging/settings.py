@@ -5,12 +5,14 @@ rate. A setting that moved comes before the symptoms that followed it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from equipoise.judging.history import Curve, History
+from equipoise.records import Finding
 
 SETTINGS = ("learning_rate",)
 """Quantities that the training script chooses and a run records."""
+GREW = "setting.grew"
 GROWN = 1.5
 """Growth of a setting, beyond all that was before, that is no warm-up any more."""
 
@@ -30,6 +32,10 @@ class Moved:
     @property
     def times(self) -> float:
         return self.now / self.peak
+
+    def finding(self, step: int) -> Finding:
+        """Return it as a finding, as it stands at a step."""
+        return Finding.info(step, GREW, **asdict(self), times=self.times)
 
 
 def growth(setting: str, curve: Curve) -> Moved | None:

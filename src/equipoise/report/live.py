@@ -12,11 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.report.grids import blocks_of, layer_of
 from equipoise.store import Run, Summary
 from equipoise.store.lock import State
+from equipoise.text.verdict_text import worded
 
 POINTS = 120
 """Entries of a sparkline, at most: more than a terminal is wide."""
@@ -81,7 +83,7 @@ class Follower:
         run, last = self.run, self.run.last_time
         steps = run.steps
         known = set(run.quantities)
-        verdict, found = self._judge.verdict, run.findings
+        verdict, found = worded(self._judge.verdict), run.findings
         known_ones = {(f.code, f.step) for f in found}
         found += [f for f in verdict.findings if (f.code, f.step) not in known_ones]
         return LiveView(

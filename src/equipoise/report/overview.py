@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from equipoise.judging.judge import began_first
 from equipoise.judging.rules import RULES
 from equipoise.judging.verdict import Verdict
-from equipoise.judging.wording import began_first
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at
 from equipoise.report.grids import blocks_of, layer_of

@@ -161,6 +161,6 @@ def _finding(found: RunFinding, verdict: Verdict) -> Text:
     line.append(f"{found.run}, step {f.step}{site}: ", "bold")
     line.append(f.message)
     now = verdict.now.get(f.code) if f in verdict.findings else None
-    if now and now not in verdict.sentence:
-        line.append(f" Now: {now}.", "bold")
+    if now is not None and now not in (verdict.lead, *verdict.effects):
+        line.append(f" Now: {now.message} (step {now.step}).", "bold")
     return line.append(f" Try: {f.advice}", "italic") if f.advice else line

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, RunFileError
-from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.store import schema, summaries, tables
 from equipoise.store.checksums import Damage, Row, series_end, totals
@@ -31,6 +32,7 @@ from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
 from equipoise.text.render import render
+from equipoise.text.verdict_text import worded
 
 Steps = NDArray[np.int64]
 SAME_AS = {"attention.theta.lower": "attention.theta.mean"}
@@ -145,7 +147,7 @@ class Run:
             judge = self.judged_by(self._judge)
             damage = map(_damage_finding, self.damage)
             judge.note(found for found in damage if found not in judge.gaps)
-            return judge.verdict
+            return worded(judge.verdict)
 
     def skim(self) -> None:
         """Judge from readings spread over the run, unless it was judged already.

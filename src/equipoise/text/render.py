@@ -7,6 +7,8 @@ in files of another version, keep the text that was stored with them.
 
 from dataclasses import replace
 
+from equipoise.judging.remedy_catalogue import advise
+from equipoise.judging.rules import registry
 from equipoise.records import Finding
 from equipoise.text.templates import filled, template
 
@@ -18,13 +20,19 @@ def render(finding: Finding) -> Finding:
     >>> render(found).message
     'the gain probe failed and was detached: KeyError(1)'
     """
-    words = {"step": finding.step, **finding.params}
+    words = {"step": finding.step, "code": finding.code, **finding.params}
     words["site"] = finding.site or "the model"
-    known = template(finding.code, finding.params.get("case"))
-    message = filled(known.message, words)
+    known, rule = template(finding.code, finding.params.get("case")), None
+    if "resolved" in finding.params:
+        known = template("rules.over")
+    else:
+        rule = registry.RULES.get(finding.code)
+    # Of a user's own rule the sentence is its own; a rule's advice is its remedies.
+    message = filled(known.message or (rule.message if rule else ""), words)
     if not message:
         return finding if finding.message else replace(finding, message=_bare(finding))
-    return replace(finding, message=message, advice=filled(known.advice, words) or "")
+    advice = filled(known.advice, words) or (advise(rule.remedies) if rule else "")
+    return replace(finding, message=message, advice=advice)
 
 
 def in_one_line(finding: Finding) -> str:

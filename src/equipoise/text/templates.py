@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOME = Path(__file__).parent
-FILES = ("findings.toml",)
+FILES = ("findings.toml", "rules.toml", "weights.toml", "starts.toml", "verdict.toml")
 BROKEN = ("nan", "inf", "-inf")
 """How JSON holds numbers that are not finite."""
 
@@ -59,7 +59,32 @@ def _after(site: str) -> str:
     return f", after {site}" if site else ""
 
 
-SPECS: Mapping[str, Callable[[Any], str]] = {"more": _more, "after": _after}
+def _others(count: int) -> str:
+    return f" and {count - 1} other norms" if count > 1 else ""
+
+
+def _times(factor: float) -> str:
+    """Return how many times as large something is, as one says it of small ones too.
+
+    >>> _times(3.0), _times(0.2), _times(0.0)
+    ('3 times', '1/5 of', 'zero, unlike')
+    """
+    if factor <= 1e-30:
+        return "zero, unlike"
+    return f"{factor:.3g} times" if factor >= 1 else f"1/{1 / factor:.3g} of"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+SPECS: Mapping[str, Callable[[Any], str]] = {
+    "more": _more,
+    "after": _after,
+    "others": _others,
+    "times": _times,
+    "plain": _plain,
+}
 
 
 class Words(string.Formatter):

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
-from equipoise.judging.verdict import Judge, Verdict
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
+from equipoise.text.verdict_text import worded
 from equipoise.watching.autopilot_bridge import Actions
 from equipoise.watching.findings import (
     LATE_OPTIMIZER,
@@ -115,7 +117,7 @@ class Watch:
     def verdict(self) -> Verdict:
         """What is the matter with the run so far; the same on every rank."""
         self._settle()
-        return self._recorder.judge.verdict
+        return worded(self._recorder.judge.verdict)
 
     @property
     def autopilot(self) -> "Pilot | None":

@@ -14,7 +14,7 @@ import equipoise
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
-from equipoise.judging.verdict import Judge
+from equipoise.judging.judge import Judge
 from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks

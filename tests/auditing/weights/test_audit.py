@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
-from equipoise.auditing.audit import audit, judged_at_once
+from equipoise.auditing.audit import audit
 from equipoise.auditing.page import (
     MEANINGS,
     PAGES,
@@ -26,7 +26,7 @@ from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
 from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
-from equipoise.judging.weight_rules import weight_findings
+from equipoise.judging.judge import Judge
 from equipoise.lab.models import GPT, GPTConfig
 from equipoise.records import Reading
 from equipoise.report.views import short
@@ -203,9 +203,10 @@ def test_findings_are_counted_beyond_a_number() -> None:
     sites = tuple(f"w{i}" for i in range(100))
     ones = tuple((1.0,) for _ in sites)
     reading = Reading(step=0, quantity="weights.nonfinite", sites=sites, values=ones)
-    found = weight_findings([reading])
-    assert len(found) == 41
-    assert found[-1].message == "60 more of weights.nonfinite"
+    judge = Judge(of="weights")
+    found = judge.add_at_once([reading])
+    assert len(found) == len(judge.verdict.findings) == 41
+    assert found[-1].params == {"of": "weights.nonfinite", "count": 60}
 
 
 def test_on_a_batch_rules_of_runs_judge_too() -> None:
@@ -277,7 +278,7 @@ def test_one_point_needs_no_second() -> None:
     theta = Reading(
         step=0, quantity="attention.theta.p5", sites=("a",), values=((0.01, 0.02),)
     )
-    assert [f.code for f in judged_at_once([theta])] == ["attention.saturated"]
+    assert [f.code for f in Judge().add_at_once([theta])] == ["attention.saturated"]
 
 
 def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.auditing.weights.entries import Checkpoint, printable
 from equipoise.errors import InputError
-from equipoise.judging.weight_rules import role
+from equipoise.judging.rules.weights import role
 from equipoise.records import Reading, Record
 
 SAMPLES, SAMPLE = 8, 512

@@ -23,7 +23,7 @@ from equipoise.auditing.weights.layout import (
     is_norm_gain,
     norm_epsilon,
 )
-from equipoise.judging.weight_rules import is_random
+from equipoise.judging.rules.weights import is_random
 from equipoise.numerics.scaling import initial_std
 from equipoise.numerics.spectra.norm import spectral_norm
 from equipoise.records import Reading

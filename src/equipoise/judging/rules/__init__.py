@@ -1,8 +1,15 @@
-"""Rules: measures by family of trouble, their limits and words in ``rules.toml``."""
+"""Rules: measures by family of trouble, their limits in the TOML files beside them."""
 
 from pathlib import Path
 
-from equipoise.judging.rules import activations, attention, gradients, run
+from equipoise.judging.rules import (
+    activations,
+    attention,
+    gradients,
+    run,
+    starts,
+    weights,
+)
 from equipoise.judging.rules.registry import (
     RULES,
     Measured,
@@ -14,8 +21,8 @@ from equipoise.judging.rules.registry import (
     rule,
 )
 
-FAMILIES = (attention, activations, gradients, run)
+FAMILIES = (attention, activations, gradients, run, weights, starts)
 
-declare(Path(__file__).with_name("rules.toml"))
+declare(Path(__file__).parent)
 
 __all__ = ["RULES", "Measured", "Rule", "configured", "load_rules", "measured", "rule"]

@@ -1,26 +1,30 @@
-"""The state of a rule over a run: pending, firing, resolved.
+"""The engine: what a rule finds becomes a condition that begins, lasts and ends.
 
 A condition is pending while its value is beyond the threshold, fires after ``persist``
 readings in a row, and is over after ``recover`` readings in a row past ``release``.
 Between the two limits nothing changes, so it does not flicker; a step at which the rule
-cannot know (None) changes nothing, so missing data never end an alarm.
+cannot know (None) changes nothing, so missing data never end an alarm. A rule that
+finds many places has a condition for each.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from equipoise.judging.history import History
-from equipoise.judging.remedy_catalogue import advise
 from equipoise.judging.rules.registry import Measured, Rule, measured
-from equipoise.records import Finding, Severity
+from equipoise.records import Finding, Scalar, Severity
 
-Phase = Literal["quiet", "pending", "firing", "broken"]
+Phase = Literal["quiet", "pending", "firing"]
+MOST = 40
+"""Findings of one rule that are listed; the rest are counted."""
+MORE = "rules.more"
 
 
 @dataclass(slots=True, eq=False)
 class Condition:
-    """A rule at work on one run."""
+    """What a rule finds at one place of one run."""
 
     rule: Rule
     phase: Phase = "quiet"
@@ -43,22 +47,17 @@ class Condition:
     _beyond: int = 0
     _past: int = 0
 
-    def update(self, history: History) -> list[Finding]:
-        """Look at the history; return what is new: most of the time nothing."""
-        found = self.rule.measure(history)
-        if found is None:
-            return []
-        if not isinstance(found, Measured):
-            found = measured(float(found))
+    def update(self, step: int, found: Measured) -> list[Finding]:
+        """Take what was found; return what is new: most of the time nothing."""
         beyond = self.rule.is_beyond(found.value, self.rule.threshold)
         if beyond:
-            self.latest = history.step, found
+            self.latest = step, found
         if self.phase == "firing":
-            return self._while_firing(history.step, found)
+            return self._while_firing(step, found)
         if not beyond:
             self.phase, self._beyond = "quiet", 0
             return []
-        return self._while_pending(history.step, found)
+        return self._while_pending(step, found)
 
     def _while_pending(self, step: int, found: Measured) -> list[Finding]:
         if self.phase != "pending":
@@ -79,41 +78,38 @@ class Condition:
         self._past = self._past + 1 if over else 0
         if self._past >= rule.recover:
             return [self._end(step, found)]
-        if self._severity(found) == "error" and self._reported() != "error":
+        was = self.finding.severity if self.finding else "info"
+        if self._severity(found) == rule.worse != was:
             return [self._report(step, found)]
         return []
 
     def _end(self, step: int, found: Measured) -> Finding:
         began, self.finding, self.ended = self.since, None, step
         self.phase, self._beyond, self._past = "quiet", 0, 0
-        return Finding(
-            step=step,
-            severity="info",
-            code=self.rule.name,
-            site=found.site,
-            message=f"over since step {step} ({self.rule.name} began at step {began})",
-            params={"value": found.value, "resolved": True},
+        params: dict[str, Scalar] = {"value": found.value, "resolved": True}
+        return Finding.info(
+            step, self.rule.name, site=found.site, **params, since=began
         )
 
     def _report(self, step: int, found: Measured) -> Finding:
-        self.finding = Finding(
+        self.finding = self.reported = self._finding(step, found)
+        return self.finding
+
+    def _finding(self, step: int, found: Measured) -> Finding:
+        return Finding(
             step=step,
             severity=self._severity(found),
             code=self.rule.name,
             site=found.site,
-            message=self.rule.sentence(found),
-            advice=found.advice or advise(self.rule.remedies),
             params={
                 "value": found.value,
                 "threshold": self.rule.threshold,
                 "since": self.since,
                 "value_since": self.began,
                 "quantity": self.rule.reads[0],
-                **found.evidence,
+                **found.params,
             },
         )
-        self.reported = self.finding
-        return self.finding
 
     def forget_unless_firing(self) -> None:
         """Forget what was over before it was reported: the start, no trouble."""
@@ -123,27 +119,96 @@ class Condition:
     def _severity(self, found: Measured) -> Severity:
         severe = self.rule.severe
         worse = severe is not None and self.rule.is_beyond(found.value, severe)
-        return "error" if worse else self.rule.severity
+        return self.rule.worse if worse else self.rule.severity
 
     @property
-    def sentence(self) -> str:
-        """What holds now, the step it was read at, since when, and when it fired."""
+    def now(self) -> Finding | None:
+        """What it finds as things stand, if it fires, and when it was noticed."""
         if self.finding is None or self.latest is None:
-            return ""
-        step, found = self.latest
-        when = [f"step {step}"]
-        if self.since < step:
-            when.append(f"since step {self.since}")
-        if self.since < self.noticed < step:
-            when.append(f"noticed at step {self.noticed}")
-        return f"{self.rule.sentence(found)} ({', '.join(when)})"
+            return None
+        found = self._finding(*self.latest)
+        return replace(found, params={**found.params, "noticed": self.noticed})
 
     @property
-    def advice(self) -> str:
-        """What to do as things stand now: what is found may change while it fires."""
-        if self.finding is None or self.latest is None:
-            return ""
-        return self.latest[1].advice or self.finding.advice
+    def over(self) -> Finding | None:
+        """What it reported last, if that is over, from when to when, how often."""
+        if self.reported is None or self.finding is not None:
+            return None
+        params: dict[str, Scalar] = {
+            **self.reported.params,
+            "since": self.since,
+            "ended": self.ended,
+            "times": self.fired,
+            "case": "over",
+        }
+        return replace(self.reported, params=params)
 
-    def _reported(self) -> Severity:
-        return self.finding.severity if self.finding else "info"
+
+@dataclass(slots=True, eq=False)
+class RuleAtWork:
+    """A rule on one run, with a condition for each place it finds."""
+
+    rule: Rule
+    broken: bool = False
+    """Whether it raised, and is asked no more."""
+    _places: dict[tuple[str, Scalar], Condition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rule.many:
+            self._places["", None] = Condition(self.rule)
+
+    @property
+    def conditions(self) -> Iterable[Condition]:
+        return self._places.values()
+
+    @property
+    def firing(self) -> list[Finding]:
+        """What fires, at most so many; the rest is counted."""
+        return _listed([c.finding for c in self.conditions if c.finding is not None])
+
+    def ask(self, history: History) -> list[Finding]:
+        """Look at the history; return what is new: most of the time nothing.
+
+        A boundary: a user's rule may raise anything, and must not end the training.
+        """
+        if self.broken:
+            return []
+        try:
+            found = list(self._measured(history))
+        except Exception as error:
+            self.broken = True
+            return [_failed(history.step, self.rule, error)]
+        return _listed(
+            [new for one in found for new in self._at(one).update(history.step, one)]
+        )
+
+    def _measured(self, history: History) -> Iterable[Measured]:
+        found = self.rule.measure(history)
+        if found is None:
+            return ()
+        if isinstance(found, Measured):
+            return (found,)
+        if isinstance(found, int | float):
+            return (measured(float(found)),)
+        return found
+
+    def _at(self, found: Measured) -> Condition:
+        """Return the condition of a place: a site, and a head or case where it says."""
+        place: tuple[str, Scalar] = ("", None)
+        if self.rule.many:
+            place = found.site, f"{found.params.get('head')} {found.params.get('case')}"
+        if place not in self._places:
+            self._places[place] = Condition(self.rule)
+        return self._places[place]
+
+
+def _listed(found: list[Finding]) -> list[Finding]:
+    if len(found) <= MOST:
+        return found
+    first, count = found[0], len(found) - MOST
+    more = Finding.info(first.step, MORE, of=first.code, count=count)
+    return [*found[:MOST], replace(more, severity=first.severity)]
+
+
+def _failed(step: int, rule: Rule, error: Exception) -> Finding:
+    return Finding.warn(step, "rule.failed", rule=rule.name, error=repr(error))

@@ -8,7 +8,7 @@ know), and the threshold that number must not pass. Five lines add one:
     def high_loss(history):
         return history.scalar("loss")
 
-Our own are declared in ``rules.toml`` and measured by the function that
+Our own are declared in the TOML files beside this one and measured by the function that
 :func:`measures` names; rules of installed packages are found through the entry point
 ``equipoise.rules``.
 ``[rules]`` in ``equipoise.toml`` switches rules off and changes their thresholds.
@@ -16,7 +16,7 @@ Our own are declared in ``rules.toml`` and measured by the function that
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
@@ -31,25 +31,24 @@ from equipoise.records import Scalar, Severity
 
 Scope = Literal["head", "layer", "parameter", "batch", "model", "rank"]
 About = Literal["loss", "model", "watching"]
+Subject = Literal["run", "weights", "start"]
 FILE = "equipoise.toml"
 
 
 class Measured(NamedTuple):
-    """What a rule found at this step: the number it judges, where, and the evidence."""
+    """What a rule found at this step: the number it judges, where, its parameters."""
 
     value: float
     site: str = ""
-    evidence: Mapping[str, Scalar] = MappingProxyType({})
-    advice: str = ""
-    """What to do in this case; that of the rule's remedies unless given."""
+    params: Mapping[str, Scalar] = MappingProxyType({})
 
 
-def measured(value: float, site: str = "", **evidence: Scalar) -> Measured:
-    """Return what was found, the evidence by name."""
-    return Measured(value, site, evidence)
+def measured(value: float, site: str = "", **params: Scalar) -> Measured:
+    """Return what was found, its parameters by name."""
+    return Measured(value, site, params)
 
 
-Measure = Callable[[History], Measured | float | None]
+Measure = Callable[[History], Measured | float | Iterable[Measured] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +70,21 @@ class Rule:
     """Readings in a row past ``release`` before it is over."""
     lasts: bool = True
     """Whether it is a state that begins and ends, or an event that is only reported."""
+    of: Subject = "run"
+    """What it judges: a run, the weights of a checkpoint, or a run's first steps."""
+    many: bool = False
+    """Whether it finds every place it is true of, or one."""
     severe: float | None = None
-    """Beyond this it is an error, whatever ``severity`` says."""
+    """Beyond this it is ``worse``, whatever ``severity`` says."""
+    worse: Severity = "error"
     severity: Severity = "warn"
     scope: Scope = "model"
     about: About = "model"
     source: str
     """Where the threshold is from: theory, a paper, or our calibration."""
-    message: str
-    """A sentence with ``{value}``, ``{threshold}``, ``{site}`` and evidence by name."""
+    message: str = ""
+    """A sentence with ``{value}``, ``{threshold}``, ``{site}`` and what was measured by
+    name; the sentences of our own rules are in ``equipoise.text``."""
     remedies: tuple[str, ...] = ()
     """Names in the catalogue of remedies, the one to try first in front."""
     preset: str = ""
@@ -89,6 +94,9 @@ class Rule:
 
     @property
     def page(self) -> str:
+        """Of a rule over a run its own; the others stand in one table each."""
+        if self.of != "run":
+            return "docs/audit.md" if self.of == "weights" else "docs/preflight.md"
         return f"docs/rules/{self.name.replace('.', '-').replace('_', '-')}.md"
 
     @property
@@ -98,10 +106,6 @@ class Rule:
     def is_beyond(self, value: float, limit: float) -> bool:
         """Return whether a value is beyond a limit; NaN is beyond nothing."""
         return value > limit if self.side == "above" else value < limit
-
-    def sentence(self, found: Measured) -> str:
-        words = {**found.evidence, "value": found.value, "threshold": self.threshold}
-        return self.message.format(site=found.site or "the model", **words)
 
 
 RULES: dict[str, Rule] = {}
@@ -113,7 +117,7 @@ def rule(
     *,
     reads: str | tuple[str, ...],
     source: str,
-    message: str,
+    message: str = "",
     above: float | None = None,
     below: float | None = None,
     release: float | None = None,
@@ -159,11 +163,11 @@ def rule(
 
 
 _MEASURES: dict[str, Measure] = {}
-"""Name of a declared rule → the function that returns the number it judges."""
+"""Name of a declared rule → the function that returns what it judges."""
 
 
 def measures(name: str) -> Callable[[Measure], Measure]:
-    """Mark the decorated function as the measure of a rule in ``rules.toml``."""
+    """Mark the decorated function as the measure of a declared rule."""
 
     def mark(measure: Measure) -> Measure:
         _MEASURES[name] = measure
@@ -172,15 +176,26 @@ def measures(name: str) -> Callable[[Measure], Measure]:
     return mark
 
 
-def declare(path: Path) -> None:
-    """Register the rules that a file declares, in its order.
+DECLARED: Mapping[str, Mapping[str, Any]] = {
+    "run.toml": {},
+    "weights.toml": {"of": "weights", "many": True, "persist": 1, "recover": 1},
+    "starts.toml": {"of": "start", "persist": 1, "recover": 1},
+}
+"""File → what its rules have in common."""
+
+
+def declare(folder: Path) -> None:
+    """Register the rules that the files of a folder declare, in their order.
 
     Raises:
         InputError: If a rule has no measure, or a measure no rule.
     """
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, Any]] = {}
+    for file, common in DECLARED.items():
+        given = tomllib.loads((folder / file).read_text(encoding="utf-8"))
+        table |= {name: {**common, **fields} for name, fields in given.items()}
     if alone := table.keys() ^ _MEASURES.keys():
-        raise InputError(f"{path.name}: a rule or its measure is missing: {alone}")
+        raise InputError(f"{folder}: a rule or its measure is missing: {alone}")
     for name, fields in table.items():
         lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         rule(name, **{**fields, **lists})(_MEASURES[name])
@@ -213,7 +228,9 @@ def load_rules() -> dict[str, Rule]:
 SETTINGS = {"threshold", "release", "persist", "recover", "severe", "severity"}
 
 
-def configured(path: Path | None = None) -> tuple[Rule, ...]:
+def configured(
+    path: Path | None = None, *, of: Subject | None = None
+) -> tuple[Rule, ...]:
     """Return the rules in force: ``[rules]`` of ``equipoise.toml`` over the defaults.
 
     ``"attention.saturated" = false`` switches a rule off; a number is its threshold; a
@@ -226,7 +243,7 @@ def configured(path: Path | None = None) -> tuple[Rule, ...]:
             near = get_close_matches(name, known, n=1, cutoff=0.0)
             raise InputError(f"{path} [rules]: no rule {name!r}; the nearest is {near}")
     found = (_changed(r, table.get(name, True), path) for name, r in known.items())
-    return tuple(r for r in found if r is not None)
+    return tuple(r for r in found if r is not None and of in (None, r.of))
 
 
 def settings_in(path: Path, table: str) -> dict[str, Any]:

@@ -61,8 +61,9 @@ function others(verdict, folded) {
 // What held when it fired stands in the finding; what holds now, where that differs, on request.
 function nowBeside(verdict, f) {
   const now = verdict.now?.[f.code];
-  if (!now || verdict.sentence.includes(now) || now.startsWith(`${f.message} (step ${f.step}`)) return null;
-  return EQ.h("details", { class: "now" }, EQ.h("summary", {}, "now"), now);
+  const told = [verdict.lead, ...verdict.effects].some((one) => one?.code === f.code);
+  if (!now || told || (now.message === f.message && now.step === f.step)) return null;
+  return EQ.h("details", { class: "now" }, EQ.h("summary", {}, "now"), `${now.message} (step ${now.step})`);
 }
 
 // A finding's numbers are those of the step at which it fired, not of the one at which it began.

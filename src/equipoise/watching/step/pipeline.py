@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from equipoise.judging.verdict import STATES, Judge, Verdict
+from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import STATES, Verdict
 from equipoise.probes.capture import Arriving, Boundary
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
