@@ -39,7 +39,7 @@ def test_an_alarm_goes_back_and_applies_what_fits() -> None:
     assert found.events == ["applied"]
     text = str(found.pilot)
     assert "step 30: applied: back to step 10, then a tenth of the rate" in text
-    assert "the size is 2" in text and "no shadow trial" in text
+    assert "test.alarm: value = 2" in text and "no shadow trial" in text
     weights = Training(Autopilot(memory=0))
     weights.run([2.0] * 10)
     assert found.weights() == weights.weights()  # those of step 10

@@ -94,7 +94,7 @@ def test_settings_and_since_are_read() -> None:
     assert found is not None
     assert (found.epsilon, found.beta2) == (0.1, 0.5)
     assert found.since == {"test.alarm": 7} and found.began == 7
-    assert "the size is 2" in found.sentence
+    assert "test.alarm: value = 2" in found.sentence
     plain = evidence_of(judge, SGD(layer.parameters(), lr=0.1))
     assert plain is not None and plain.epsilon == 1e-8
 

@@ -9,9 +9,17 @@ import pytest
 from equipoise.errors import InputError
 from equipoise.judging.judge import Judge
 from equipoise.judging.remedy_catalogue import CATALOGUE, advise
-from equipoise.judging.rules import RULES, Rule, configured, registry, rule
+from equipoise.judging.rules import (
+    RULES,
+    Rule,
+    configured,
+    measured,
+    registry,
+    rule,
+)
 from equipoise.records import Finding, Reading
 from equipoise.text.render import render
+from equipoise.text.templates import templates
 
 MESSAGE = "x is {value:g}, above {threshold:g}"
 
@@ -207,3 +215,74 @@ def test_a_declaration_without_measure_is_an_error(change: str, tmp_path: Path) 
         (tmp_path / file).write_text(text if file == "run.toml" else "")
     with pytest.raises(InputError, match="missing"):
         registry.declare(tmp_path)
+
+
+def places(**options: object) -> Rule:
+    """Return a rule that finds every site of x, above 10."""
+    given = {"above": 10.0, "persist": 2, "many": True, **options}
+    rule("test.places", reads="x", source="this test", message=MESSAGE, **given)(
+        lambda history: [
+            measured(row[0], site) for site, row in history.table("x").items()
+        ]
+    )
+    return registry.RULES["test.places"]
+
+
+def everywhere(step: int, **values: float) -> Reading:
+    rows = tuple((value,) for value in values.values())
+    return Reading(step=step, quantity="x", sites=tuple(values), values=rows)
+
+
+def test_a_rule_that_finds_many_places_waits_and_ends_at_each() -> None:
+    judge = Judge({}, rules=[places(recover=1, about="loss")])
+    found = judge.add(
+        [
+            everywhere(0, a=11.0, b=1.0),
+            everywhere(1, a=12.0, b=11.0),
+            everywhere(2, a=1.0, b=12.0),
+        ]
+    )
+    assert [(f.code, f.site, f.step) for f in found] == [
+        ("test.places", "a", 1),
+        ("test.places", "a", 2),
+        ("test.places", "b", 2),
+    ]
+    assert found[1].params["resolved"] and found[1].since == 0
+    assert [f.key for f in judge.firing] == [("test.places", "b", 1)]
+
+
+def test_beyond_forty_places_the_rest_is_counted() -> None:
+    judge = Judge({}, rules=[places(severity="error")], of="weights")
+    sites = {f"w{i}": 11.0 for i in range(100)}
+    found = judge.add_at_once([everywhere(0, **sites)])
+    assert len(found) == len(judge.verdict.findings) == 41
+    more = found[-1]
+    assert (more.code, more.severity) == ("rules.more", "error")
+    assert more.params == {"of": "test.places", "count": 60}
+    assert judge.verdict.state == "failing" and judge.verdict.coverage["more"] == 40
+
+
+def test_what_is_judged_at_once_is_not_healthy_where_a_rule_failed() -> None:
+    rule("test.broken", reads="x", above=0.0, source="s", message="m")(
+        lambda history: 1 / 0
+    )
+    judge = Judge({}, rules=[registry.RULES["test.broken"]], of="start")
+    judge.add_at_once([Reading.scalar(0, "x", 1.0)])
+    assert judge.verdict.state != "healthy"
+    assert [f.code for f in judge.verdict.findings] == ["rule.failed"]
+
+
+def test_one_list_of_settings_changes_rules_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "equipoise.toml"
+    path.write_text('[rules]\n"weights.dead_head" = false\n"start.logits" = 80\n')
+    names = {one.name: one for one in configured(path)}
+    assert "weights.dead_head" not in names and "weights.scale" in names
+    assert names["start.logits"].threshold == 80
+    weights, starts = (configured(path, of=of) for of in ("weights", "start"))
+    assert {one.of for one in weights} == {"weights"} != {one.of for one in starts}
+
+
+def test_every_rule_of_ours_has_a_sentence() -> None:
+    for one in RULES.values():
+        cases = [code for code in templates() if code.startswith(f"{one.name}/")]
+        assert one.name in templates() or cases, one.name

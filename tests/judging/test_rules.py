@@ -1,15 +1,27 @@
 """Every rule fires just beyond its threshold, and not just within it."""
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from equipoise.judging.judge import Judge
 from equipoise.judging.rules import RULES
 from equipoise.judging.rules.attention import _repeated
 from equipoise.records import Reading
 from equipoise.text.render import render
-from tests.judging.histories import BLOCKS, SITES, falling, judged, names, per_site
+from tests.judging.histories import (
+    BLOCKS,
+    DETAILS,
+    SITES,
+    falling,
+    healthy,
+    judged,
+    names,
+    per_site,
+)
 
 Course = Callable[[float], Iterator[Reading]]
 SAMPLES = 24
@@ -128,6 +140,7 @@ def _experts(value: float) -> Iterator[Reading]:
     row = [0.005 if expert < value else 0.2 for expert in range(8)]
     for n in range(SAMPLES):
         yield per_site(n, "router.load", [row], ["blocks.0.router"])
+        yield per_site(n, "router.tokens", [[4096.0]], ["blocks.0.router"])
 
 
 def _stops(value: float) -> Iterator[Reading]:
@@ -143,7 +156,7 @@ def _spike(value: float, step: int) -> float:
 
 CASES: dict[str, tuple[Course, float, float]] = {
     # rule: course, a value at which it must not fire, one at which it must
-    "loss.above_chance": (losses(lambda v, s: v), 5.50, 5.60),
+    "loss.above_chance": (losses(lambda v, s: v if s else 5.5), 5.50, 5.60),
     "loss.not_falling": (losses(lambda v, s: 5.5 if s < 40 else v), 3.00, 3.10),
     "loss.risen": (losses(lambda v, s: 3.0 if s < 150 else 3.0 + v), 0.17, 0.19),
     "loss.spike_recovered": (losses(_spike), 3.10, 3.60),
@@ -230,6 +243,62 @@ def test_one_reading_is_not_enough(name: str) -> None:
     steps = [r.step for r in readings if r.quantity == rule.reads[-1]]
     waited = [s for s in steps if first.params["since"] <= s <= first.step]
     assert len(waited) == rule.persist
+
+
+@pytest.mark.parametrize("tokens", [32, 8192])
+def test_routing_that_is_even_has_not_collapsed_however_few_the_tokens(
+    tokens: int,
+) -> None:
+    """Every token draws one of 64 experts; of 32 tokens most experts get none."""
+    draw = random.Random(0)
+    readings = []
+    for n in range(SAMPLES):
+        chosen = Counter(draw.randrange(64) for _ in range(tokens))
+        row = [chosen[expert] / tokens for expert in range(64)]
+        readings.append(per_site(n, "router.load", [row], ["router"]))
+        readings.append(per_site(n, "router.tokens", [[float(tokens)]], ["router"]))
+    assert "router.collapsed" not in names(judged(readings)[1])
+
+
+LOSSES: dict[str, Callable[[float], float]] = {
+    "as it is": lambda loss: loss,
+    "with an offset": lambda loss: loss + 3.0,
+    "with a small offset": lambda loss: loss + 0.3,
+    "with a factor": lambda loss: 1.2 * loss + 0.5,
+}
+
+
+@pytest.mark.parametrize("change", LOSSES)
+def test_a_loss_is_judged_alike_with_an_offset_or_a_factor(change: str) -> None:
+    """A slow start at ln V, then a plateau at 0.5 ln V: healthy, however scaled."""
+
+    def loss(step: int) -> float:
+        plain = 5.545 if step < 60 else max(2.7, 5.545 - (step - 60) / 40)
+        return LOSSES[change](plain)
+
+    found = names(judged(healthy(500, loss=loss))[1])
+    assert not {name for name in found if name.startswith("loss")}
+
+
+@pytest.mark.parametrize(("classes", "best"), [(4, 1.30), (10, 1.9), (256, 2.9)])
+def test_a_plateau_at_the_best_loss_there_is_has_not_stopped_falling(
+    classes: int, best: float
+) -> None:
+    """Four classes whose entropy is near ln 4: nothing is left to learn."""
+    judge = Judge({**DETAILS, "classes": classes})
+    start = math.log(classes)
+    found = judge.add(healthy(600, loss=lambda s: max(best, start - s / 100)))
+    assert "loss.not_falling" not in names(found)
+    stuck = Judge({**DETAILS, "classes": classes})
+    found = stuck.add(healthy(600, loss=lambda s: start))
+    assert "loss.not_falling" in names(found)
+
+
+def test_an_orthogonalised_step_is_not_called_too_large() -> None:
+    course, _, beyond = CASES["update.too_large"]
+    for name, fires in (("AdamW", True), ("Muon", False)):
+        found = Judge({**DETAILS, "optimizer": name}).add(course(beyond))
+        assert ("update.too_large" in names(found)) is fires
 
 
 def test_healthy_long_trained_heads_do_not_count() -> None:

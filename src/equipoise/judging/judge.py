@@ -14,7 +14,7 @@ from typing import Any
 from equipoise.judging.episodes import is_episode, what_is_over
 from equipoise.judging.history import History, News, canonical
 from equipoise.judging.rules import Rule, configured
-from equipoise.judging.rules.conditions import Condition, RuleAtWork
+from equipoise.judging.rules.conditions import FAILED, Condition, RuleAtWork
 from equipoise.judging.rules.registry import Subject
 from equipoise.judging.settings import SETTINGS, moved_before
 from equipoise.judging.verdict import Reason, State, Verdict
@@ -106,6 +106,8 @@ class Judge:
                 for condition in one.conditions:
                     condition.rule = one.rule
                 found += one.ask(self.history)
+        if self.of != "run":
+            self.note(f for f in found if f.code == FAILED)
         return found
 
     def _unread_rules(self, step: int) -> list[Finding]:

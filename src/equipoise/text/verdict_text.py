@@ -60,7 +60,8 @@ def _in_two(verdict: Verdict) -> tuple[str, str]:
         return _plain(verdict), _earlier(verdict)
     if verdict.of != "run" or verdict.reason == "gap" or lead.belongs_to("nonfinite"):
         return _sentence(verdict), ""
-    front, *others = [*filter(None, [verdict.cause]), lead, *verdict.effects]
+    named = (verdict.cause, lead, *verdict.effects)
+    front, *others = [one for one in named if one is not None]
     return front.message, "; ".join(one.message for one in others)
 
 

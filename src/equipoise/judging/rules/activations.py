@@ -11,7 +11,8 @@ from equipoise.judging.rules.registry import Measured, measured, measures
 
 COSINE, SIZE, KURTOSIS = "residual.token_cosine", "residual.B", "residual.kurtosis"
 NORMED, GAIN = "attention.B", "norm.gain"
-EPSILON, LOAD = "precision.epsilon_dominated", "router.load"
+EPSILON = "precision.epsilon_dominated"
+LOAD, TOKENS = "router.load", "router.tokens"
 
 
 class Growth(NamedTuple):
@@ -145,15 +146,39 @@ def certain(history: History) -> Measured | None:
     return at_extreme(history, "router.entropy", min)
 
 
+STARVED, BY_CHANCE = 0.1, 1e-3
+"""Share of an equal load below which an expert is starved, and the probability of one
+such expert in a router whose tokens all choose at random."""
+
+
+def is_starved(share: float, tokens: float, experts: int) -> bool:
+    """Whether an expert has few tokens, and fewer than even routing ever gives.
+
+    Tokens that choose at random give an expert a Poisson number of them: of 32 tokens
+    over 64 experts most experts get none, and nothing has collapsed.
+
+    >>> is_starved(0.0, 32, 64), is_starved(0.0, 4096, 64)
+    (False, True)
+    """
+    mean = tokens / experts
+    if not share < STARVED / experts:
+        return False
+    term = total = math.exp(-mean)
+    for count in range(1, round(share * tokens) + 1):
+        term *= mean / count
+        total += term
+    return total < BY_CHANCE / experts
+
+
 @measures("router.collapsed")
 def collapsed(history: History) -> Measured | None:
-    """Largest share over routers of experts with less than 0.1/E of the load."""
-    reading = history.last(LOAD)
-    loads = {site: row for site, row in by_site(reading) if row} if reading else {}
+    """Largest share over routers of experts starved beyond what chance explains."""
+    tokens = history.table(TOKENS)
+    loads = {s: row for s, row in history.table(LOAD).items() if row and s in tokens}
     if not loads:
         return None
     starved = {
-        site: sum(load < 0.1 * sum(row) / len(row) for load in row)
+        site: sum(is_starved(load, tokens[site][0], len(row)) for load in row)
         for site, row in loads.items()
     }
     site = max(starved, key=lambda name: starved[name] / len(loads[name]))

@@ -19,7 +19,7 @@ from equipoise.records import Finding, Scalar, Severity
 Phase = Literal["quiet", "pending", "firing"]
 MOST = 40
 """Findings of one rule that are listed; the rest are counted."""
-MORE = "rules.more"
+MORE, FAILED = "rules.more", "rule.failed"
 
 
 @dataclass(slots=True, eq=False)
@@ -211,4 +211,4 @@ def _listed(found: list[Finding]) -> list[Finding]:
 
 
 def _failed(step: int, rule: Rule, error: Exception) -> Finding:
-    return Finding.warn(step, "rule.failed", rule=rule.name, error=repr(error))
+    return Finding.warn(step, FAILED, rule=rule.name, error=repr(error))

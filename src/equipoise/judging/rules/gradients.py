@@ -11,6 +11,8 @@ from equipoise.records import Scalar
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
 EDGE = "curvature.edge_ratio"
+ORTHOGONALISED = ("Muon", "Dion")
+"""Classes of optimisers that orthogonalise the step of a matrix."""
 Named = tuple[str, float]
 """A site and its value."""
 
@@ -129,7 +131,13 @@ def of_median_block(values: dict[str, float]) -> Measured | None:
 
 @measures("update.too_large")
 def too_large(history: History) -> Measured | None:
-    """Median over blocks of ‖Δw‖/‖w‖."""
+    """Median over blocks of ‖Δw‖/‖w‖, of optimisers whose step follows the gradient.
+
+    An orthogonalised step has a size of its own, the rate times a norm of the shape,
+    whatever the gradient: it is large beside small weights by design.
+    """
+    if history.details.get("optimizer") in ORTHOGONALISED:
+        return None
     return of_median_block(by_block(history, RATIO))
 
 

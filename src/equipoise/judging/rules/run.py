@@ -27,17 +27,28 @@ def uniform_loss(history: History) -> float | None:
 def reference_loss(history: History) -> tuple[float, str] | None:
     """Return the loss of a model that knows nothing, and what that is in words.
 
-    ln V, where the run says how many classes its output has. A first loss far above
-    that is no mean cross-entropy over V classes: then it is the reference itself, and
-    one batch may be easier than the next, so a fifth more.
+    ln V, where the run says how many classes its output has, or where the loss began if
+    that is above. A first loss far above ln V is not a plain mean cross-entropy over V
+    classes: then it is the reference itself, and one batch may be easier than the next,
+    so a fifth more.
     """
-    first = history.track("loss").first
-    if not first:
+    began, uniform = first_loss(history), uniform_loss(history)
+    if began is None:
         return None
-    began, uniform = first[0].values[0][0], uniform_loss(history)
-    if uniform is not None and began <= 3 * uniform:
-        return uniform, "what guessing gives"
+    if uniform is not None and began <= PLAIN * uniform:
+        return max(uniform, began), "what guessing gives"
     return 1.2 * began, "well above where it began"
+
+
+PLAIN = 1.1
+"""First loss over ln V up to which a loss is taken for a plain mean cross-entropy: an
+untrained model begins near ln V, a loss with an offset or a factor does not."""
+
+
+def first_loss(history: History) -> float | None:
+    """Return the first loss that was read."""
+    first = history.track("loss").first
+    return first[0].values[0][0] if first else None
 
 
 @measures("loss.above_chance")
@@ -53,6 +64,11 @@ def above_chance(history: History) -> Measured | None:
     return measured(loss / reference, loss=loss, reference=reference, what=what)
 
 
+FEW, AT_CHANCE = 64, 0.99
+"""Classes below which the best loss may be near ln V, and the share of it that is no
+better than a guess; 0.55 ln V is what knowing only frequencies gives on text."""
+
+
 @dataclass(slots=True)
 class Progress:
     """The last block that brought the loss down, looked for once per block."""
@@ -65,10 +81,14 @@ class Progress:
 def not_falling(history: History) -> Measured | None:
     """Share of the run without progress, while the loss is above 0.55 ln V.
 
-    A plateau far below ln V is convergence, and no trouble.
+    A plateau far below ln V is convergence, and no trouble; of few classes only one at
+    ln V itself is. A loss that does not begin near ln V is not judged against it.
     """
     curve, uniform = history.curve("loss"), uniform_loss(history)
-    if uniform is None or len(curve.blocks) < 24:
+    began = first_loss(history)
+    if uniform is None or began is None or len(curve.blocks) < 24:
+        return None
+    if began > PLAIN * uniform:
         return None
     seen = history.memory("loss.not_falling", Progress)
     if seen.blocks != curve.count // curve.size:
@@ -87,7 +107,8 @@ def _without_progress(curve: Curve, uniform: float) -> Measured:
             best, last = wide, i
     loss, since = curve.smoothed(SMOOTH), curve.blocks[last][0]
     share = 1 - since / max(1, curve.steps[-1])
-    value = share if loss > 0.55 * uniform else 0.0
+    few = uniform < math.log(FEW)
+    value = share if loss > (AT_CHANCE if few else 0.55) * uniform else 0.0
     return measured(value, loss=loss, reference=uniform, since_step=since)
 
 

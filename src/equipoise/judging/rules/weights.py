@@ -211,14 +211,14 @@ def half_loaded(history: History) -> Iterator[Measured]:
     for name in (*_fresh_maps(history), *constant):
         layers.setdefault(layer_of(name) or name, []).append(name)
     for layer, names in layers.items():
-        first = names[0]
-        more = {"case": "vector", "constant": constant[first]}
+        value = constant.get(names[0])
         yield measured(
             len(names),
             layer,
             tensors=len(names),
-            such=first,
-            **(more if first in constant else {"case": "map"}),
+            such=names[0],
+            constant=value,
+            case="map" if value is None else "vector",
         )
 
 
