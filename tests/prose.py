@@ -25,7 +25,7 @@ PATTERNS = {
     r"\bso many\b": "the number or its name: 'every N steps'",
     r"\banew\b": "'again', or 'from the start'",
     r"(^|[.:;#\"] ?)Of [a-z]": "begin with the noun: 'Longer sequences: …'",
-    r"(?<![\w.])\.\d+ ?%": "a digit before the point: '0.03 %'",
+    r"(?<![\w.:])\.\d+ ?%": "a digit before the point: '0.03 %'",
     r"\b(patient|somebody's|whoever|nobody|farewell|deafness|overheard|sheaf)\b": (
         "a plain word: 'model', 'user's model', 'caller', 'final message'"
     ),

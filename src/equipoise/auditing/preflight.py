@@ -241,7 +241,7 @@ def judged(
 
 
 def _settings(setup: Setup) -> list[Reading]:
-    """Return what the set-up says, as readings of the first step."""
+    """Return the script's settings as readings of the first step."""
     told = {"optimizer.root_v_over_eps": setup.adam, "start.epsilon": setup.lost}
     return [
         Reading(

@@ -127,7 +127,7 @@ class Judge:
         return self.of == "run" and 0 < self.history.sampled < LEAST_SAMPLES
 
     def _asked(self, one: RuleAtWork) -> list[Finding]:
-        """Return what a rule finds; early findings about the model are held back.
+        """Ask a rule; early findings about the model are held back.
 
         The first steps of a healthy run look like trouble: Adam's first updates are as
         large as the rate allows. The loss has a waiting time of its own.
@@ -215,7 +215,7 @@ class Judge:
 
 
 def _coverage(judge: Judge) -> dict[str, Scalar]:
-    """Return what a verdict on a run stands on, and the course of loss and rate."""
+    """Return a run's coverage: rules, samples, the course of loss and rate."""
     history, loss = judge.history, judge.history.curve("loss")
     found: dict[str, Scalar] = {
         "rules": sum(all(q in history for q in o.rule.reads) for o in judge.at_work),

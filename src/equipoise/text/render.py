@@ -27,7 +27,7 @@ def render(finding: Finding) -> Finding:
         known = template("rules.over")
     else:
         rule = registry.RULES.get(finding.code)
-    # Of a user's own rule the sentence is its own; a rule's advice is its remedies.
+    # A user's own rule brings its sentence; the advice of a rule is its remedies.
     message = filled(known.message or (rule.message if rule else ""), words)
     if not message:
         return finding if finding.message else replace(finding, message=_bare(finding))

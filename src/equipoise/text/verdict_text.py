@@ -66,7 +66,7 @@ def _in_two(verdict: Verdict) -> tuple[str, str]:
 
 
 def _plain(verdict: Verdict) -> str:
-    """Return what a verdict without a finding in front stands on."""
+    """Return the sentence of a verdict that has no finding in front."""
     code = f"verdict.{verdict.reason or f'{verdict.state}.{verdict.of}'}"
     known = template(code, "over" if verdict.over else None)
     return filled(known.message, verdict.coverage) or ""
@@ -78,7 +78,7 @@ def _more(verdict: Verdict) -> str:
 
 
 def _earlier(verdict: Verdict) -> str:
-    """Return what is over; of a loss that had gone wrong a reader must know first."""
+    """Return the episodes that are over, and whether the loss recovered from them."""
     told = "; ".join(_episodes(verdict.over))
     if not told:
         return ""

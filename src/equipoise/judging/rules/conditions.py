@@ -163,7 +163,7 @@ class RuleAtWork:
 
     @property
     def firing(self) -> list[Finding]:
-        """What fires, at most so many; the rest is counted."""
+        """What fires, the first 40; the rest is counted."""
         return _listed([c.finding for c in self.conditions if c.finding is not None])
 
     def ask(self, history: History) -> list[Finding]:

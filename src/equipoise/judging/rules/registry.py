@@ -44,7 +44,7 @@ class Measured(NamedTuple):
 
 
 def measured(value: float, site: str = "", **params: Scalar) -> Measured:
-    """Return what was found, its parameters by name."""
+    """Return a measurement, its parameters by name."""
     return Measured(value, site, params)
 
 
@@ -94,7 +94,7 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """Of a rule over a run its own; the others stand in one table each."""
+        """Its own page for a rule over a run; one table each for the other kinds."""
         if self.of != "run":
             return "docs/audit.md" if self.of == "weights" else "docs/preflight.md"
         return f"docs/rules/{self.name.replace('.', '-').replace('_', '-')}.md"
