@@ -136,8 +136,11 @@ def test_a_query_map_that_holds_a_gate_too() -> None:
     torch.manual_seed(0)
     config = transformers.Qwen3NextConfig(
         **{**SIZES, **GROUPED, "num_hidden_layers": 4},
-        linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=0,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=0,
     )
     model = transformers.Qwen3NextForCausalLM(config)
     (site,) = anatomy_of(model).attention

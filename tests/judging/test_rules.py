@@ -143,6 +143,14 @@ def _experts(value: float) -> Iterator[Reading]:
         yield per_site(n, "router.tokens", [[4096.0]], ["blocks.0.router"])
 
 
+def _large_logits(value: float, theta: float = 0.3) -> Iterator[Reading]:
+    for n in range(SAMPLES):
+        row = [1.0, 2.0, value if n >= 8 else 90.0, 3.0]
+        low = [[0.9, 0.9, theta, 0.9]] * len(SITES)
+        yield per_site(10 * n, "attention.max_logit", [row] * len(SITES), SITES)
+        yield per_site(10 * n, "attention.theta.p5", low, SITES)
+
+
 def _stops(value: float) -> Iterator[Reading]:
     for step in range(400):
         yield Reading.scalar(step, "loss", falling(step))
@@ -163,9 +171,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "attention.saturated": (
         heads("attention.theta.p5", lambda v: [1e-7, v, v, 0.9], 0.9), 0.11, 0.09,
     ),
-    "attention.logits_large": (
-        heads("attention.max_logit", lambda v: [1.0, 2.0, v, 3.0], 90.0), 99.0, 101.0,
-    ),
+    "attention.logits_large": (_large_logits, 99.0, 101.0),
     "attention.logits_growing": (_logits, 3.9, 4.1),
     "attention.entropy_collapsed": (
         heads("attention.entropy", lambda v: [2 * v] * 4, 2.0), 0.16, 0.14,
@@ -243,6 +249,13 @@ def test_one_reading_is_not_enough(name: str) -> None:
     steps = [r.step for r in readings if r.quantity == rule.reads[-1]]
     waited = [s for s in steps if first.params["since"] <= s <= first.step]
     assert len(waited) == rule.persist
+
+
+def test_a_constant_on_every_logit_of_a_row_is_not_a_large_logit() -> None:
+    """A key bias of 100 moves every logit of a row; weights and θ stay as they are."""
+    assert "attention.logits_large" in names(judged(_large_logits(150.0))[1])
+    moved = _large_logits(150.0, theta=0.9)
+    assert "attention.logits_large" not in names(judged(moved)[1])
 
 
 @pytest.mark.parametrize("tokens", [32, 8192])

@@ -111,8 +111,10 @@ def test_a_failing_run_is_told_by_its_loss_and_by_what_went_wrong_first() -> Non
     ):
         readings.append(reading)
         if reading.quantity == "gradient.norm":
-            rows = [[1e5 if reading.step >= 200 else 5.0]] * 4
-            readings.append(per_site(reading.step, "attention.max_logit", rows, SITES))
+            late, step = reading.step >= 200, reading.step
+            rows, low = [[1e5 if late else 5.0]] * 4, [[1e-6 if late else 0.9]] * 4
+            readings.append(per_site(step, "attention.max_logit", rows, SITES))
+            readings.append(per_site(step, "attention.theta.p5", low, SITES))
     verdict = judged(readings)[0].verdict
     assert verdict.state == "failing"
     grave = [f.code for f in verdict.findings if f.severity == "error"]
@@ -137,6 +139,10 @@ def test_logits_of_a_sample_are_judged_beside_those_of_all_rows(large: str) -> N
                 quantity = f"attention.max_logit{'.sampled' * (name == 'sampled')}"
                 site = SITES[place : place + 1]
                 readings.append(per_site(reading.step, quantity, rows, site))
+            low = [[0.3], [0.3]]
+            readings.append(
+                per_site(reading.step, "attention.theta.p5", low, SITES[:2])
+            )
     judge, found = judged(readings)
     (only,) = (f for f in found if f.code == "attention.logits_large")
     assert only.site == SITES[0 if large == "whole" else 1]

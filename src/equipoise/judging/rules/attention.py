@@ -16,6 +16,8 @@ from equipoise.records import Reading
 THETA, LOGIT = "attention.theta.p5", "attention.max_logit"
 ENTROPY, SINK = "attention.entropy", "attention.sink"
 ROUNDING, GAIN = "precision.rms_error.bf16", "projection.G"
+SATURATED = 0.5
+"""θ below which a row is saturated, as in ``start.saturated``."""
 ALIKE = 1e-4
 """Relative difference up to which two heads' readings are equal."""
 SHARED, DRAWN_ALIKE = 1 + 1e-6, 1.15
@@ -60,11 +62,21 @@ def saturated(history: History) -> Measured | None:
 
 @measures("attention.logits_large")
 def logits_large(history: History) -> Measured | None:
-    """The largest attention logit of any head."""
-    reading = history.last(LOGIT)
-    if reading is None:
+    """The largest attention logit of any head that has saturated rows.
+
+    A constant that is added to every logit of a row changes no weight: logits are large
+    where they differ, and then softmax puts everything on one key.
+    """
+    thetas = history.table(THETA)
+    found = [
+        (logit if theta < SATURATED else 0.0, site, head)
+        for site, row in history.table(LOGIT).items()
+        for head, (logit, theta) in enumerate(zip(row, thetas.get(site, ())))  # noqa: B905
+        if not math.isnan(logit)
+    ]
+    if not found:
         return None
-    site, head, value = largest(reading)
+    value, site, head = max(found)
     return measured(value, site, head=head)
 
 
