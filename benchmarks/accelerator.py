@@ -26,11 +26,11 @@ import equipoise
 from benchmarks.table import publish
 from benchmarks.watch_memory import allocated_mib
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.rows.statistics import RowStatistics, row_columns
 from equipoise.probes.attention import _rows
 from equipoise.probes.fused_rows import readable
 from equipoise.probes.row_sample import chosen_queries
+from tests.models import GPT, GPTConfig
 
 HEADS, WIDTH, ROWS = 16, 64, 512
 ROUNDS, WARM_UP = 5, 12

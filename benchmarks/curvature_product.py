@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.table import publish
 from equipoise.auditing.curvature import hessian
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 LENGTH, REPEATS = 512, 2
 

@@ -45,12 +45,12 @@ class Rows(nn.Module):
 
 
 def subject() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    from equipoise.lab.data import embedded
-    from equipoise.lab.models import GPT, GPTConfig
+    from benchmarks.text import standard_library
+    from tests.models import GPT, GPTConfig
 
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=384, depth=12, heads=6, context=LENGTH)).eval()
-    text = torch.from_numpy(embedded().tokens[: LENGTH + 1].astype("int64"))[None]
+    text = standard_library()[None, : LENGTH + 1]
     return model, (text[:, :-1], text[:, 1:])
 
 

@@ -20,8 +20,8 @@ import transformers
 from torch import Tensor, nn
 
 from benchmarks.table import publish
+from benchmarks.text import standard_library
 from equipoise import watch
-from equipoise.lab.data import embedded
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 SIZES |= {"vocab_size": 256, "intermediate_size": 192, "max_position_embeddings": 128}
@@ -82,7 +82,7 @@ def scale(model: nn.Module, factor: float) -> None:
 
 def batches(steps: int, fault: Fault, *, masked: bool) -> Callable[[int], Any]:
     """Return a step → inputs and targets; the same for every fault."""
-    tokens = torch.tensor(embedded().tokens.astype("int64"))
+    tokens = standard_library()
     first, last = (share * steps for share in fault.noise)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:

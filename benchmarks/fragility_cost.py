@@ -17,7 +17,7 @@ from benchmarks.table import publish
 from equipoise.auditing.precision.emulation import Storage
 from equipoise.auditing.precision.prediction import predicted
 from equipoise.auditing.subject import output_of
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 REPEATS = 4
 

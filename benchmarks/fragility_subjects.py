@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+from tests.models import GPT, GPTConfig, ViT, ViTConfig
 
 TEXT = [
     "A model that trains in one precision may not serve in another.",

@@ -32,7 +32,7 @@ from benchmarks.mutated_runs import MUTATIONS
 from benchmarks.table import RESULTS, publish
 from equipoise.auditing.audit import audit
 from equipoise.errors import EquipoiseError
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 MARKER = "executed.txt"
 CONFIG = {"num_attention_heads": 2, "layer_norm_eps": 1e-5}

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.table import cpu_seconds, publish
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.remedies.normaliser import NormaliserModule
+from tests.models import GPT, GPTConfig
 
 SHAPE = GPTConfig(width=64, depth=2, heads=4, context=1024)
 BARS = {

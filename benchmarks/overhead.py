@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from benchmarks import paired
 from benchmarks.monitors import EVERY, PEERS, Monitor, plain, watched
 from benchmarks.table import publish
-from equipoise.lab.models.gpt import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 # Tokens of a short step.
 SHORT = 16

@@ -20,12 +20,10 @@ from torch.nn import functional as F
 
 from benchmarks.fragility_subjects import minilm
 from benchmarks.table import publish
+from benchmarks.text import standard_library
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
-from equipoise.lab.data.batches import Windows
-from equipoise.lab.data.corpus import embedded
-from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.numerics.rows.statistics import row_columns
 from equipoise.probes.attention import QUANTILES, AttentionRows, _rows
 from equipoise.probes.row_sample import (
@@ -35,6 +33,7 @@ from equipoise.probes.row_sample import (
     weighted_mean,
     weighted_quantiles,
 )
+from tests.models import GPT, GPTConfig
 
 QUERIES, ROWS, SAMPLES, HEADS = 2048, 512, 100, 16
 LEVELS = {name: QUANTILES[name] for name in ("p5", "p50")}
@@ -72,7 +71,7 @@ def trained(
     """Return a small GPT at five steps of its training.
 
     ``times`` scales the maps to queries and keys before it, as storms of logit growth
-    do (``lab/storms/families.py``).
+    do (``equipoise lab run storms``).
     """
     torch.manual_seed(seed)
     model = GPT(GPTConfig(width=64, depth=2, heads=4, context=tokens))
@@ -81,9 +80,11 @@ def trained(
             if "q_proj" in name or "k_proj" in name:
                 parameter.mul_(times)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    data, found = Windows(embedded(), context=tokens, batch=1, seed=seed), []
-    for step in range(61):
-        ids, targets = data.take()
+    text, found = standard_library(), []
+    starts = torch.randperm((len(text) - 1) // tokens)[:61] * tokens
+    for step, start in enumerate(starts.tolist()):
+        window = text[None, start : start + tokens + 1]
+        ids, targets = window[:, :-1], window[:, 1:]
         if step % 15 == 0:
             found.append(rows_of(model, lambda ids=ids: model(ids)))
         loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())

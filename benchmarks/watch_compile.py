@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import equipoise
 from benchmarks.table import publish
-from equipoise.lab.models.gpt import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 STEPS = 7
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from equipoise.lab.models.gpt import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 LENGTH, STEPS = 8192, 1
 # Width, depth, heads: what fits a minute of one core, a real width, a real model.

@@ -20,7 +20,7 @@ from equipoise.records import Finding, Reading
 
 SCRIPT = """
 import sys, torch
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 torch.manual_seed(0)
 model = GPT(GPTConfig(width=32, depth=2, heads=2, context=16))
 {change}

@@ -14,8 +14,8 @@ from torch.optim import SGD, AdamW
 import equipoise
 from equipoise.autopilot.options import Autopilot
 from equipoise.errors import InputError
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.watching import Watch
+from tests.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(width=16, depth=1, heads=2, context=8, vocabulary=16)
 QUICK: dict[str, Any] = {"every": 1, "quiet": True, "strict": True}

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 import equipoise
 from equipoise.anatomy.sharding import whole
 from equipoise.autopilot.options import Autopilot, Proposal
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 from tests.remedies.two_ranks import KINDS, step
 
 CONFIG = GPTConfig(width=16, depth=1, heads=2, context=8, vocabulary=32)

@@ -17,7 +17,7 @@ from tests.conftest import PATIENCE
 MODELS = """
 import torch
 from torch import nn
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 def gpt():
     return GPT(GPTConfig(width=8, depth=1, heads=1, context=16))
 def pair():

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, Reason
-from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.probes.capture import Boundary, attached
 from equipoise.probes.protocols import GradientProbe, Probe
+from tests.models import GPT, GPTConfig
 
 Emitted = dict[tuple[str, str], Tensor]
 """(site, quantity) → values."""

@@ -4,9 +4,14 @@ import pytest
 import torch
 
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.lab.storms.families import to_bits
 from equipoise.probes.updates import UnchangedWeights
 from tests.probes.reading import gpt, tokens
+
+
+def to_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return numbers rounded to a significand of ``bits``."""
+    significand, exponent = torch.frexp(x)
+    return torch.ldexp((significand * 2.0**bits).round() / 2.0**bits, exponent)
 
 
 def unchanged(bits: int | None, *, micro_batches: int = 1) -> dict[str, float]:

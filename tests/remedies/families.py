@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from equipoise.lab.models import GPT, GPTConfig
+from tests.models import GPT, GPTConfig
 
 VOCABULARY = 64
 X = torch.arange(10)[None] + torch.tensor([[3], [7]])

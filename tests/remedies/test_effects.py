@@ -11,10 +11,10 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.lab.models import GPT
 from equipoise.remedies.catalogue import remedy
 from equipoise.remedies.losses import LossScale, RouterHook, balance_gradient
 from equipoise.remedies.qk_clip import head_factors, scale_heads
+from tests.models import GPT
 from tests.remedies.families import (
     FAMILIES,
     VOCABULARY,
@@ -419,7 +419,7 @@ def test_initial_scales_are_those_of_the_lab() -> None:
 
 
 def _lab_gpt(**options: object) -> nn.Module:
-    from equipoise.lab.models import GPTConfig
+    from tests.models import GPTConfig
 
     torch.manual_seed(3)
     sizes = {"width": 16, "depth": 3, "heads": 2, "vocabulary": VOCABULARY}

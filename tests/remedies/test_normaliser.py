@@ -16,7 +16,6 @@ from transformers import (
 )
 
 from equipoise.errors import InputError
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.numerics.normalisers import NORMALISERS
 from equipoise.remedies.base import Remedy
 from equipoise.remedies.normaliser import (
@@ -26,6 +25,7 @@ from equipoise.remedies.normaliser import (
     SoftmaxReplacement,
     learnt_parameters,
 )
+from tests.models import GPT, GPTConfig
 
 SIZES = {
     "hidden_size": 16,

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from equipoise.errors import InputError
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.remedies.base import Remedy
 from equipoise.remedies.temperature import (
     Temperature,
     TemperatureWarmup,
     temperature_settings,
 )
+from tests.models import GPT, GPTConfig
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 

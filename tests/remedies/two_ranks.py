@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.remedies.catalogue import remedy
+from tests.models import GPT, GPTConfig
 
 REMEDIES: dict[str, dict[str, Any]] = {
     "learning_rate": {},

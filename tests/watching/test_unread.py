@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sites import Reason
-from equipoise.lab.models.gpt import GPT, GPTConfig
 from equipoise.watching.step.coverage import unread
+from tests.models import GPT, GPTConfig
 from tests.zoo.specimens import SPECIMENS
 
 

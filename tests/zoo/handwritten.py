@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.lab.models.gpt import GPT, GPTConfig
-from equipoise.lab.models.vit import ViT, ViTConfig
+from tests.models import GPT, GPTConfig, ViT, ViTConfig
 
 
 def _layer(kind: type[nn.Module]) -> Any:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+from tests.models import GPT, GPTConfig, ViT, ViTConfig
 
 SHAPE = GPTConfig(width=4, depth=2, heads=2, context=5, vocabulary=5, ffn_width=4)
 """Under 300 parameters: its Hessian can be differenced entry by entry."""

@@ -21,7 +21,7 @@ from equipoise.auditing.curvature.attribution import (
     trace_attributed,
 )
 from equipoise.errors import InputError
-from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+from tests.models import GPT, GPTConfig, ViT, ViTConfig
 
 TINY = {"width": 4, "heads": 2, "head_width": 1, "ffn_width": 3}
 TINY |= {"context": 3, "vocabulary": 3}

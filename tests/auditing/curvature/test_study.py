@@ -130,7 +130,7 @@ def test_bars_are_the_shares_that_are_printed(found: CurvatureStudy) -> None:
 
 MODEL = """
 import torch
-from equipoise.lab.models import GPT, GPTConfig, ViT, ViTConfig
+from tests.models import GPT, GPTConfig, ViT, ViTConfig
 def gpt():
     torch.manual_seed(0)
     return GPT(GPTConfig(width=8, depth=1, heads=1, context=32))

@@ -13,8 +13,8 @@ from equipoise.auditing.precision.emulation import Bench, Storage
 from equipoise.auditing.precision.lazy_product import LazyProduct
 from equipoise.auditing.precision.prediction import Prediction, _size, predicted
 from equipoise.errors import InputError
-from equipoise.lab.models import GPT, GPTConfig
 from tests.auditing.precision.models import tokens
+from tests.models import GPT, GPTConfig
 from tests.oracles import fragility as oracle
 
 

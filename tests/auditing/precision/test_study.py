@@ -445,7 +445,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_published_indicators_of_a_lab_model() -> None:
-    from equipoise.lab.models import GPT, GPTConfig
+    from tests.models import GPT, GPTConfig
 
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=16, depth=2, heads=2, context=16)).eval()

@@ -27,9 +27,9 @@ from equipoise.auditing.weights.layout import attentions, block_of
 from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
 from equipoise.judging.judge import Judge
-from equipoise.lab.models import GPT, GPTConfig
 from equipoise.records import Reading
 from equipoise.report.views import short
+from tests.models import GPT, GPTConfig
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -323,7 +323,7 @@ def test_sizes_are_right_at_every_scale(dtype: torch.dtype, scale: float) -> Non
 def test_noise_marks_the_verdict(tmp_path: Path) -> None:
     """The first line says what an audit was run on, and that noise is no text."""
     (tmp_path / "mine.py").write_text(
-        "from equipoise.lab.models import GPT, GPTConfig\n"
+        "from tests.models import GPT, GPTConfig\n"
         "def gpt():\n    return GPT(GPTConfig(width=16, depth=2, heads=2, context=8))\n"
     )
     words = ["audit", f"{tmp_path}/mine.py:gpt"]

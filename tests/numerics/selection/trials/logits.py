@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from equipoise.claims.mudarisov_normalisation import FAMILIES
 from equipoise.numerics.normalisers import NORMALISERS, rows
 from equipoise.numerics.selection import (
     entropy_floor,
@@ -17,6 +16,16 @@ from equipoise.numerics.selection import (
 )
 from tests.numerics.selection.specimens import normal
 from tests.numerics.selection.trials.inequality import D, Inequality, K, Rng, Sides
+
+FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "exp(l/0.1)": lambda z: torch.exp(z / 0.1),
+    "softplus": torch.nn.functional.softplus,
+    "sigmoid": torch.sigmoid,
+    "quadratic": lambda z: 1 + z.square(),
+    "elu + 1": lambda z: torch.nn.functional.elu(z) + 1,
+}
+"""Positive maps of logits whose normalised values are weights."""
 
 
 def logit_rows(count: int, rng: Rng) -> Tensor:
