@@ -11,8 +11,8 @@ from benchmarks.fragility_subjects import minilm, trained_gpt, trained_vit
 from benchmarks.table import publish
 from equipoise.auditing.precision.emulation import Bench, Storage, only
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.published import published_blocks
 from equipoise.auditing.subject import Batch
+from equipoise_lab.studies.fragility.published import published_blocks
 
 Subject = tuple[nn.Module, Batch, list[nn.Module], str]
 

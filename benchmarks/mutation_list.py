@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from benchmarks.trust_mutations import TRUST
 
-WATCHING, LAB = "src/equipoise/watching/", "src/equipoise/lab/training/"
+WATCHING, LAB = "src/equipoise/watching/", "lab/src/equipoise_lab/training/"
 ROWS, FLOW = "src/equipoise/numerics/rows/", "src/equipoise/anatomy/softmax_flow.py"
 PREDICTION = "src/equipoise/auditing/precision/prediction.py"
 
@@ -138,43 +138,43 @@ MUTATIONS: tuple[Mutation, ...] = (
         LAB + "trainer.py",
         "            total += loss.detach() / parts\n",
         "            total += loss.detach()\n",
-        "tests/lab/test_trainer.py",
+        "lab/tests/test_trainer.py",
     ),
     Mutation(
         LAB + "trainer.py",
         "        self.tokens += y.numel() * share().world\n",
         "        self.tokens += y.numel()\n",
-        "tests/lab/test_trainer.py",
+        "lab/tests/test_trainer.py",
     ),
     Mutation(
         LAB + "trainer.py",
         "        if limit is None or self._unread or not read:\n",
         "        if limit is None or not read:\n",
-        "tests/lab/test_trainer.py",
+        "lab/tests/test_trainer.py",
     ),
     Mutation(
         LAB + "checkpoint.py",
         '    _restore_random(mine["random"])\n',
         "    pass\n",
-        "tests/lab/test_resume.py",
+        "lab/tests/test_resume.py",
     ),
     Mutation(
         LAB + "checkpoint.py",
         "        for old in finished(folder)[:-KEEP]:\n",
         "        for old in finished(folder)[:-1]:\n",
-        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+        "lab/tests/test_resume.py lab/tests/test_trainer.py",
     ),
     Mutation(
         LAB + "checkpoint.py",
         "    if written != at.world:\n",
         "    if False:\n",
-        "tests/lab/test_resume.py tests/lab/test_trainer.py",
+        "lab/tests/test_resume.py lab/tests/test_trainer.py",
     ),
     Mutation(
         LAB + "checkpoint.py",
         "    if target.exists():",
         "    if False:",
-        "tests/lab/test_trainer.py -k checkpoint",
+        "lab/tests/test_trainer.py -k checkpoint",
     ),
 )
 # Of the autopilot and of remedies: file → tests, lines and what they become.

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.lab.results.evidence import Evidence
-from equipoise.lab.studies.selection.normalisers import BASE, apart, difference, growth
+from equipoise_lab.results.evidence import Evidence
+from equipoise_lab.studies.selection.normalisers import BASE, apart, difference, growth
 
 HERE = Path(__file__).parent
 COST = HERE.parent / "benchmarks" / "results" / "normaliser_cost.json"

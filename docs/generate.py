@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs import accelerators, choosing, command_line, figures, peers, zoo
-from equipoise.claims import catalogue
-from equipoise.claims.page import markdown
-from equipoise.lab.results.publishing import index, publish, published
+from equipoise_lab.claims import catalogue
+from equipoise_lab.claims.page import markdown
+from equipoise_lab.results.publishing import index, publish, published
 
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {

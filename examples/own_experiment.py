@@ -4,11 +4,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.lab.models import GPTConfig
-from equipoise.lab.results import results
-from equipoise.lab.running.experiment import Arm, Experiment
-from equipoise.lab.running.runner import run_experiment
-from equipoise.lab.training.options import TrainOptions
+from equipoise_lab.models import GPTConfig
+from equipoise_lab.results import results
+from equipoise_lab.running.experiment import Arm, Experiment
+from equipoise_lab.running.runner import run_experiment
+from equipoise_lab.training.options import TrainOptions
 
 SHAPE = GPTConfig(width=32, depth=2, heads=2, context=32)
 TRAIN = TrainOptions(steps=60, warmup=6, watch=False)

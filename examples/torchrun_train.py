@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from equipoise import open_run
-from equipoise.lab.data import Windows, embedded
-from equipoise.lab.models import GPT, GPTConfig
-from equipoise.lab.training import distributed as launch
-from equipoise.lab.training.options import TrainOptions
-from equipoise.lab.training.trainer import Trainer
+from equipoise_lab.data import Windows, embedded
+from equipoise_lab.models import GPT, GPTConfig
+from equipoise_lab.training import distributed as launch
+from equipoise_lab.training.options import TrainOptions
+from equipoise_lab.training.trainer import Trainer
 
 CONFIG = GPTConfig(width=32, depth=2, heads=2, context=32)
 OPTIONS = TrainOptions(

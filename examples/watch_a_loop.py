@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import equipoise
-from equipoise.lab.models.gpt import GPT, GPTConfig
+from equipoise_lab.models.gpt import GPT, GPTConfig
 
 torch.manual_seed(0)
 model = GPT(GPTConfig(width=32, depth=2, heads=2, context=16))

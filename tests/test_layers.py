@@ -1,6 +1,7 @@
 """The tree is the architecture: each layer may import only the layers named here."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -12,10 +13,9 @@ SRC = Path(__file__).parents[1] / "src" / "equipoise"
 
 # "" is equipoise/__init__.py: the public surface, from which only __version__ is taken.
 MAY_IMPORT = {
-    "": "records errors _moved",
+    "": "records errors",
     "records": "errors",
     "errors": "",
-    "_moved": "",
     "numerics": "errors records",
     "theory": "errors numerics",
     "anatomy": "errors",
@@ -33,13 +33,9 @@ MAY_IMPORT = {
     "auditing": "errors records numerics theory anatomy probes report watching "
     "planning integrations judging store text",
     "integrations": "errors records watching store",
-    "lab": "errors records numerics theory anatomy probes judging remedies watching "
-    "store report auditing planning",
-    "claims": "errors records numerics theory anatomy probes judging remedies report "
-    "watching lab auditing planning",
     "report": "errors records store judging text",
     "web": "errors records store report text",
-    "cli": "errors records store watching planning integrations lab claims report web "
+    "cli": "errors records store watching planning integrations report web "
     "auditing judging sinks text",
 }
 TORCH_FREE = {
@@ -126,3 +122,20 @@ STARTS = [f"equipoise.{name}".rstrip(".") for name in HERE] + sorted(
 def test_reading_side_starts_without_torch(name: str) -> None:
     code = f"import sys, {name}; assert not {{'torch', 'numba'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SRC.parent)
+
+
+ONLY_HERE = SRC / "cli" / "plugins.py"
+"""How to install the laboratory is said here, and nothing else of it anywhere."""
+
+
+@by_path
+def test_the_instrument_does_not_name_the_laboratory(path: Path) -> None:
+    named = re.findall(r"equipoise[-_]lab", path.read_text(encoding="utf-8"))
+    assert len(named) == (path == ONLY_HERE)
+
+
+def test_the_tests_of_the_instrument_do_not_need_the_laboratory() -> None:
+    """They run from an unpacked source distribution, where it is not installed."""
+    for path in SRC.parents[1].glob("tests/**/*.py"):
+        found = imports([*ast.walk(ast.parse(path.read_text("utf-8")))], path)
+        assert not {n for n in found if n.partition(".")[0] in {"equipoise_lab", "lab"}}

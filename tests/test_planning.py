@@ -18,13 +18,10 @@ from rich.console import Console
 import equipoise
 from equipoise.cli.plan import command, print_plan
 from equipoise.errors import InputError
-from equipoise.lab.results.statistics import paired
 from equipoise.numerics.formats import FORMATS
 from equipoise.planning import ATTENTIONS, NORMS, PRECISIONS, RESIDUALS, WARMUPS, plan
 from equipoise.planning.depth import stored
 from equipoise.planning.evidence import (
-    DEEPNORM_MINUS_POST,
-    DEEPNORM_MINUS_PRE,
     LARGEST_GAIN,
     LEVELS,
     SOURCES,
@@ -97,30 +94,6 @@ def test_the_evidence_is_what_the_experiment_found() -> None:
         assert numbers == [found.found, found.low, found.high]
         predicted = float(row.split(" | ")[2])
         assert not found.low <= predicted <= found.high
-
-
-def test_deepnorm_is_measured_here() -> None:
-    """Numbers come from the committed runs, by the statistics of the lab."""
-    runs = json.loads((DOCS / "results" / "prepost" / "raw.json").read_text())["runs"]
-    losses = {
-        arm: [found[seed]["validation"] for seed in sorted(found)]
-        for arm, found in runs.items()
-    }
-    pairs = {"pre": DEEPNORM_MINUS_PRE, "post": DEEPNORM_MINUS_POST}
-    for arm, noted in pairs.items():
-        found = paired(losses["deepnorm"], losses[arm])
-        shown = [float(f"{x:.3g}") for x in (found.mean, found.low, found.high)]
-        assert shown == [noted.found, noted.low, noted.high]
-        assert noted.high < 0
-    for residual, name in (
-        ("deepnorm", "residual.branch"),
-        ("deepnorm-original", "residual.skip"),
-    ):
-        made = {s.name: s for s in plan(24, 64, 4, residual=residual)}
-        assert made[name].evidence == "measured here"
-        assert "-0.087 nats [-0.102, -0.073]" in made[name].because
-        # The experiment left the gains at 1.
-        assert made["init.gain.v"].evidence == "published only"
 
 
 def test_warmup_is_undecided_here() -> None:

@@ -42,12 +42,10 @@ def test_commands() -> None:
     expected = [
         "audit",
         "board",
-        "claims",
         "curvature",
         "demo",
         "doctor",
         "export",
-        "lab",
         "live",
         "plan",
         "precision",
@@ -60,7 +58,6 @@ def test_commands() -> None:
         "run",
         "runs",
         "selection",
-        "storms",
         "warmup",
     ]
     assert sorted(COMMANDS) == expected

@@ -7,7 +7,6 @@ with equipoise.watch(model, optimizer):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from equipoise import _moved
 from equipoise.records import Finding, Reading
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from equipoise.watching import watch
 
 __version__ = "0.1.0"
-
-_moved.install()
 
 __all__ = [
     "Audit",

@@ -86,9 +86,7 @@ def without_extras(*words: list[str]) -> tuple[str, str]:
 
 
 def test_every_help_works_without_torch() -> None:
-    below = {"lab": ("list", "run", "report", "theorem"), "storms": ("labels", "score")}
-    more = [[name, sub, "--help"] for name, subs in below.items() for sub in subs]
-    words = [["--help"], *([name, "--help"] for name in cli.COMMANDS), *more]
+    words = [["--help"], *([name, "--help"] for name in cli.COMMANDS)]
     out, err = without_extras(*words)
     assert err == f"{[0] * len(words)}\n"
     assert "what to keep in fp32" in out and "Hugging Face" in out
@@ -261,7 +259,6 @@ def test_a_command_may_hand_on_unknown_options(
     [
         ("equipoise pl", {"plan"}),
         ("equipoise plan --de", {"--depth", "--decoder-depth"}),
-        ("equipoise lab sta", {"status"}),
     ],
 )
 def test_a_shell_can_complete_commands_and_options(

@@ -1,18 +1,15 @@
 """Commands about one model: bad input of every kind is one line, and costs nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise import cli
-from equipoise.cli.subject import in_one_line, is_lab_folder, subject
+from equipoise.cli.subject import in_one_line
 from equipoise.errors import InputError
 from tests.cli.test_cli import run
-from tests.conftest import PATIENCE
 
 MODELS = """
 import torch
@@ -149,40 +146,6 @@ def test_a_traceback_is_shown_when_asked_for(
     with pytest.raises(InputError) as raised:
         cli.main(["selection", "mine.py:raises"])
     assert isinstance(raised.value.__cause__, RuntimeError)
-
-
-LOADED = """
-import sys
-from equipoise.cli import main
-for command in sys.argv[1:]:
-    try: main([command, "own.py:pair"])
-    except SystemExit as left: assert not left.code, command
-    print(command, [name for name in sys.modules if name.startswith("equipoise.lab")])
-"""
-
-
-def test_a_users_own_model_does_not_load_the_lab(place: Path) -> None:
-    (place / "own.py").write_text(OWN_MODEL)
-    commands = (*COMMANDS, "audit")  # one process: torch takes seconds to import
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, *commands],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()
-    assert all(f"{command} []" in printed for command in commands), printed
-
-
-def test_a_run_of_the_lab_is_opened_by_the_lab(place: Path) -> None:
-    folder = place / "run"
-    folder.mkdir()
-    assert not is_lab_folder(folder)
-    (folder / "state.json").write_text("{}")
-    assert is_lab_folder(folder)
-    with pytest.raises(InputError, match="no run with weights"):
-        subject(str(folder), None)
 
 
 def test_an_exception_without_a_message() -> None:

@@ -14,10 +14,8 @@ from equipoise.anatomy.discovery import anatomy_of
 from equipoise.remedies.catalogue import remedy
 from equipoise.remedies.losses import LossScale, RouterHook, balance_gradient
 from equipoise.remedies.qk_clip import head_factors, scale_heads
-from tests.models import GPT
 from tests.remedies.families import (
     FAMILIES,
-    VOCABULARY,
     X,
     Y,
     a_model,
@@ -389,7 +387,7 @@ def test_temperature_cools_down_with_the_steps() -> None:
 
 @pytest.mark.parametrize("family", ["lab", "gpt2"])
 def test_a_soft_cap_is_the_models_own(family: str) -> None:
-    """The lab's attention can cap by itself; GPT-2 is compared in its two forms."""
+    """Our GPT can cap its own scores; GPT-2 is compared in its two forms."""
     if family == "lab":
         model, other = a_model("lab"), a_model("lab", softcap=2.0)
         remedy("soft_cap", cap=2.0).apply(model)
@@ -401,29 +399,6 @@ def test_a_soft_cap_is_the_models_own(family: str) -> None:
     plain = logits(a_model(family))
     torch.testing.assert_close(logits(model), logits(other), rtol=1e-4, atol=1e-5)
     assert (logits(model) - plain).abs().max() > 1e-3
-
-
-def test_initial_scales_are_those_of_the_lab() -> None:
-    """The lab builds DeepNorm and N^(-1/m) by itself: the remedy gives the same."""
-    for name, gains, residual in (
-        ("deepnorm_init", "deepnorm", "deepnorm"),
-        ("path_init", "path", "pre"),
-    ):
-        plain = "post" if residual == "deepnorm" else residual
-        model = _lab_gpt(residual=plain)
-        wanted = _lab_gpt(residual=residual, gains=gains)
-        remedy(name).apply(model, an_optimizer(model))
-        torch.testing.assert_close(logits(model), logits(wanted), rtol=1e-4, atol=1e-5)
-        for key, p in model.named_parameters():
-            torch.testing.assert_close(p, wanted.get_parameter(key))
-
-
-def _lab_gpt(**options: object) -> nn.Module:
-    from tests.models import GPTConfig
-
-    torch.manual_seed(3)
-    sizes = {"width": 16, "depth": 3, "heads": 2, "vocabulary": VOCABULARY}
-    return GPT(GPTConfig(**{**sizes, **options}))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,7 +7,8 @@ module is loaded for ``--help`` too, so it imports torch, and what imports torch
 ``command``. ``EXAMPLES``, a tuple of lines that can be typed, ends its help. A dict
 called ``CONTEXT`` becomes the command's context settings (a command
 that hands on unknown options to a user's script needs it). ``tests/test_surface.py``
-pins them. ``arguments`` and ``subject`` are what several commands share.
+pins them. ``arguments`` and ``subject`` are what several commands share. Installed
+packages bring commands of their own: see ``plugins``.
 
 Exit codes: 0 done · 1 or an ``EquipoiseError``'s own code, with one line saying what
 and what next (2 input, 3 run file, 4 silent site, 5 missing extra; see ``errors``) ·
@@ -20,22 +21,23 @@ import errno
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 import equipoise
+from equipoise.cli import plugins
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 
 COMMANDS = {
     "audit": "Judge a model by its weights, or on a batch: what is wrong, and where.",
     "board": "Show live and finished runs in your browser.",
-    "claims": "Check what the four papers state; say what can be relied on.",
     "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
     "doctor": "Show what is installed, and what of a model can be read at which cost.",
     "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",
-    "lab": "Experiments with error bars: list, run, status, report.",
     "live": "Follow a run on the terminal: loss, verdict, worst layers, findings.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
@@ -48,7 +50,6 @@ COMMANDS = {
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
     "selection": "Say of every head whether it selects, or has gone flat.",
-    "storms": "Score a forecaster on recorded runs that failed, and on stable ones.",
     "warmup": "Compile the CPU kernels ahead of the first watched run.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
@@ -64,10 +65,6 @@ EXTRAS = {
     "datasets": "hf",
     "lightning": "lightning",
     "ray": "ray",
-    "scipy": "lab",
-    "sklearn": "lab",
-    "entmax": "lab",
-    "PIL": "lab",
 }
 """Module that may be absent → the extra that brings it."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -111,13 +108,54 @@ def application(given: list[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(epilog=epilog(*EXAMPLES))(_root)
     for name, line in COMMANDS.items():
         if name == wanted:
-            _add(app, name)
+            _add(app, name, _module(name), line)
         else:
             app.command(name, help=line)(_not_loaded)
+    missing = {} if wanted in COMMANDS else _add_installed(app, wanted)
+    app.callback(epilog=epilog(*EXAMPLES, *_how_to_install(missing)))(_root)
     return app
+
+
+def _add_installed(app: typer.Typer, wanted: str | None) -> dict[str, str]:
+    """Add what packages offer; return command → package of what is not installed."""
+    offered, refused = plugins.offered(taken=COMMANDS)
+    for line in refused:
+        typer.echo(f"equipoise: {line}", err=True)
+    for name, point in offered.items():
+        if wanted not in offered or name == wanted:
+            _add_offered(app, point, is_wanted=name == wanted)
+    missing = {n: p for n, p in plugins.NOT_INSTALLED.items() if n not in offered}
+    if wanted in missing:
+        raise MissingExtraError(
+            f"`equipoise {wanted}` is not installed: pip install {missing[wanted]}"
+        )
+    return missing
+
+
+def _add_offered(app: typer.Typer, point: EntryPoint, *, is_wanted: bool) -> None:
+    try:
+        module = point.load()
+    # A boundary: another package's module may raise anything while it is imported.
+    except Exception as error:
+        if is_wanted:
+            raise InputError(plugins.problem(point, error)) from error
+        app.command(point.name, help=plugins.problem(point, error))(_not_loaded)
+        return
+    line = getattr(module, "HELP", "")
+    if is_wanted:
+        _add(app, point.name, module, line)
+    else:
+        app.command(point.name, help=line)(_not_loaded)
+
+
+def _how_to_install(missing: dict[str, str]) -> list[str]:
+    packages = sorted(set(missing.values()))
+    return [
+        f"pip install {package}  # brings {', '.join(n for n in missing)}"
+        for package in packages
+    ]
 
 
 def _completed_words() -> list[str]:
@@ -126,11 +164,14 @@ def _completed_words() -> list[str]:
     return line.split()[1:] if "_EQUIPOISE_COMPLETE" in os.environ else []
 
 
-def _add(app: typer.Typer, name: str) -> None:
-    module = import_module(f"equipoise.cli.{name.replace('-', '_')}")
+def _module(name: str) -> ModuleType:
+    return import_module(f"equipoise.cli.{name.replace('-', '_')}")
+
+
+def _add(app: typer.Typer, name: str, module: ModuleType, line: str) -> None:
     examples = epilog(*getattr(module, "EXAMPLES", ()))
     if hasattr(module, "app"):
-        app.add_typer(module.app, name=name, help=COMMANDS[name], epilog=examples)
+        app.add_typer(module.app, name=name, help=line, epilog=examples)
     else:
         settings = getattr(module, "CONTEXT", None)
         app.command(name, context_settings=settings, epilog=examples)(module.command)

@@ -37,7 +37,7 @@ def command(
         str,
         typer.Argument(
             help="Weights (.safetensors, its .index.json, .pt, .bin, .gguf), a model "
-            "directory, a run of the lab, or FILE.py:FUNCTION.",
+            "directory, or FILE.py:FUNCTION.",
             show_default=False,
         ),
     ],

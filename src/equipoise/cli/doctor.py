@@ -44,7 +44,6 @@ PACKAGES = {
     "pandas": "export",
     "polars": "export",
     "pyarrow": "export",
-    "scipy": "lab",
     "ray": "ray",
 }
 """Package → the extra that brings it."""

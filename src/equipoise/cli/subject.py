@@ -23,6 +23,7 @@ from equipoise.auditing.subject import (
     loaded_batch,
     output_of,
 )
+from equipoise.cli.plugins import subject_in
 from equipoise.errors import EquipoiseError, InputError
 
 
@@ -62,15 +63,15 @@ def subject(
         text: A file of text, for the model's own tokenizer.
         random_tokens: Whether random tokens are wanted.
         tokens: Length of a sequence of text or of random tokens.
-        targets: Whether a run of the lab gives (inputs, targets), or inputs alone.
+        targets: Whether a batch of a run's own data is (inputs, targets), or the
+            inputs alone.
     """
     if sum((batch is not None, text is not None, random_tokens)) > 1:
         raise InputError("--batch, --text and --random-tokens: give one of them")
     given = None if batch is None else loaded_batch(batch)
     with user_code(spec):
-        if is_lab_folder(Path(spec)):
-            found = _lab_subject(Path(spec), targets)
-        else:
+        found = _installed_subject(Path(spec), targets)
+        if found is None:
             found = loaded(spec, text=text, random_tokens=random_tokens, tokens=tokens)
     found.model.eval()
     if given is None:
@@ -78,21 +79,17 @@ def subject(
     return found._replace(batch=given, source=Source(name=f"the batch in {batch}"))
 
 
-def _lab_subject(path: Path, targets: bool) -> Subject:
-    # Only for a run of the lab: a user's own model must not load the lab.
-    from equipoise.lab.running.execution import reopened
-
-    model, pair = reopened(path)
+def _installed_subject(path: Path, targets: bool) -> Subject | None:
+    """Return what an installed package makes of a folder of its own format."""
+    # A folder with a configuration is Hugging Face's: no package is loaded for it.
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    opened = subject_in(path)
+    if opened is None:
+        return None
+    model, pair = opened
     source = Source(name="a batch of the run's own data")
     return Subject(model, pair if targets else pair[0], source)
-
-
-def is_lab_folder(path: Path) -> bool:
-    """Say whether a folder is a run of the lab, or a checkpoint inside one.
-
-    Asked of the files alone, so that the lab is imported only when it is needed.
-    """
-    return (path / "run.eqp").is_file() or (path / "state.json").is_file()
 
 
 def checked_batch(spec: str, found: Subject) -> Batch:

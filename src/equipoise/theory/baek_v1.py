@@ -3,7 +3,7 @@
 Axes, in this file: x batch and heads · N tokens · K key · d head width · D model width.
 
 Kept so that published numbers can be compared on equal data. Their faults are computed
-in ``equipoise.claims``; what to use instead is in ``numerics.fragility`` and
+by ``equipoise claims``; what to use instead is in ``numerics.fragility`` and
 ``theory.fragility_bounds``. Two things are not copied: NaN is not turned into 0, and
 the caller's generator draws the samples. ε_mach is the spacing 2^(1-t) here.
 """

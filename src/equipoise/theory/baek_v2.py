@@ -3,7 +3,7 @@
 Axes, in this file: x batch · H head · N tokens · K key · d head width · D model width.
 
 As the released code computes them, NaN policy excepted: nothing is zeroed here.
-ε_mach is the unit roundoff 2^-t. Faults are computed in ``equipoise.claims``; the
+ε_mach is the unit roundoff 2^-t. Faults are computed by ``equipoise claims``; the
 recommended signal is ``numerics.fragility.head_error``.
 """
 

@@ -26,7 +26,6 @@ from equipoise.auditing.precision.page import (
     write_study,
 )
 from equipoise.auditing.precision.prediction import predicted
-from equipoise.auditing.precision.published import published_blocks
 from equipoise.auditing.precision.study import (
     kept_by_measurement,
     kept_by_prediction,
@@ -442,28 +441,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["precision", f"{file}:bare"])
     assert left.value.code == InputError.exit_code
-
-
-def test_published_indicators_of_a_lab_model() -> None:
-    from tests.models import GPT, GPTConfig
-
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(width=16, depth=2, heads=2, context=16)).eval()
-    ids = torch.randint(0, 256, (1, 12))
-    found = published_blocks(model, ids)
-    assert len(found.v1) == len(found.v2) == 2
-    # Both claim to predict a relative error; both are larger than the truth, v1 by far.
-    truth = Bench(model, ids).mismatch(BF16)
-    assert found.v1_prediction(FORMATS["bf16"]) > 100 * truth
-    assert found.v2_prediction(FORMATS["bf16"]) > truth
-    assert [parts.norms[1] for parts in found.parts] == [
-        f"blocks.{i}.feedforward_norm" for i in (0, 1)
-    ]
-
-
-def test_published_indicators_need_the_blocks_of_the_papers() -> None:
-    with pytest.raises(InputError, match="Linear has no blocks we know"):
-        published_blocks(nn.Linear(2, 2), torch.zeros(1, 2))
-    stack = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
-    with pytest.raises(InputError, match="0 has no attention with four maps"):
-        published_blocks(stack, torch.zeros(1, 2))

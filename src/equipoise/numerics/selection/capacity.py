@@ -111,7 +111,7 @@ def published_sphere_recall(
 
     1 − Σξ_i/(rN) ≤ E[N_s]/N ≤ Σexp(−(ξ_i−r)²/2)/N, with ξ_i² = Σα_j² + (1−δ²/2)
     Σ_{j≠k}α_jα_k over the others. The display was not found; the upper bound, so
-    rebuilt, is false, ``clamped`` to (ξ_i−r)₊ or not: see ``equipoise.claims``.
+    rebuilt, is false, ``clamped`` to (ξ_i−r)₊ or not: see ``equipoise claims``.
     """
     w_xN = weights.double()
     own_xN = _spread_of_others(w_xN)

@@ -1,5 +1,0 @@
-"""``python -m benchmarks.lipschitz``."""
-
-from benchmarks.lipschitz import main
-
-main()

@@ -1,0 +1,5 @@
+"""``python -m lab.benchmarks.lipschitz``."""
+
+from lab.benchmarks.lipschitz import main
+
+main()

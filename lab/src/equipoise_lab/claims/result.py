@@ -1,0 +1,204 @@
+"""The result of checking a published claim, and the decorator that registers a check.
+
+A check computes its evidence, and its docstring holds the statement::
+
+    @EMADI.claim("App. E.2", kind="heuristic")
+    def greedy_prefix() -> Found:
+        \"""What is computed, in one line.
+
+        Claim: The published statement, in our words.
+
+        Instead: What is true.
+
+        Practice: What to do about it, where a practitioner should know.
+        \"""
+        ...
+        return "refuted" if broken else "holds", {"counterexample": value}
+
+Called without arguments it returns a ``ClaimResult``; calling it is the regression
+test. The verdict is what the check returned: none is typed in. A refutation whose
+counterexample is algebraic stands only if ``exact`` confirms it, and what says ≤ only
+if ``search`` finds no violation.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Literal, get_args
+
+from equipoise.errors import InputError
+from equipoise.records import Record
+from equipoise_lab.claims.exact import COUNTEREXAMPLES, confirmation
+from equipoise_lab.claims.search import INEQUALITIES, violated
+
+ClaimVerdict = Literal[
+    "holds",
+    "holds with a caveat",
+    "corrected",
+    "refuted",
+    "pattern reproduced",
+    "pattern not reproduced",
+    "not checkable here",
+]
+"""*corrected*: false as printed, and what ``instead`` states was checked too."""
+VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
+WRONG: tuple[ClaimVerdict, ...] = ("refuted", "corrected")
+"""Not true as printed."""
+Kind = Literal[
+    "definition",
+    "lemma",
+    "theorem",
+    "corollary",
+    "heuristic",
+    "experiment",
+    "recommendation",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Found = tuple[ClaimVerdict, Mapping[str, float]]
+"""The verdict, and named numbers computed just now, the counterexample among them."""
+SEED = 0
+"""Checks draw from generators of their own, seeded with this unless they say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimResult(Record):
+    """One published claim, what we found, and what to use in its place."""
+
+    id: str
+    """The paper's key and the check's name, as in ``emadi2026.greedy_prefix``."""
+    paper: str
+    where: str
+    """A theorem, figure or section."""
+    kind: Kind
+    statement: str
+    """What is claimed, in our words."""
+    verdict: ClaimVerdict
+    evidence: Mapping[str, float]
+    instead: str
+    """What is true, or what a claim that holds does not show."""
+    practice: str = ""
+    """What a practitioner should do, of the claims that matter most to one."""
+    exact: str = ""
+    """Of what is refuted or corrected: confirmed without rounding, or why not."""
+    seed: int = SEED
+
+
+Check = Callable[[], ClaimResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A registered check: what it is about is known before it runs."""
+
+    id: str
+    paper: "Paper"
+    where: str
+    kind: Kind
+    statement: str
+    instead: str
+    practice: str
+    check: Callable[[], Found]
+
+    def run(self, *, thorough: bool = False) -> ClaimResult:
+        """Compute the evidence and return it with the verdict it gives.
+
+        What says ≤ is searched for a violation, from four times as many points by four
+        times as many steps if ``thorough``; a counterexample in ``exact`` is computed
+        again without rounding.
+        """
+        verdict, evidence = self._searched(*self.check(), rounds=4 if thorough else 1)
+        verdict, evidence = self._confirmed(verdict, evidence)
+        return ClaimResult(
+            id=self.id,
+            paper=self.paper.key,
+            where=self.where,
+            kind=self.kind,
+            statement=self.statement,
+            verdict=verdict,
+            evidence=evidence,
+            instead=self.instead,
+            practice=self.practice,
+            exact=confirmation(self.id) if verdict in WRONG else "",
+        )
+
+    def _searched(
+        self, verdict: ClaimVerdict, evidence: Mapping[str, float], *, rounds: int
+    ) -> Found:
+        """Climb towards a violation; one that is found refutes the inequality."""
+        known = INEQUALITIES.get(self.id)
+        if known is None:
+            return verdict, evidence
+        found = known.largest(rounds=rounds)
+        named = {f"largest ratio, {how}": value for how, value in found.items()}
+        return "refuted" if violated(found) else verdict, {**evidence, **named}
+
+    def _confirmed(self, verdict: ClaimVerdict, evidence: Mapping[str, float]) -> Found:
+        """Compute the counterexample without rounding; one that fails is none."""
+        known = COUNTEREXAMPLES.get(self.id)
+        if known is None or verdict not in WRONG:
+            return verdict, evidence
+        (most, found), exceeds = known.evaluated()
+        named = {"exact, at most": float(most), "exact, found": float(found)}
+        return verdict if exceeds else "not checkable here", {**evidence, **named}
+
+
+CLAIMS: dict[str, Claim] = {}
+"""Every registered check by its id; ``catalogue`` imports them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """Where claims are from."""
+
+    key: str
+    title: str
+
+    def claim(
+        self, where: str, *, kind: Kind
+    ) -> Callable[[Callable[[], Found]], Check]:
+        """Return a decorator that registers a check and makes it return its result."""
+
+        def decorated(check: Callable[[], Found]) -> Check:
+            claim = Claim(
+                id=f"{self.key}.{check.__name__}",
+                paper=self,
+                where=where,
+                kind=kind,
+                statement=_section(check, "claim"),
+                instead=_section(check, "instead"),
+                practice=_section(check, "practice"),
+                check=check,
+            )
+            if claim.id in CLAIMS:
+                raise InputError(f"two checks are called {claim.id}")
+            CLAIMS[claim.id] = claim
+
+            @wraps(check)
+            def result() -> ClaimResult:
+                return claim.run()
+
+            return result
+
+        return decorated
+
+
+def _section(check: Callable[[], Found], name: str) -> str:
+    """Return a section of a check's docstring; empty where ``-OO`` took it away."""
+    found = re.search(rf"^ *{name}: (.*?)(?:\n\n|\s*\Z)", check.__doc__ or "", _FLAGS)
+    return " ".join(found[1].split()) if found else ""
+
+
+_FLAGS = re.MULTILINE | re.DOTALL | re.IGNORECASE
+
+EMADI = Paper("emadi2026", "Emadi 2026, exact attention sensitivity (arXiv 2602.18849)")
+MUDARISOV = Paper(
+    "mudarisov2025",
+    "Mudarisov et al. 2025, limits of normalisation in attention (arXiv 2508.17821)",
+)
+PETROV = Paper(
+    "petrov2025", "Petrov et al. 2025, transformer Hessians (arXiv 2510.16927)"
+)
+BAEK_V1 = Paper("baek2025", "Baek 2025, numerical fragility, v1 (arXiv 2510.21770)")
+BAEK_V2 = Paper("baek2026", "Baek 2026, numerical fragility, v2 (arXiv 2510.21770)")
+PAPERS = (EMADI, MUDARISOV, PETROV, BAEK_V1, BAEK_V2)

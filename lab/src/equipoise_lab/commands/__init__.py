@@ -1,0 +1,1 @@
+"""Commands of the laboratory; ``equipoise`` finds them by its entry points."""

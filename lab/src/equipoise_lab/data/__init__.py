@@ -1,0 +1,43 @@
+"""Text and images, in an order that any machine repeats."""
+
+from equipoise_lab.data.batches import (
+    Batch,
+    Batches,
+    ImageBatches,
+    Images,
+    Order,
+    Packed,
+    Share,
+    Windows,
+)
+from equipoise_lab.data.corpus import Corpus, embedded, from_bytes, text, token_file
+from equipoise_lab.data.sources import (
+    DataOptions,
+    Opened,
+    cifar10,
+    digits,
+    mnist,
+    open_data,
+)
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Corpus",
+    "DataOptions",
+    "ImageBatches",
+    "Images",
+    "Opened",
+    "Order",
+    "Packed",
+    "Share",
+    "Windows",
+    "cifar10",
+    "digits",
+    "embedded",
+    "from_bytes",
+    "mnist",
+    "open_data",
+    "text",
+    "token_file",
+]

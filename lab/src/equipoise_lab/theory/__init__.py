@@ -1,0 +1,1 @@
+"""Mathematics of the papers that no reading of the instrument needs."""

@@ -1,0 +1,1 @@
+"""Second derivatives of attention and feed-forward nets, and bounds on them."""

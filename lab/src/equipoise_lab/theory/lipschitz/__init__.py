@@ -1,0 +1,1 @@
+"""Lipschitz bounds of all heads together, of whole layers, and those of others."""

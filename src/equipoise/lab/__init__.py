@@ -1,1 +1,0 @@
-"""Experiments: models, data, a trainer, recipes and a runner."""
