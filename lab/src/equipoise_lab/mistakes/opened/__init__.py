@@ -1,0 +1,1 @@
+"""Cases that those who write checks may read. One file per group of relations."""
