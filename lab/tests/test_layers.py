@@ -17,6 +17,7 @@ equipoise.auditing.precision.prediction equipoise.auditing.subject
 equipoise.cli equipoise.cli.arguments equipoise.cli.progress
 equipoise.errors
 equipoise.numerics.attention_sensitivity equipoise.numerics.formats
+equipoise.integrations.hf equipoise.integrations.lightning
 equipoise.numerics.fragility equipoise.numerics.hessian_products
 equipoise.numerics.normalisers equipoise.numerics.normalisers.closed_form
 equipoise.numerics.norms equipoise.numerics.rounding equipoise.numerics.rows.balance

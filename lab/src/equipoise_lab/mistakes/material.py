@@ -54,7 +54,8 @@ class Attention(nn.Module):
         )
         causal = self.causal and mask is None
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+        joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
+        return joined
 
 
 class Block(nn.Module):
@@ -71,7 +72,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), mask))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        widened: Tensor = self.dropout(self.mlp(self.norm2(x)))
+        return x + widened
 
 
 class Decoder(nn.Module):

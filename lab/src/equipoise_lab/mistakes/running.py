@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from equipoise_lab.mistakes.case import CASES, Case, Half
 from torch import nn
 
 import equipoise
+from equipoise_lab.mistakes.case import CASES, Case, Half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

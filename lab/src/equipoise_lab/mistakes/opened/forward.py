@@ -1,6 +1,9 @@
 """Mistakes in the forward pass: masks, axes, positions, modes and precision."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from equipoise_lab.mistakes.case import STEPS, Attach, control, mistake
 from equipoise_lab.mistakes.material import (
     IGNORED,
@@ -9,8 +12,6 @@ from equipoise_lab.mistakes.material import (
     next_token_loss,
     text,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 def _train(model: nn.Module, watch: Attach, *, lr: float = 3e-3) -> None:

@@ -1,11 +1,12 @@
 """Mistakes in the loop: clipping, schedules, batches, other optimisers, experts."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
 from equipoise_lab.mistakes.case import STEPS, Attach, control, mistake
 from equipoise_lab.mistakes.material import Decoder, batches, next_token_loss, text
 from equipoise_lab.mistakes.opened.loss import Mixture
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 
 @mistake("check.clip_before_unscale", source="PyTorch AMP examples, gradient clipping")

@@ -1,6 +1,9 @@
 """Mistakes about the loss: what is compared with what, and how it is weighed."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from equipoise_lab.mistakes.case import STEPS, Attach, mistake
 from equipoise_lab.mistakes.material import (
     IGNORED,
@@ -10,11 +13,9 @@ from equipoise_lab.mistakes.material import (
     next_token_loss,
     text,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
-def _train(model: nn.Module, watch: Attach, loss, *, lr: float = 3e-3) -> None:  # type: ignore[no-untyped-def]
+def _train(model: nn.Module, watch: Attach, loss, *, lr: float = 3e-3) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     watch(model, optimizer)
     for ids in batches(STEPS):
@@ -50,7 +51,7 @@ def labels_not_shifted(wrong: bool, watch: Attach) -> None:
 @mistake("check.targets_ignored", source="trl#6668")
 def every_label_is_ignored(wrong: bool, watch: Attach) -> None:
     class WithLoss(Decoder):
-        def forward(self, ids, labels):  # type: ignore[no-untyped-def, override]
+        def forward(self, ids, labels):
             logits = super().forward(ids)
             return F.cross_entropy(
                 logits[:, :-1].flatten(0, 1),

@@ -3,10 +3,11 @@
 import copy
 
 import torch
-from equipoise_lab.mistakes.case import STEPS, Attach, mistake
-from equipoise_lab.mistakes.material import Decoder, batches, next_token_loss
 from torch import nn
 from torch.nn import functional as F
+
+from equipoise_lab.mistakes.case import STEPS, Attach, mistake
+from equipoise_lab.mistakes.material import Decoder, batches, next_token_loss
 
 
 @mistake("check.foreign_parameters", "check.not_optimised", source="accelerate#2665")
@@ -149,7 +150,7 @@ def a_checkpoint_that_matches_no_name(wrong: bool, watch: Attach) -> None:
 @mistake("check.no_gradient", "check.detached", source="transformers#26221")
 def hidden_states_detached_between_blocks(wrong: bool, watch: Attach) -> None:
     class Detaching(Decoder):
-        def forward(self, ids, mask=None):  # type: ignore[no-untyped-def]
+        def forward(self, ids, mask=None):
             x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
             for block in self.blocks:
                 x = block(x.detach() if wrong else x, mask)
@@ -172,7 +173,7 @@ def a_constant_that_overflowed_in_half_precision(wrong: bool, watch: Attach) -> 
             rates = torch.tensor([1.0, 0.0 if wrong else 0.5])
             self.A_log = nn.Parameter(rates.log())
 
-        def forward(self, ids, mask=None):  # type: ignore[no-untyped-def]
+        def forward(self, ids, mask=None):
             x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
             for block, decay in zip(self.blocks, self.A_log.exp(), strict=True):
                 x = x + decay * (block(x, mask) - x)
@@ -185,7 +186,7 @@ def a_constant_that_overflowed_in_half_precision(wrong: bool, watch: Attach) -> 
         optimizer.zero_grad()
         next_token_loss(model(ids), ids).backward()
         with torch.no_grad():
-            model.A_log.grad.nan_to_num_()  # type: ignore[union-attr]
+            model.A_log.grad.nan_to_num_()
         optimizer.step()
 
 
@@ -200,7 +201,7 @@ def both_maps_of_an_adapter_start_at_zero(wrong: bool, watch: Attach) -> None:
             if wrong:
                 nn.init.zeros_(self.down.weight)
 
-        def forward(self, ids, mask=None):  # type: ignore[no-untyped-def]
+        def forward(self, ids, mask=None):
             x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
             for block in self.blocks:
                 x = block(x, mask)
