@@ -17,6 +17,7 @@ from equipoise.judging.rules import (
     registry,
     rule,
 )
+from equipoise.judging.rules.registry import Subject
 from equipoise.records import Finding, Reading
 from equipoise.text.render import render
 from equipoise.text.templates import templates
@@ -270,6 +271,20 @@ def test_what_is_judged_at_once_is_not_healthy_where_a_rule_failed() -> None:
     judge.add_at_once([Reading.scalar(0, "x", 1.0)])
     assert judge.verdict.state != "healthy"
     assert [f.code for f in judge.verdict.findings] == ["rule.failed"]
+
+
+@pytest.mark.parametrize(
+    ("of", "state"), [("weights", "failing"), ("start", "at risk")]
+)
+def test_an_error_in_weights_is_failing_and_numbers_that_are_not_finite_dead(
+    of: Subject, state: str
+) -> None:
+    found = [Reading.scalar(0, "x", 11.0)]
+    judge = Judge({}, rules=[level(severity="error")], of=of)
+    judge.add_at_once(found)
+    assert judge.verdict.state == state
+    judge.note([Finding.error(0, "nonfinite.loss", loss="nan")])
+    assert judge.verdict.state == "dead"
 
 
 def test_one_list_of_settings_changes_rules_of_every_kind(tmp_path: Path) -> None:

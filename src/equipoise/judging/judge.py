@@ -103,8 +103,6 @@ class Judge:
         for one in self.at_work:
             if enough(quantity in self.history for quantity in one.rule.reads):
                 one.rule = replace(one.rule, persist=1)
-                for condition in one.conditions:
-                    condition.rule = one.rule
                 found += one.ask(self.history)
         if self.of != "run":
             self.note(f for f in found if f.code == FAILED)

@@ -87,7 +87,7 @@ def watch(
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
     if optimizer is not None:
-        about.details["optimizer"] = type(optimizer).__name__
+        about.details.setdefault("optimizer", type(optimizer).__name__)
     run_writer, sinks = None, list[IsolatedSink]()
     if ranks.rank == 0:
         place = run_path(run, title)

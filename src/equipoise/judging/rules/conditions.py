@@ -153,10 +153,6 @@ class RuleAtWork:
     """Whether it raised, and is asked no more."""
     _places: dict[tuple[str, Scalar], Condition] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.rule.many:
-            self._places["", None] = Condition(self.rule)
-
     @property
     def conditions(self) -> Iterable[Condition]:
         return self._places.values()
