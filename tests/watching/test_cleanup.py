@@ -143,7 +143,7 @@ def test_a_failing_probe_is_detached_and_reported_once(
             optimizer.step()
     assert sum("our mistake" in (r.exc_text or "") for r in caplog.records) == 1
     (found,) = equipoise.open_run(handle.path).findings
-    assert (found.code, found.severity) == ("probe.failed", "warn")
+    assert (found.code, found.severity) == ("probe.failed.broken", "warn")
     assert found.params["probe"] == "broken"
     assert "ZeroDivisionError" in str(found.params["error"])
     assert hooks_on(model) == 0

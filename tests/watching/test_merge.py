@@ -12,6 +12,7 @@ from equipoise.probes.capture import Cell, Collector, Table
 from equipoise.probes.protocols import How
 from equipoise.probes.sharding import Part, parts_by_rank
 from equipoise.records import Finding
+from equipoise.watching.findings import probe_failed
 from equipoise.watching.ranks.group import GroupRanks
 from equipoise.watching.ranks.merge import (
     Message,
@@ -175,6 +176,15 @@ def test_of_one_nan_the_rank_nearest_its_origin_counts(order: int) -> None:
     ]
     (one,) = merge_messages([Message(findings=[each]) for each in found]).findings
     assert (one.step, one.code) == (5, "nonfinite.forward")
+
+
+def test_two_probes_that_fail_in_one_step_are_two_findings() -> None:
+    here, there = (
+        [probe_failed(3, name, ValueError(rank)) for name in ("gain", "logits")]
+        for rank in range(2)
+    )
+    merged = merge_messages([Message(findings=here), Message(findings=there)])
+    assert merged.findings == here
 
 
 def test_the_slowest_rank_sets_the_interval() -> None:

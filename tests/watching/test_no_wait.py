@@ -253,8 +253,8 @@ def test_deep_names_what_reads_data_beside_it(
         run=tmp_path / "a.eqp",
     )
     assert counts == [1, 0, 1, 0]
-    failed = {f.params["probe"] for f in handle.findings if f.code == "probe.failed"}
-    assert failed == {"curvature", "fragility"}
+    failed = {f.code for f in handle.findings if f.belongs_to("probe.failed")}
+    assert failed == {"probe.failed.curvature", "probe.failed.fragility"}
 
 
 NEVER = 1 << 30

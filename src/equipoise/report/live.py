@@ -84,8 +84,8 @@ class Follower:
         steps = run.steps
         known = set(run.quantities)
         verdict, found = worded(self._judge.verdict), run.findings
-        known_ones = {(f.code, f.step) for f in found}
-        found += [f for f in verdict.findings if (f.code, f.step) not in known_ones]
+        known_ones = {f.key for f in found}
+        found += [f for f in verdict.findings if f.key not in known_ones]
         return LiveView(
             name=run.info.name,
             path=str(run.path),

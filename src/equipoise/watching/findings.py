@@ -22,6 +22,7 @@ PARTIAL_LOSS = {
     "replaced": f"{UNREAD}.gradients_replaced",
 }
 RANK_LOST = "watch.rank_lost"
+PROBE_FAILED = "probe.failed"
 
 NO_ATTENTION = Reason("no_attention")
 """Of the model as a whole, in which no attention call was seen."""
@@ -94,5 +95,9 @@ def interval_changed(
 
 
 def probe_failed(step: int, probe: str, error: BaseException) -> Finding:
-    """Return that a probe of ours failed and is off."""
-    return Finding.warn(step, "probe.failed", probe=probe, error=repr(error))
+    """Return that a probe of ours failed and is off.
+
+    Its name is in the code: two that fail in one step are two findings on every rank.
+    """
+    code = f"{PROBE_FAILED}.{probe}"
+    return Finding.warn(step, code, probe=probe, error=repr(error))

@@ -343,10 +343,10 @@ def _findings(ranks: Sequence[list[Finding]]) -> list[Finding]:
     A NaN born on one rank reaches the others through the averaged gradient, a step
     later through the weights; the rank that saw it first was closest.
     """
-    merged: dict[str, Finding] = {}
+    merged: dict[object, Finding] = {}
     for found in (finding for findings in ranks for finding in findings):
         is_nonfinite = found.belongs_to("nonfinite")
-        key = "nonfinite" if is_nonfinite else f"{found.step} {found.code} {found.site}"
+        key = "nonfinite" if is_nonfinite else found.key
         if key not in merged or _earlier(found, merged[key]):
             merged[key] = found
     return list(merged.values())
