@@ -146,7 +146,6 @@ def test_worst_is_a_layer_and_each_finding_stands_once(tmp_path: Path) -> None:
         name="a", created="", version="0", details={"blocks": ["h.0", "h.1"]}
     )
     sites, values = ("embed", "h.0", "h.1"), ((1e-12,), (1e-7,), (1.0,))
-    old = Finding.warn(18, "gradient.vanished", "in other words", since=0)
     with RunWriter(tmp_path / "a.eqp", info) as writer:
         for step in range(20):
             norms = Reading(
@@ -155,8 +154,9 @@ def test_worst_is_a_layer_and_each_finding_stands_once(tmp_path: Path) -> None:
             writer.append([Reading.scalar(step, "loss", 3.0 - step / 20), norms])
     first = Follower(open_run(tmp_path / "a.eqp")).look()
     (fired,) = [f for f in first.findings if f.code == "gradient.vanished"]
+    old = replace(fired, message="in other words", params={"since": fired.since})
     with RunWriter(tmp_path / "a.eqp", info) as writer:
-        writer.append([], findings=[replace(old, step=fired.step)])
+        writer.append([], findings=[old])
     view = Follower(open_run(tmp_path / "a.eqp")).look()
     (curve,) = [c for c in view.worst if c.quantity == "gradient.norm"]
     assert (curve.site, curve.value) == ("h.0", 1e-7)

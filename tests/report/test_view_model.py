@@ -11,7 +11,7 @@ from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.changes import WINDOW, changes, onsets
 from equipoise.report.comparison import comparison_json, options_that_differ, parting
 from equipoise.report.grids import Grid, grid, in_model_order
-from equipoise.report.overview import chart_json, leading, verdict_json
+from equipoise.report.overview import chart_json, verdict_json
 from equipoise.report.quantities import CATALOGUE, decisive, quantity_of, shown
 from equipoise.store import Run, RunWriter, open_run
 
@@ -204,7 +204,7 @@ def test_a_router_is_shown_by_its_most_loaded_expert(tmp_path: Path) -> None:
     shares = ((0.5, 0.5, 0.0, 0.0),)
     reading = Reading(step=5, quantity="router.load", sites=("h.0",), values=shares)
     run = written(tmp_path / "r.eqp", reading)
-    verdict = Verdict(state="at risk", sentence="", since=5, findings=(collapsed,))
+    verdict = Verdict(state="at risk", since=5, lead=collapsed)
     chart = chart_json(run, verdict)
     # 0.5 of the experts is not a load of 0.5: the rule's limit is not drawn.
     assert chart is not None and chart["limit"] is None
@@ -286,14 +286,11 @@ def test_a_cause_comes_before_its_effect_on_the_loss(tmp_path: Path) -> None:
         )
 
     loss, cause = finding("loss.risen"), finding("attention.theta", "h.0.a", since=40)
-    assert leading([loss, cause]) == cause and leading([loss]) == loss
-    later = finding("gradient.exploding", "h.1", since=60)
-    assert leading([later, cause]) == cause, "what began first is shown"
     theta = Reading(
         step=0, quantity="attention.theta.p5", sites=("h.0.a",), values=((1.0,),)
     )
     run = written(tmp_path / "r.eqp", theta, Reading.scalar(0, "loss", 1.0))
-    verdict = Verdict(state="failing", sentence="s", since=40, findings=(loss, cause))
+    verdict = Verdict(state="failing", since=40, lead=cause, effects=(loss,))
     chart = chart_json(run, verdict)
     assert chart is not None and chart["quantity"] == "attention.theta.p5"
     assert (chart["site"], chart["layer"], chart["step"]) == ("h.0.a", 0, 40)
@@ -302,20 +299,17 @@ def test_a_cause_comes_before_its_effect_on_the_loss(tmp_path: Path) -> None:
 def test_the_page_names_one_moment_and_the_layer_at_fault(tmp_path: Path) -> None:
     grown = firing("residual.growing", 20, most_in="h.0")
     loss = firing("loss.risen", 50)
-    sentence = "the loss rose (step 90, since step 50); the stream grew (step 95)"
-    verdict = Verdict(
-        state="failing", sentence=sentence, since=30, findings=(loss, grown)
-    )
+    grown = replace(grown, step=95)
+    verdict = Verdict(state="failing", since=30, lead=grown, effects=(loss,))
     stream = Reading(step=0, quantity="residual.B", sites=("h.0",), values=((1.0,),))
     run = written(tmp_path / "r.eqp", stream, Reading.scalar(0, "loss", 1.0))
     found = verdict_json(run, verdict)
-    assert found["headline"] == "the loss rose; the stream grew"
     assert (found["began"], found["read"]) == (20, 95)
     chart = found["chart"]
     assert (chart["site"], chart["seen"], chart["everywhere"]) == ("h.0", "h.0", True)
     assert chart["seen_layer"] == 0 and chart["quantity"] == "residual.B"
     named = replace(grown, site="h.1")
-    made_by = chart_json(run, replace(verdict, findings=(named,)))
+    made_by = chart_json(run, replace(verdict, lead=named))
     assert made_by is not None and not made_by["everywhere"]
     assert (made_by["site"], made_by["seen"]) == ("h.1", "h.0")
     healthy = verdict_json(run, Verdict(state="healthy", sentence="fine"))

@@ -89,9 +89,9 @@ def _tail(path: str, width: int) -> str:
 
 def _verdict(view: LiveView, screen: Screen) -> list[Line]:
     verdict = view.verdict
-    text = f"{verdict.state.upper()}: {verdict.sentence}"
+    text = f"{verdict.state.upper()}: {verdict.headline}"
     style = terminal(verdict.state)
-    most = 3 if screen.height >= 20 else 1
+    most = 2 if screen.height >= 20 else 1
     lines = [Line(part, style) for part in _wrapped(text, screen.width, most)]
     if verdict.advice and screen.height >= 16:
         parts = _wrapped(f"try: {verdict.advice}", screen.width, 2)

@@ -130,7 +130,7 @@ def block(view: LiveView) -> str:
     return (
         f"<div><b>{e(view.name)}</b> · {view.state} · {step}{age}"
         f'<br><b style="color:{colour}">{verdict.state}</b>: '
-        f"{e(verdict.sentence)}{advice}"
+        f"{e(verdict.headline)}{advice}"
         f"<table>{''.join(map(_row, (*view.curves, *view.worst)))}</table>"
         f"{_findings(view)}<small>{e(view.path)}</small></div>"
     )

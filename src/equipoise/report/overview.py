@@ -6,13 +6,10 @@ board asks for one part at a time.
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from equipoise.judging.judge import began_first
-from equipoise.judging.rules import RULES
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at
@@ -23,8 +20,6 @@ from equipoise.store import Run
 Json = dict[str, Any]
 EVENTS = 200
 """Findings and remedies on a page; the run file keeps them all."""
-WHEN = re.compile(r" \(step (\d+)(?:, since step \d+)?(?:, noticed at step \d+)?\)")
-"""When a rule's sentence was read; a page names the moment once, beside it."""
 DEPTH = ("gradient.vanish", "gradient.explo", "vanish")
 """Rules that one sees best from the first layer to the last."""
 
@@ -87,35 +82,20 @@ def verdict_json(run: Run, verdict: Verdict) -> Json:
     record["findings"] = [event_json("finding", f) for f in verdict.findings]
     chart = chart_json(run, verdict)
     begun = [verdict.since, chart["step"] if chart else None]
+    told = (verdict.lead, *verdict.effects)
     return {
         **record,
-        **_in_two(WHEN.sub("", verdict.sentence)),
         "began": min((step for step in begun if step is not None), default=None),
-        "read": max(map(int, WHEN.findall(verdict.sentence)), default=None),
+        "read": max((one.step for one in told if one is not None), default=None),
         "chart": chart,
         "basis": basis(run),
     }
 
 
-def _in_two(sentence: str) -> Json:
-    """Return what is the matter, and apart from it by what one sees that.
-
-    >>> _in_two("the rate looks too high: updates are large: 3 %")
-    {'headline': 'the rate looks too high', 'because': 'updates are large: 3 %'}
-    >>> _in_two("none fires; earlier: one spike")["because"]
-    'earlier: one spike'
-    """
-    now, earlier, past = sentence.partition("; earlier: ")
-    if earlier:
-        return {"headline": now, "because": f"earlier: {past}"}
-    headline, _, because = sentence.partition(": ")
-    return {"headline": headline, "because": because}
-
-
 def chart_json(run: Run, verdict: Verdict) -> Json | None:
     """Return which quantity shows what is wrong, where, and from which step on."""
     stored = sorted(run.quantities, key=lambda name: shown(name).rank)
-    cause = leading(verdict.findings)
+    cause = verdict.lead
     if cause is None:
         name = "loss" if "loss" in stored else next(iter(stored), None)
         return None if name is None else _chart(name, "", None, "curve")
@@ -165,21 +145,6 @@ def _chart(quantity: str, site: str, step: int | None, view: str) -> Json:
         "everywhere": False,
         "limit": None,
     }
-
-
-def leading(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding to show: a cause in the model before its effect on the loss.
-
-    Of several causes the one that the verdict's sentence is about.
-    """
-    serious = [f for f in findings if f.severity != "info"]
-    causes = [f for f in serious if not _is_about_loss(f.code)]
-    return began_first(causes or serious) if serious else None
-
-
-def _is_about_loss(rule: str) -> bool:
-    known = RULES.get(rule)
-    return known.about == "loss" if known else rule.startswith("loss")
 
 
 def changes_json(found: Sequence[Change], blocks: Sequence[str]) -> list[Json]:
@@ -265,7 +230,7 @@ def run_row(run: Run, verdict: Verdict) -> Json:
         "time": run.last_time,
         "verdict": {
             "state": verdict.state,
-            "sentence": verdict.sentence,
+            "headline": verdict.headline,
             "since": verdict.since,
             "recovered": verdict.recovered,
         },

@@ -252,7 +252,7 @@ def default_verdict(verdicts: Mapping[str, Verdict]) -> str:
 
 def _sentence(label: str, verdict: Verdict) -> str:
     advice = f" Try: {verdict.advice}." if verdict.advice else ""
-    return f"{label}: {verdict.state}: {verdict.sentence.rstrip('.')}.{advice}"
+    return f"{label}: {verdict.state}: {verdict.headline}.{advice}"
 
 
 def _findings(runs: Runs) -> list[RunFinding]:

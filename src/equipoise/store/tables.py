@@ -299,7 +299,7 @@ def run_html(run: Shown) -> str:
     rows = [
         ("state", run.state),
         ("steps", f"{steps[0]} to {steps[-1]}" if len(steps) else "none yet"),
-        ("verdict", f"{verdict.state}: {verdict.sentence}"),
+        ("verdict", f"{verdict.state}: {verdict.headline}"),
         ("try", verdict.advice),
         ("loss", _loss(run)),
         ("findings", str(len(run.findings))),

@@ -29,7 +29,7 @@ EQ.runsPage = () => {
   const matches = (row) => {
     const text = filter.value.trim();
     if (!text) return true;
-    const words = `${row.key} ${row.label} ${row.verdict?.state ?? ""} ${row.verdict?.sentence ?? ""}`;
+    const words = `${row.key} ${row.label} ${row.verdict?.state ?? ""} ${row.verdict?.headline ?? ""}`;
     try { return new RegExp(text, "i").test(words); } catch { return words.includes(text); }
   };
   function line(row) {
@@ -39,7 +39,7 @@ EQ.runsPage = () => {
     return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
       EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
         row.key === row.label ? null : EQ.h("div", { class: "unit path" }, row.key)),
-      EQ.h("td", {}, EQ.h("p", { class: "sentence" }, row.trouble ?? row.verdict?.sentence ?? "")),
+      EQ.h("td", {}, EQ.h("p", { class: "sentence" }, row.trouble ?? row.verdict?.headline ?? "")),
       EQ.h("td", {}, row.last === null || row.last === undefined ? "" : `step ${row.last}`), EQ.h("td", {}, row.time ? ago(row.time) : ""));
   }
   function fill() {

@@ -301,7 +301,7 @@ def watch_html(handle: Shown) -> str:
     rows = [
         ("state", "closed" if handle.closed else "watching"),
         ("steps", handle.current_step),
-        ("verdict", f"{verdict.state}: {verdict.sentence}"),
+        ("verdict", f"{verdict.state}: {verdict.headline}"),
         ("try", verdict.advice),
         ("findings", len(handle.findings)),
         ("file", handle.path),

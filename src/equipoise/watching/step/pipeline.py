@@ -354,7 +354,7 @@ class Reporter:
 
     def summary(self, steps: int, verdict: Verdict) -> str:
         """Return the run in one sentence: its verdict, and what else was found."""
-        text = f"{steps} steps watched, {verdict.state}: {verdict.sentence}"
+        text = f"{steps} steps watched, {verdict.state}: {verdict.headline}"
         worst = self.worst
         if worst is None or worst.severity == "info" or worst in verdict.findings:
             return text
