@@ -25,7 +25,7 @@ from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.interception import Interceptor
 from equipoise.numerics.rows.statistics import row_columns
-from equipoise.probes.attention import QUANTILES, AttentionRows, _rows
+from equipoise.probes.attention import QUANTILES, AttentionRows, rows_of_call
 from equipoise.probes.row_sample import (
     chosen_queries,
     query_weights,
@@ -56,7 +56,7 @@ def rows_of(model: nn.Module, passes: Callable[[], object]) -> Rows:
     found: list[Rows] = []
 
     def read(call: AttentionCall) -> None:
-        rows = _rows(call, None)
+        rows = rows_of_call(call, None)
         theta = rows.theta_lower.where(rows.counted, torch.nan)
         found.append(Rows(theta, rows.max_logit.where(rows.counted, -torch.inf)))
 

@@ -24,7 +24,7 @@ from equipoise.probes.attention import (
     QUANTILES,
     AttentionRows,
     _kappa_parts,
-    _rows,
+    rows_of_call,
     width_at,
 )
 from equipoise.probes.capture import Collector
@@ -149,7 +149,7 @@ def test_chosen_rows_read_as_all_rows_do(kind: str) -> None:
     call = CALLS[kind]()
     B, _, Q, _ = call.shape
     chosen = chosen_queries(Q, 40, step=0, site="s")
-    some, every = _rows(call, chosen), _rows(call, None)
+    some, every = rows_of_call(call, chosen), rows_of_call(call, None)
     for name in every.__slots__:
         all_HBQ = getattr(every, name).unflatten(1, (B, Q))
         expected = all_HBQ[:, :, chosen].flatten(1)
@@ -164,7 +164,7 @@ def test_the_largest_logit_of_some_rows_has_a_name_of_its_own(kind: str) -> None
     call = CALLS[kind]()
     B, _, Q, _ = call.shape
     some, every = emitted(call, 40), emitted(call, "all")
-    rows, chosen = _rows(call, None), chosen_queries(Q, 40, step=3, site="site")
+    rows, chosen = rows_of_call(call, None), chosen_queries(Q, 40, step=3, site="site")
     counted = rows.counted & call.counted_BQ().flatten()
     logits = rows.max_logit.where(counted, -torch.inf).unflatten(1, (B, Q))
     found = some["site", "attention.max_logit.sampled"]
@@ -336,7 +336,7 @@ def test_rows_that_were_all_read_have_no_error_and_weights_count_rows() -> None:
     errors = sampling_errors(trend(queries=90), torch.ones(90), at={})
     # Nothing but what θ itself is known to.
     assert errors["mean"].tolist() == pytest.approx([1e-6, 1e-6])
-    rows, weight_N = _rows(given(), None), torch.full((300,), 2.0)
+    rows, weight_N = rows_of_call(given(), None), torch.full((300,), 2.0)
     real_HN = torch.ones(4, 300, dtype=torch.bool)
     once_3H = _kappa_parts(rows, real_HN, None)
     twice_3H = _kappa_parts(rows, real_HN, weight_N)
@@ -402,7 +402,7 @@ def test_training_does_not_change_and_the_step_chooses(
 
 
 def _theta(call: AttentionCall) -> Tensor:
-    rows = _rows(call, chosen_queries(QUERIES, 40, step=3, site="site"))
+    rows = rows_of_call(call, chosen_queries(QUERIES, 40, step=3, site="site"))
     return rows.theta_lower.where(rows.counted, torch.nan)
 
 

@@ -254,6 +254,11 @@ def _emit_errors(site: str, theta_HBn: Tensor, weight_n: Tensor, emit: Emit) -> 
         emit(site, f"attention.theta.{name}.error", error_H, how="max")
 
 
+def rows_of_call(call: AttentionCall, chosen_n: Tensor | None = None) -> RowStatistics:
+    """Return the statistics of a call's rows: of all, or of the chosen queries."""
+    return RowStatistics.of(_columns(call, chosen_n)[:COLUMNS])
+
+
 def _columns(call: AttentionCall, chosen_n: Tensor | None) -> Tensor:
     """Return (C, H, B·Q): every row of a head, or every chosen one."""
     q = call.q_BHQD  # asked here: on the CPU no other file takes part

@@ -209,7 +209,7 @@ def deepnorm_is_not_the_quartic_path() -> Found:
     }
 
 
-NOTES = Path(__file__).parents[3] / "docs" / "theory"
+NOTES = Path(__file__).parents[4] / "docs" / "theory"
 """What we wrote down of the four papers; part of the repository, not of the wheel."""
 
 

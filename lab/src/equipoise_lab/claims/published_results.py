@@ -22,7 +22,7 @@ from equipoise_lab.studies import sizes
 from equipoise_lab.studies.exponents import fitted_exponents, over_seeds, starts, trains
 
 VARIABLE = "EQUIPOISE_RESULTS"
-BUILT = Path(__file__).parents[3] / "docs" / "results"
+BUILT = Path(__file__).parents[4] / "docs" / "results"
 MISSING: Found = ("not checkable here", {"result files found": 0.0})
 """The reader can verify it: set EQUIPOISE_RESULTS to a checkout's docs/results."""
 
