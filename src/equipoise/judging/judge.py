@@ -52,6 +52,8 @@ class Judge:
     nonfinite: list[Finding] = field(default_factory=list)
     gaps: list[Finding] = field(default_factory=list)
     """What the watcher found: numbers that are not finite, and what was not read."""
+    checks: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    """Code and site → a relation that the loop violates as things stand."""
     given: list[Finding] = field(default_factory=list)
     """Everything that was found elsewhere, where readings are judged at once."""
     _held: list[RuleAtWork] = field(default_factory=list)
@@ -165,8 +167,18 @@ class Judge:
                 self.given.append(finding)
             elif finding.belongs_to("nonfinite") and finding.severity == "error":
                 self.nonfinite.append(finding)
+            elif finding.belongs_to("check"):
+                self._note_check(finding)
             elif any(map(finding.belongs_to, GAPS)) and finding.severity != "info":
                 self.gaps.append(finding)
+
+    def _note_check(self, finding: Finding) -> None:
+        """Take a violated relation, or that it holds again."""
+        place = finding.code, finding.site
+        if "resolved" in finding.params:
+            self.checks.pop(place, None)
+        else:
+            self.checks[place] = finding
 
     def follow(self, news: News) -> None:
         """Take what a source has recorded since the last time."""
@@ -186,8 +198,9 @@ class Judge:
         return sorted(found, key=lambda finding: finding.order)
 
     def shows(self, names: Collection[str]) -> bool:
-        """Return whether one of these rules fires, or the state is one of these."""
-        fires = any(finding.code in names for finding in self.firing)
+        """Return whether one of these rules, checks or states has come true."""
+        found = [*self.firing, *self.checks.values()]
+        fires = any(finding.code in names for finding in found)
         return bool(names) and (fires or self.verdict.state in names)
 
     @property
@@ -195,7 +208,13 @@ class Judge:
         """What is wrong as far as it was read; nothing is read or changed for it."""
         if self.of != "run":
             return _at_once(self)
-        found = _dead(self) or _judged(self) or _unread(self) or _healthy(self)
+        found = (
+            _dead(self)
+            or _violating(self)
+            or _judged(self)
+            or _unread(self)
+            or _healthy(self)
+        )
         now = {c.rule.name: c.now for c in self.conditions if c.now is not None}
         return replace(
             found,
@@ -279,6 +298,21 @@ def began_first(causes: Sequence[Finding]) -> Finding:
 
 def _plainest(finding: Finding) -> int:
     return (*PLAINEST, finding.code).index(finding.code)
+
+
+def _violating(judge: Judge) -> Verdict | None:
+    """What the loop does wrong: a cause, so it comes before what rules see of it."""
+    violated = [f for f in judge.checks.values() if f.severity != "info"]
+    if not violated:
+        return None
+    first, *more = sorted(violated, key=lambda finding: finding.order)
+    return Verdict(
+        state="failing" if first.severity == "error" else "at risk",
+        lead=first,
+        since=min(finding.since for finding in violated),
+        findings=(first, *more, *judge.firing),
+        where=first.site,
+    )
 
 
 def _judged(judge: Judge) -> Verdict | None:

@@ -24,6 +24,7 @@ from equipoise.anatomy.hooks import inside_torch_func
 from equipoise.anatomy.interception import Interceptor
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy, Gaps, Reason
+from equipoise.probes.facts import PendingFacts
 from equipoise.probes.protocols import (
     AttentionProbe,
     Emit,
@@ -152,15 +153,16 @@ class Collector:
         first_heads: Mapping[str, int] | None = None,
         also: Pending | None = None,
         parts: Mapping[str, Parts] | None = None,
+        facts: PendingFacts | None = None,
     ) -> "Arriving":
         """Send everything collected to the host, with one transfer, and start afresh.
 
         ``first_heads`` names the sites of which this rank holds later heads only;
         what else is ``also`` waiting on the device comes with the same transfer, and
-        so do the ``parts`` of each probe.
+        so do the ``parts`` of each probe and the ``facts`` of the step.
         """
         emitted, self._emitted = self._emitted, {}
-        return Arriving(emitted, first_heads or {}, also, parts or {})
+        return Arriving(emitted, first_heads or {}, also, parts or {}, facts)
 
 
 class Arriving:
@@ -172,10 +174,12 @@ class Arriving:
         firsts: Mapping[str, int],
         also: Pending | None,
         parts: Mapping[str, Parts],
+        facts: PendingFacts | None = None,
     ) -> None:
         self._emitted, self._firsts, self._also = emitted, firsts, also
-        self._parts = parts
+        self._parts, self._facts = parts, facts or PendingFacts({})
         waiting = [] if also is None else also.waiting()
+        self._scalars, waiting = len(waiting), [*waiting, *self._facts.waiting()]
         values = [cell.values for cell in emitted.values()]
         shared = [part.values for some in parts.values() for part in some.values()]
         self._numbers = len(values) + len(waiting)
@@ -189,14 +193,20 @@ class Arriving:
     def table(self) -> Table:
         """Return it by quantity and site; wait for what has not arrived."""
         moved, count = self._transfer.numbers(self._numbers), len(self._emitted)
+        also, facts = moved[count:][: self._scalars], moved[count + self._scalars :]
         if self._also is not None:
-            self._also.arrived(moved[count:])
+            self._also.arrived(also)
+        self._facts.arrived(facts)
         table: Table = {}
         pairs = zip(self._emitted.items(), moved[:count], strict=True)
         for ((quantity, site), cell), values in pairs:
             first = self._firsts.get(site, 0) if cell.by_head else 0
             table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
         return table
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the step; :meth:`table` comes first."""
+        return self._facts.sections
 
     def parts(self) -> dict[str, Parts]:
         """Return each probe's parts, on the host; wait for what has not arrived."""

@@ -1,6 +1,6 @@
 """What a probe is: the protocols by which it is attached, called, and emits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -130,6 +130,17 @@ class BeforeUpdateProbe(UpdateProbe, Protocol):
     """A probe that also looks before an optimiser moves the weights."""
 
     def before_update(self, optimizer: Optimizer, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class FactProbe(Probe, Protocol):
+    """A probe that states facts of the sampled step, once the step is over.
+
+    Its name is the section. Values are JSON values; tensors of any shape among them
+    travel to the host with the sample, and become numbers or flat lists.
+    """
+
+    def facts(self) -> Mapping[str, Any]: ...
 
 
 @runtime_checkable

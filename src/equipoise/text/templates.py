@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOME = Path(__file__).parent
-FILES = ("findings.toml", "rules.toml", "weights.toml", "starts.toml", "verdict.toml")
+FILES = (
+    "findings.toml",
+    "checks.toml",
+    "rules.toml",
+    "weights.toml",
+    "starts.toml",
+    "verdict.toml",
+)
 BROKEN = ("nan", "inf", "-inf")
 """How JSON holds numbers that are not finite."""
 

@@ -44,6 +44,8 @@ class Message:
     """What this rank's autopilot decides, as JSON."""
     cleared: int = 0
     """Batches so far whose gradients were cleared without a step."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What this rank saw the loop do, by section."""
 
     def to_bytes(self) -> bytes:
         """Return it packed: names as JSON, numbers as they are, NaN included.
@@ -63,6 +65,7 @@ class Message:
             "findings": [finding.to_json() for finding in self.findings],
             "at": [self.step, self.cleared],
             "decision": self.decision,
+            "facts": self.facts,
             "parts": [
                 [probe, name, *part.split, list(part.values.shape)]
                 for probe, name, part in self._each_part()
@@ -103,6 +106,7 @@ class Message:
             step=head["at"][0],
             cleared=head["at"][1],
             decision=head["decision"],
+            facts=head["facts"],
         )
 
 

@@ -22,8 +22,10 @@ from equipoise.probes.capture import (
     Pending,
     Table,
 )
+from equipoise.probes.facts import PendingFacts
 from equipoise.probes.protocols import (
     BeforeUpdateProbe,
+    FactProbe,
     GradientProbe,
     Probe,
     SharingProbe,
@@ -209,7 +211,20 @@ class Sampler:
         self.coverage.gaps.missing.extend(self._missing())
         self.close()
         parts = self.parts() if self._shared else {}
-        return self._collector.send(self.coverage.first_heads, also, parts)
+        facts = PendingFacts(self._facts())
+        return self._collector.send(self.coverage.first_heads, also, parts, facts)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the facts of this step, by section."""
+        found: dict[str, Any] = {}
+
+        def state(probe: FactProbe) -> None:
+            found[probe.name] = dict(probe.facts())
+
+        for probe in self.probes:
+            if is_a(probe, FactProbe):
+                self.boundary.guarded(probe.name, state)(probe)
+        return found
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""

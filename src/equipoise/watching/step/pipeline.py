@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from equipoise.judging.checks.checker import Checker
+from equipoise.judging.facts import Facts
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import STATES, Verdict
 from equipoise.probes.capture import Arriving, Boundary
@@ -112,6 +114,8 @@ class Recorder:
     """The model's blocks by name. No module is held: a dropped model must be free."""
     judge: Judge = field(default_factory=Judge)
     """Judges what is written, in the order of writing: the same on every rank."""
+    checker: Checker = field(default_factory=Checker)
+    """Checks what the loop does, on what all ranks saw."""
     scalars: StepScalars = field(default_factory=StepScalars)
     moving: Moving | None = None
     """What was sent to the host and is not written yet, from one process alone."""
@@ -143,7 +147,8 @@ class Recorder:
         newer, self.scalars = self.scalars, moving.scalars
         try:
             table = moving.readings.table()
-            yield Received(moving.step, table, moving.readings.parts())
+            parts, facts = moving.readings.parts(), moving.readings.facts()
+            yield Received(moving.step, table, parts, facts)
         finally:
             self.scalars.extend(newer)
 
@@ -171,6 +176,7 @@ class Recorder:
             plain=meter.plain or 0.0,
             step=step,
             cleared=self.cleared,
+            facts=received.facts,
         )
         try:
             messages = self.ranks.exchange(message)
@@ -188,7 +194,9 @@ class Recorder:
         self._findings = []
         shared = sampler.read_parts([message.parts for message in messages])
         merged.table = add_shared(merged.table, shared)
+        facts = Facts(step=step, ranks=tuple(message.facts for message in messages))
         found = [*self._left_out(step, messages), *self._adapt(step, merged)]
+        found += self.checker.add(facts)
         return self._write(step, merged, [*merged.findings, *found])
 
     @property
@@ -279,10 +287,11 @@ class Recorder:
             return
         message = self._scalars_and_findings()
         message.table, self._findings = received.table, []
+        found = self.checker.add(Facts(step=step, ranks=(received.facts,)))
         if self.ranks.count > 1:
             message = merge_messages([message])
             message.findings.append(not_shared(step, self.ranks.rank, self.ranks.count))
-        self._write(step, message, message.findings)
+        self._write(step, message, [*message.findings, *found])
 
     def not_exchanged(self, step: int, error: Exception) -> Finding:
         """Return that the exchange with the other ranks failed."""

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -126,6 +127,8 @@ class Received:
     step: int | None
     table: Table
     parts: dict[str, Parts]
+    facts: dict[str, Any]
+    """What the loop was seen to do, by section."""
 
 
 def scalar_readings(entries: Iterable[Entry]) -> list[Reading]:
