@@ -27,7 +27,7 @@ from benchmarks.table import publish
 from benchmarks.watch_memory import allocated_mib
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.numerics.rows.statistics import RowStatistics, row_columns
-from equipoise.probes.attention import _rows
+from equipoise.probes.attention import rows_of_call
 from equipoise.probes.fused_rows import readable
 from equipoise.probes.row_sample import chosen_queries
 from tests.models import GPT, GPTConfig
@@ -104,8 +104,8 @@ def kernels(device: str, size: Size) -> Iterator[dict[str, Any]]:
             seconds(device, act, repeats=size.repeats)
             for act in (
                 forward,
-                lambda c=call, n=chosen: _rows(c, n),
-                lambda c=call: _rows(c, None),
+                lambda c=call, n=chosen: rows_of_call(c, n),
+                lambda c=call: rows_of_call(c, None),
             )
         )
         yield {
@@ -127,7 +127,7 @@ def agreement(device: str, size: Size) -> Iterator[dict[str, Any]]:
     for length in size.lengths:
         for scale in (1.0, 4.0):
             call, chosen = call_of(device, length, scale=scale), sample(length)[::8]
-            found, truth = _rows(call, chosen), on_cpu(call, chosen)
+            found, truth = rows_of_call(call, chosen), on_cpu(call, chosen)
             low, high = (
                 x.double().cpu() for x in (found.theta_lower, found.theta_upper)
             )

@@ -201,7 +201,9 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_NC = x.flatten(0, -2)
-        w_Nk, e_Nk = self.router(x_NC).float().softmax(-1).topk(self.chosen, dim=-1)
+        p_NE = self.router(x_NC).float().softmax(-1)
+        w_Nk, e_Nk = p_NE.topk(self.chosen, dim=-1)
+        self.balance_loss = _balance(p_NE, e_Nk)
         w_Nk = (w_Nk / w_Nk.sum(-1, keepdim=True)).to(x.dtype)
         y_NC = torch.zeros_like(x_NC)
         for index, expert in enumerate(self.experts):
@@ -210,6 +212,13 @@ class MixtureOfExperts(nn.Module):
             y = expert(x_NC[token]) * w_Nk[token, choice, None]
             y_NC = y_NC.index_add(0, token, y.to(x.dtype))
         return y_NC.view_as(x)
+
+
+def _balance(p_NE: Tensor, e_Nk: Tensor) -> Tensor:
+    """E·Σₑ (share of tokens of e)·(mean probability of e): 1 where routing is even."""
+    experts = p_NE.shape[-1]
+    share_E = F.one_hot(e_Nk, experts).float().mean((0, 1))
+    return experts * (share_E * p_NE.mean(0)).sum()
 
 
 def _norm(config: BlockConfig) -> nn.Module:
@@ -284,11 +293,7 @@ class GPT(nn.Module):
         _initialise(self, config)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTC = self.token_embedding(tokens_BT)
-        if self.config.positions == "learned":
-            t_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-            x_BTC = x_BTC + self.position_embedding(t_T)
-        x_BTC = self.dropout(x_BTC)
+        x_BTC = self.dropout(self.embedded(tokens_BT))
         for block in self.blocks:
             x_BTC = block(x_BTC)
         x_BTC = self.final_norm(x_BTC)
@@ -296,6 +301,14 @@ class GPT(nn.Module):
             return F.linear(x_BTC, self.token_embedding.weight)
         logits_BTV: Tensor = self.head(x_BTC)
         return logits_BTV
+
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
+        """Return the stream that the first block reads, before dropout."""
+        x_BTC: Tensor = self.token_embedding(tokens_BT)
+        if self.config.positions == "learned":
+            t_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+            x_BTC = x_BTC + self.position_embedding(t_T)
+        return x_BTC
 
 
 class ViT(nn.Module):

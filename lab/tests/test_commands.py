@@ -1,11 +1,10 @@
-"""``equipoise lab`` and ``equipoise demo`` as they are typed."""
+"""``equipoise lab`` as it is typed."""
 
 from pathlib import Path
 
 import pytest
 
 from equipoise import cli
-from equipoise.cli import demo
 from equipoise_lab.running.execution import execute
 from equipoise_lab.studies.catalogue import RECIPES, recipe
 
@@ -74,10 +73,3 @@ def test_mistakes_are_one_line(
     code, _, error = typed(capsys, *words)
     assert code == 2 and says in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_is_prepost_at_its_smallest() -> None:
-    experiment = demo.demo(150)
-    assert [arm.name for arm in experiment.arms] == ["pre", "post"]
-    assert len(experiment.tasks) == 2
-    assert {arm.model.depth for arm in experiment.arms} == {24}

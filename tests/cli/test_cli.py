@@ -17,7 +17,8 @@ from equipoise.errors import RunFileError, SilentSiteError
 from tests.report.runs import failing_run, pre_and_post
 
 COMMAND_FILES = Path(cli.__file__).parent
-SHARED = {"__init__", "arguments", "study", "subject", "lab_actions", "progress"}
+SHARED = {"__init__", "arguments", "study", "subject", "progress", "plugins"}
+SHARED |= {"demo_models"}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

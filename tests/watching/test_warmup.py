@@ -59,5 +59,9 @@ def test_no_kernel_is_compiled_twice() -> None:
 
 
 def test_type_checkers_know_every_option() -> None:
-    """``watch(model, evry=3)`` is refused by the TypedDict, which must be complete."""
-    assert set(WatchArguments.__annotations__) == {f.name for f in fields(WatchOptions)}
+    """``watch(model, evry=3)`` is refused by the TypedDict, which must be complete.
+
+    ``forecast`` is accepted, with a warning, and ignored.
+    """
+    options = {f.name for f in fields(WatchOptions)}
+    assert set(WatchArguments.__annotations__) == {*options, "forecast"}
