@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.table import publish
 from equipoise.auditing.audit import Audit, audit
 from equipoise.auditing.weights.entries import in_memory
-from equipoise.auditing.weights.layout import Attention, attentions
+from equipoise.auditing.weights.layout import AttentionLayout, attentions
 from equipoise.judging.rules.weights import layer_of
 from tests.zoo.specimens import hugging
 
@@ -52,11 +52,13 @@ class Planted:
     """Places that may be named besides."""
 
 
-def places_of(model: nn.Module) -> list[Attention]:
+def places_of(model: nn.Module) -> list[AttentionLayout]:
     return attentions(in_memory(model, name="model"))
 
 
-def entries(model: nn.Module, attention: Attention, letter: str, head: int) -> Any:
+def entries(
+    model: nn.Module, attention: AttentionLayout, letter: str, head: int
+) -> Any:
     """Return the tensor that holds a head's rows, and their places in it, flat."""
     part = getattr(attention, letter)
     stored = model.state_dict()[part.tensor]

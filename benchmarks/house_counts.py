@@ -44,7 +44,7 @@ NEW = {
     "storms": "lab.storms* cli.storms",
     "board, live, comparison": "web* cli.board cli.live cli.progress report.assets "
     "report.changes report.comparison report.live report.live_screen report.notebook "
-    "report.overview report.quantities",
+    "report.page_model report.quantities",
     "export and checksums": "store.tables store.checksums store.retrying cli.export",
     "claims as a command": "claims.catalogue claims.page claims.emadi_depth "
     "claims.emadi_layers claims.exact* claims.measured_results claims.petrov_formulas "

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.board import launched, served
 from equipoise.errors import InputError
 from equipoise.report.html import write_report
-from equipoise.report.views import labelled
+from equipoise.report.report_model import labelled
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
 from tests.report.runs import pre_and_post

@@ -18,7 +18,11 @@ from transformers import GPT2Config, GPT2Model
 from benchmarks.table import publish
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.numerics.selection import Wanted, critical_top, selection_of_blocks
+from equipoise.numerics.selection import (
+    HeadMetricOptions,
+    critical_top,
+    selection_of_blocks,
+)
 from equipoise.probes.capture import Boundary, Collector, attached
 from equipoise.probes.protocols import Emit
 
@@ -39,7 +43,7 @@ class Algorithm3:
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         assert call.v_BGKD is not None
         start = time.process_time()
-        wanted = Wanted(tops=SIZES, separability=False)
+        wanted = HeadMetricOptions(tops=SIZES, separability=False)
         found = selection_of_blocks(call.blocks(), call.v_BGKD, wanted=wanted)
         self.tables.append(found.per_head())
         self.seconds += time.process_time() - start
@@ -116,7 +120,9 @@ def agreement(probe: Algorithm3) -> float:
         call = probe.calls[layer]
         assert call.v_BGKD is not None
         block = [(slice(query, query + 1), call.scores(slice(query, query + 1)))]
-        found = selection_of_blocks(block, call.v_BGKD, wanted=Wanted(tops=SIZES)).at
+        found = selection_of_blocks(
+            block, call.v_BGKD, wanted=HeadMetricOptions(tops=SIZES)
+        ).at
         assert found.distance is not None
         for t, N in enumerate(SIZES):
             true, mean = by_expression(*sampled(call, head, query), N)

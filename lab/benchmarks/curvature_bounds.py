@@ -22,7 +22,7 @@ from equipoise_lab.theory.curvature.block_bounds import (
     PostNormBlock,
     block_curvature_bound,
 )
-from equipoise_lab.theory.curvature.feedforward import FeedForward
+from equipoise_lab.theory.curvature.feedforward import FeedForwardCurvature
 from equipoise_lab.theory.curvature.petrov import (
     PetrovLayer,
     petrov_attention_bound,
@@ -188,7 +188,7 @@ def bert_layers() -> Iterator[tuple[Layer, PostNormBlock]]:
     for module, x in zip(model.encoder.layer, read, strict=True):
         heads = _heads(module.attention, BERT, 12, causal=False)
         first, second = module.attention.output.LayerNorm, module.output.LayerNorm
-        net = FeedForward(
+        net = FeedForwardCurvature(
             w_in_DM=module.intermediate.dense.weight.detach().mT,
             b_in_M=module.intermediate.dense.bias.detach(),
             w_out_MO=module.output.dense.weight.detach().mT,

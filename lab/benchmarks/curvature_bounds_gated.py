@@ -19,7 +19,7 @@ from equipoise_lab.theory.curvature.block_bounds import (
     PostNormBlock,
     block_curvature_bound,
 )
-from equipoise_lab.theory.curvature.feedforward import FeedForward
+from equipoise_lab.theory.curvature.feedforward import FeedForwardCurvature
 from lab.benchmarks.curvature_bounds import LAB, Row, largest, read_by, summary
 from lab.tests.theory.test_curvature_bounds_blocks import KINDS
 
@@ -86,7 +86,9 @@ def block_row(block: nn.Module, x_LD: Tensor) -> Row:
     gate, up, down = (net.get_parameter(name).detach().mT for name in NET)
     held = PostNormBlock(
         heads=heads_of(block.attention, len(x_LD)),
-        net=FeedForward(w_in_DM=gate, w_up_DM=up, w_out_MO=down, activation="silu"),
+        net=FeedForwardCurvature(
+            w_in_DM=gate, w_up_DM=up, w_out_MO=down, activation="silu"
+        ),
         gain_1_D=first.weight.detach(),
         gain_2_D=block.feedforward_norm.weight.detach(),
         shift_1_D=first.bias.detach(),

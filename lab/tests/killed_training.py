@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from equipoise_lab.data import Batch, Share, Windows, from_bytes
+from equipoise_lab.data import Batch, RankShare, Windows, from_bytes
 from equipoise_lab.models import GPT, GPTConfig
 from equipoise_lab.training.checkpoint import full_weights
 from equipoise_lab.training.distributed import process_group
@@ -60,7 +60,7 @@ def seeded_model() -> GPT:
     return GPT(CONFIG)
 
 
-def dying_data(share: Share, die_at: int) -> Fatal:
+def dying_data(share: RankShare, die_at: int) -> Fatal:
     corpus = from_bytes(bytes(range(256)) * 20)
     data = Fatal(corpus, context=16, batch=2, seed=1, share=share)
     data.die_at = die_at

@@ -13,13 +13,13 @@ from equipoise.errors import InputError
 from equipoise_lab.data import ImageBatches, digits
 from equipoise_lab.models import ViT, ViTConfig
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.running.execution import Trained
+from equipoise_lab.running.execution import TrainedModel
 from equipoise_lab.studies import convergence, curvature
 from equipoise_lab.studies.catalogue import MEASUREMENTS, recipe
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Trained:
+def trained(tmp_path: Path) -> TrainedModel:
     torch.manual_seed(0)
     model = ViT(
         ViTConfig(image=8, patch=4, channels=1, width=8, depth=1, heads=1, ffn_width=8)
@@ -31,13 +31,13 @@ def trained(tmp_path: Path) -> Trained:
         adam.zero_grad()
         F.cross_entropy(model(x), y).backward()
         adam.step()
-    return Trained(
+    return TrainedModel(
         model=model, optimizer=adam, batch=data.take(), seen=data, folder=tmp_path
     )
 
 
 def test_slopes_are_those_of_running_means(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
+    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convergence, "ORDERS", 60)
     found = convergence.measure(trained)
@@ -52,7 +52,7 @@ def test_slopes_are_those_of_running_means(
     assert found["delta2_ratio"] == pytest.approx(1, abs=0.2)  # 48 draws
 
 
-def test_groups_hold_the_parameters_they_are_named_for(trained: Trained) -> None:
+def test_groups_hold_the_parameters_they_are_named_for(trained: TrainedModel) -> None:
     found = curvature.measure(trained)
     for name, patterns in {
         "FF": ["*.up_proj.*", "*.down_proj.*"],
@@ -71,7 +71,7 @@ def test_groups_hold_the_parameters_they_are_named_for(trained: Trained) -> None
     )
 
 
-def test_entries_come_with_a_picture(trained: Trained) -> None:
+def test_entries_come_with_a_picture(trained: TrainedModel) -> None:
     found = curvature.entries(trained)
     block = hessian(trained.model, trained.batch, parameters=["*.q_proj.*"]).dense()
     truth = block.abs().clamp(min=1e-6).log10().mean()
@@ -83,8 +83,8 @@ def test_entries_come_with_a_picture(trained: Trained) -> None:
         assert picture.mode == "RGB" and picture.width == picture.height
 
 
-def test_measurements_need_what_they_read(trained: Trained) -> None:
-    bare = Trained(
+def test_measurements_need_what_they_read(trained: TrainedModel) -> None:
+    bare = TrainedModel(
         model=trained.model, optimizer=trained.optimizer, batch=trained.batch
     )
     with pytest.raises(InputError, match="trained on"):

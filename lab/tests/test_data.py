@@ -20,7 +20,7 @@ from equipoise_lab.data import (
     ImageBatches,
     Order,
     Packed,
-    Share,
+    RankShare,
     Windows,
     cifar10,
     digits,
@@ -52,7 +52,7 @@ def test_an_epoch_is_every_example_once(
 ) -> None:
     size = batch * world + extra
     orders = [
-        Order(size, batch=batch, seed=seed, share=Share(rank=r, world=world))
+        Order(size, batch=batch, seed=seed, share=RankShare(rank=r, world=world))
         for r in range(world)
     ]
     rounds = size // (batch * world)
@@ -77,7 +77,7 @@ def test_windows_predict_the_next_token() -> None:
     assert sorted(starts.tolist()) == list(range(0, 100, 10))
 
 
-def streamed(folder: Path, *, share: Share | None = None) -> Packed:
+def streamed(folder: Path, *, share: RankShare | None = None) -> Packed:
     from datasets import Dataset
 
     path = folder / "texts.parquet"
@@ -119,7 +119,9 @@ def test_a_stream_can_be_rewound(tmp_path: Path) -> None:
 def test_streamed_documents_are_packed_and_not_shared(tmp_path: Path) -> None:
     line = torch.cat([streamed(tmp_path).take()[0].flatten() for _ in range(1)])
     assert bytes(line[:11].tolist()) == b"document 0 " and line[11] == 256
-    first = [streamed(tmp_path, share=Share(rank=r, world=2)).take() for r in (0, 1)]
+    first = [
+        streamed(tmp_path, share=RankShare(rank=r, world=2)).take() for r in (0, 1)
+    ]
     heads = [bytes(x[0, :8].tolist() + x[1, :3].tolist()) for x, _ in first]
     assert heads == [b"document 0 ", b"document 1 "]
 
@@ -298,8 +300,8 @@ def broken(folder: Path, name: str, content: bytes = b"") -> Path:
             "no data and labels",
         ),
         (lambda f: Windows(from_bytes(b"abc"), context=4, batch=1), "no window of 4"),
-        (lambda f: Order(3, batch=2, share=Share(world=2)), "smaller batch"),
-        (lambda f: Share(rank=2, world=2), "rank 2"),
+        (lambda f: Order(3, batch=2, share=RankShare(world=2)), "smaller batch"),
+        (lambda f: RankShare(rank=2, world=2), "rank 2"),
         (lambda f: DataOptions(source="web"), "must be one of embedded"),  # type: ignore[arg-type]
         (lambda f: DataOptions(source="text"), "needs a path"),
         (lambda f: DataOptions(held_out=1.0), "held_out"),

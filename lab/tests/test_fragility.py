@@ -16,7 +16,7 @@ from equipoise_lab.studies.catalogue import finding, recipe
 from equipoise_lab.studies.fragility import epsilon_control as control
 from equipoise_lab.studies.fragility.measurement import (
     PREDICTORS,
-    Reading,
+    FragilityReading,
     byte_gpt,
     leading,
     readings,
@@ -43,8 +43,8 @@ def test_readings_measure_and_predict(kind: str) -> None:
     assert all(k.v1 > 10 * k.measured for k in found)
 
 
-def look(step: int, format: str, measured: float, v1: float) -> Reading:
-    return Reading(
+def look(step: int, format: str, measured: float, v1: float) -> FragilityReading:
+    return FragilityReading(
         subject="m",
         seed=0,
         step=step,

@@ -26,7 +26,7 @@ equipoise.numerics.selection equipoise.numerics.spectra.estimate
 equipoise.probes.logits
 equipoise.records
 equipoise.remedies.epsilon equipoise.remedies.normaliser equipoise.remedies.temperature
-equipoise.report.html equipoise.report.offline_pages equipoise.report.views
+equipoise.report.html equipoise.report.offline_pages equipoise.report.report_model
 equipoise.store
 equipoise.theory equipoise.theory.activations equipoise.theory.baek_v1
 equipoise.theory.baek_v2 equipoise.theory.curvature.norm

@@ -15,7 +15,7 @@ from equipoise_lab.data import Windows, from_bytes
 from equipoise_lab.models import GPT, GPTConfig
 from equipoise_lab.options import keyed
 from equipoise_lab.results.measures import curve_measures, group_norms, steps_to
-from equipoise_lab.running.execution import Trained, execute
+from equipoise_lab.running.execution import TrainedModel, execute
 from equipoise_lab.running.experiment import Arm, Task
 from equipoise_lab.studies.catalogue import measurements_of
 from equipoise_lab.studies.rates import sharpness
@@ -109,7 +109,7 @@ def test_preconditioned_sharpness_is_the_dense_one() -> None:
     """The oracle builds the Hessian row by row and solves the generalised problem."""
     model, optimizer = quadratic()
     batch = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 5]])
-    trained = Trained(model=model, optimizer=optimizer, batch=batch)
+    trained = TrainedModel(model=model, optimizer=optimizer, batch=batch)
     found = sharpness(trained)
     weights = list(model.parameters())
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):

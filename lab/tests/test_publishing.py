@@ -11,7 +11,7 @@ from equipoise.errors import InputError
 from equipoise_lab.models import GPTConfig
 from equipoise_lab.results import publishing
 from equipoise_lab.results.evidence import Evidence, gather, rounded
-from equipoise_lab.results.figures import Figure, Line, axis, svg
+from equipoise_lab.results.figures import Figure, FigureLine, axis, svg
 from equipoise_lab.results.finding import over_depth
 from equipoise_lab.running.execution import execute
 from equipoise_lab.running.experiment import Arm, Experiment, short_hash
@@ -150,7 +150,7 @@ def test_depth_figures_have_first_and_last(lab: tuple[Experiment, Path]) -> None
 
 
 def drawn(*values: float, log: bool = False) -> str:
-    line = Line(name="a<b", x=range(len(values)), y=values)
+    line = FigureLine(name="a<b", x=range(len(values)), y=values)
     return svg(Figure(name="f", title="t", x="x", y="y", lines=[line], log_y=log))
 
 

@@ -22,7 +22,7 @@ from equipoise_lab.running.experiment import Arm, Experiment, Task
 from equipoise_lab.running.runner import lab_directory, run_experiment
 from equipoise_lab.running.workers import run_on_ray, standing
 from equipoise_lab.studies.catalogue import RECIPES, REPORTS, finding, recipe
-from equipoise_lab.training.options import Progress, TrainOptions
+from equipoise_lab.training.options import TrainingProgress, TrainOptions
 from tests.conftest import PATIENCE
 
 TRAIN = TrainOptions(
@@ -91,7 +91,7 @@ def test_images_run_too(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_is_named_and_the_rest_continues(tmp_path: Path) -> None:
-    news: list[Progress | None] = []
+    news: list[TrainingProgress | None] = []
     for task in SWEEP.tasks[:3]:
         execute(task, tmp_path)  # and is not repeated
     missing = DataOptions(source="text", path=str(tmp_path / "none.txt"))
@@ -157,7 +157,7 @@ def test_a_killed_sweep_leaves_no_processes_and_continues(killed: Path) -> None:
     assert not all(is_finished(killed / task.folder) for task in LONG.tasks)
     started = next(killed.rglob("step-????????")).parents[1]  # whole, not a draft
     task = next(t for t in LONG.tasks if (killed / t.folder) == started)
-    captured: list[Progress] = []
+    captured: list[TrainingProgress] = []
     execute(task, killed, captured.append)
     assert captured[0].step > 50 and captured[-1].step == 800
     assert len(json.loads((started / "result.json").read_text())["losses"]) == 800

@@ -25,7 +25,7 @@ from equipoise_lab.models import GPT, GPTConfig, ViTConfig
 from equipoise_lab.running import execution
 from equipoise_lab.running.execution import (
     NORMALISER_ARMS,
-    Trained,
+    TrainedModel,
     build,
     execute,
     normaliser_of,
@@ -34,7 +34,7 @@ from equipoise_lab.running.execution import (
 from equipoise_lab.running.experiment import Arm, Task
 from equipoise_lab.studies.catalogue import RECIPES, measurements_of, recipe
 from equipoise_lab.studies.selection import normalisers, paper
-from equipoise_lab.studies.selection.reader import Heads, reader
+from equipoise_lab.studies.selection.reader import SelectionHeads, reader
 from equipoise_lab.training.options import TrainOptions
 
 SHAPE = GPTConfig(width=8, depth=2, heads=2, context=16, positions="rope")
@@ -68,7 +68,7 @@ def test_every_rival_is_read_at_every_length(name: str) -> None:
     assert normaliser_of(model.blocks[0].attention).name in name
     optimiser = torch.optim.AdamW(model.parameters())
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
-    trained = Trained(model=model, optimizer=optimiser, batch=batch)
+    trained = TrainedModel(model=model, optimizer=optimiser, batch=batch)
     found = normalisers.measure(trained)
     asked = set(recipe("selection").measures) - {"loss", "spikes"}
     assert set(found) == asked
@@ -89,7 +89,9 @@ def test_the_same_targets_are_scored_whatever_the_context(
         nn.init.zeros_(block.attention.o_proj.bias)
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
     optimiser = torch.optim.AdamW(model.parameters())
-    found = normalisers.measure(Trained(model=model, optimizer=optimiser, batch=batch))
+    found = normalisers.measure(
+        TrainedModel(model=model, optimizer=optimiser, batch=batch)
+    )
     assert found["loss_1x"] == pytest.approx(found["loss_2x"], rel=1e-6)
     assert found["loss_1x"] == pytest.approx(found["loss_4x"], rel=1e-6)
 
@@ -109,7 +111,7 @@ def test_positions_that_end_are_refused() -> None:
     batch = (torch.zeros(1, 1), torch.zeros(1, 1))
     optimiser = torch.optim.AdamW(model.parameters())
     with pytest.raises(InputError, match="rope or none"):
-        normalisers.measure(Trained(model=model, optimizer=optimiser, batch=batch))
+        normalisers.measure(TrainedModel(model=model, optimizer=optimiser, batch=batch))
 
 
 def test_kept_weights_are_opened_by_name(run: Path) -> None:
@@ -186,10 +188,10 @@ def test_a_hugging_face_directory_is_read(kind: str, tmp_path: Path) -> None:
         list(source.heads(65, queries=4))
 
 
-def random_heads(seed: int, *, keys: int = 12) -> Heads:
+def random_heads(seed: int, *, keys: int = 12) -> SelectionHeads:
     rng = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, 1, 2, keys, 4, generator=rng)
-    return Heads(
+    return SelectionHeads(
         q_BHQD=q,
         k_BGKD=k,
         v_BGKD=v,
@@ -199,7 +201,7 @@ def random_heads(seed: int, *, keys: int = 12) -> Heads:
     )
 
 
-def direct(one: Heads, top: int) -> float:
+def direct(one: SelectionHeads, top: int) -> float:
     """Return the mean of d̃ by its definition, token by token."""
     found = []
     for q_QD, k_KD, v_KD in zip(

@@ -24,7 +24,7 @@ from equipoise_lab.storms.runs import make
 from equipoise_lab.storms.scoring import (
     Alarm,
     Score,
-    Trial,
+    ScoredTrial,
     at_level,
     crossings,
     episodes,
@@ -208,7 +208,7 @@ def label(
 def test_alarms_are_hits_late_or_false(
     given: Label, alarms: list[int], hit: int | None, lead: int, false: int
 ) -> None:
-    one = Trial(label=given, alarms=tuple(alarms))
+    one = ScoredTrial(label=given, alarms=tuple(alarms))
     assert (one.hit, one.lead, one.false_alarms) == (hit, lead, false)
 
 
@@ -226,10 +226,10 @@ def test_the_poisson_bound_is_exact(count: int) -> None:
 
 def test_a_score_sums_its_trials() -> None:
     trials = (
-        Trial(label=label("failed", start=300), alarms=(200,)),
-        Trial(label=label("failed", start=300), alarms=()),
-        Trial(label=label("survived", steps=5000), alarms=(7,)),
-        Trial(label=label("survived", steps=5000), alarms=()),
+        ScoredTrial(label=label("failed", start=300), alarms=(200,)),
+        ScoredTrial(label=label("failed", start=300), alarms=()),
+        ScoredTrial(label=label("survived", steps=5000), alarms=(7,)),
+        ScoredTrial(label=label("survived", steps=5000), alarms=()),
     )
     found = Score(trials=trials)
     assert found.recall == 0.5 and found.median_lead == 50

@@ -19,8 +19,8 @@ from equipoise_lab.models import GPT, GPTConfig
 from equipoise_lab.options import from_mapping
 from equipoise_lab.training import checkpoint, trainer
 from equipoise_lab.training.options import (
-    Progress,
-    Schedule,
+    RateSchedule,
+    TrainingProgress,
     TrainOptions,
     gradient_spikes,
     spike_score,
@@ -153,13 +153,13 @@ def test_routers_are_balanced_but_not_in_the_reported_loss() -> None:
 
 
 def test_listener_hears_every_tenth_step_and_the_last() -> None:
-    captured: list[Progress] = []
+    captured: list[TrainingProgress] = []
     Trainer(model(), data(), OPTIONS, listener=captured.append).run()
     assert [p.step for p in captured] == [10, 12] and captured[-1].steps == 12
 
 
 def test_a_loss_that_is_not_finite_is_reported() -> None:
-    captured: list[Progress] = []
+    captured: list[TrainingProgress] = []
     broken = model()
     with torch.no_grad():
         broken.token_embedding.weight.fill_(math.nan)
@@ -241,7 +241,7 @@ def test_bad_options_are_one_line(options: dict[str, Any], says: str) -> None:
 
 
 def test_schedule_rises_then_falls() -> None:
-    schedule = Schedule(peak=2.0, steps=100, warmup=10)
+    schedule = RateSchedule(peak=2.0, steps=100, warmup=10)
     rates = [schedule.at(step) for step in range(100)]
     assert rates[:10] == sorted(rates[:10]) and max(rates) == rates[9] == 2.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -292,7 +292,7 @@ def test_steps_that_fp16_skips_are_counted_by_the_watch(tmp_path: Path) -> None:
 
 
 def test_a_warning_reaches_the_progress_bar(tmp_path: Path) -> None:
-    captured: list[Progress] = []
+    captured: list[TrainingProgress] = []
     lost = Trainer(
         model(),
         data(),

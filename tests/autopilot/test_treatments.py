@@ -10,7 +10,7 @@ from equipoise.autopilot.treatments import (
     BY_NAME,
     NOT_BY_RATE,
     TREATMENTS,
-    Evidence,
+    TreatmentEvidence,
     candidates,
     evidence_of,
     level,
@@ -23,7 +23,7 @@ from equipoise.records import Reading
 from equipoise.remedies.catalogue import remedy
 from tests.autopilot.judged import ALARM
 
-PLAIN = Evidence(step=100, since={"update.too_large": 60})
+PLAIN = TreatmentEvidence(step=100, since={"update.too_large": 60})
 GROWING = replace(PLAIN, since={"residual.growing": 90})
 CASES = [
     (PLAIN, "a tenth of the rate"),
@@ -50,7 +50,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("found", "name"), CASES)
-def test_first_choice(found: Evidence, name: str) -> None:
+def test_first_choice(found: TreatmentEvidence, name: str) -> None:
     assert next(candidates(found)).name == name
 
 

@@ -17,7 +17,7 @@ from equipoise.judging.rules import (
     registry,
     rule,
 )
-from equipoise.judging.rules.registry import Subject
+from equipoise.judging.rules.registry import RuleSubject
 from equipoise.records import Finding, Reading
 from equipoise.text.render import render
 from equipoise.text.templates import templates
@@ -277,7 +277,7 @@ def test_what_is_judged_at_once_is_not_healthy_where_a_rule_failed() -> None:
     ("of", "state"), [("weights", "failing"), ("start", "at risk")]
 )
 def test_an_error_in_weights_is_failing_and_numbers_that_are_not_finite_dead(
-    of: Subject, state: str
+    of: RuleSubject, state: str
 ) -> None:
     found = [Reading.scalar(0, "x", 11.0)]
     judge = Judge({}, rules=[level(severity="error")], of=of)

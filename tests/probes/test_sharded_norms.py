@@ -8,7 +8,7 @@ from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.numerics.spectra.sharded_norm import share_of_image
 from equipoise.probes.gain import FAR, LETTERS, ShardedNorms
-from equipoise.probes.sharding import Part
+from equipoise.probes.sharding import Shard
 from tests.probes.reading import Emitter, gpt
 
 WIDTH = 100
@@ -23,15 +23,15 @@ def sample(
     norms: ShardedNorms, maps: dict[str, Tensor]
 ) -> tuple[dict[str, float], dict[str, list[str]]]:
     """One exchange of two ranks; the output map is whole on both."""
-    ranks: list[dict[str, Part]] = [{}, {}]
+    ranks: list[dict[str, Shard]] = [{}, {}]
     for letter, matrix in maps.items():
         name = f"s|{letter}"
         for i, shard in enumerate(matrix.chunk(2)):
             if letter == "o":
-                part = Part(torch.linalg.matrix_norm(matrix, 2), WHOLE)
+                part = Shard(torch.linalg.matrix_norm(matrix, 2), WHOLE)
             else:
                 basis = norms._directions(name, WIDTH)
-                part = Part(share_of_image(shard, basis), Split(i, 2))
+                part = Shard(share_of_image(shard, basis), Split(i, 2))
             ranks[i][name] = part
     emit = Emitter()
     norms.read(ranks, emit)
@@ -61,7 +61,7 @@ def test_a_norm_without_a_start_waits_until_it_is_near() -> None:
 def test_a_rank_that_is_missing_leaves_nothing_to_read() -> None:
     norms = ShardedNorms()
     norms.begin(anatomy_of(gpt()))
-    part = Part(share_of_image(drawn(0), norms._directions("s|q", WIDTH)), Split(0, 2))
+    part = Shard(share_of_image(drawn(0), norms._directions("s|q", WIDTH)), Split(0, 2))
     emit = Emitter()
     norms.read([{"s|q": part}, {}], emit)
     assert not emit.found

@@ -10,8 +10,8 @@ import numpy as np
 
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.html import embedded, report_json, write_report
-from equipoise.report.overview import brief
-from equipoise.report.views import view
+from equipoise.report.page_model import brief
+from equipoise.report.report_model import view
 from equipoise.store import RunWriter, open_run
 from tests.report.runs import BLOCKS, pre_and_post
 

@@ -11,7 +11,7 @@ from equipoise.records import Finding, Reading, RunInfo
 from equipoise.report.changes import WINDOW, changes, onsets
 from equipoise.report.comparison import comparison_json, options_that_differ, parting
 from equipoise.report.grids import Grid, grid, in_model_order
-from equipoise.report.overview import chart_json, verdict_json
+from equipoise.report.page_model import chart_json, verdict_json
 from equipoise.report.quantities import CATALOGUE, decisive, quantity_of, shown
 from equipoise.store import Run, RunWriter, open_run
 

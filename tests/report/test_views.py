@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.records import Finding, Reading, RunInfo
-from equipoise.report.views import (
+from equipoise.report.report_model import (
     ABSENT,
     SHOWN,
     block_sites,

@@ -20,7 +20,7 @@ from equipoise.anatomy.sites import Anatomy
 from equipoise.errors import InputError
 from equipoise.probes.protocols import Emit, Guarded
 from equipoise.watching.ranks.group import SingleRank
-from equipoise.watching.ranks.merge import Message
+from equipoise.watching.ranks.merge import RankSample
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 PATCHED = (torch.autograd, "backward"), (clip_grad, "_clip_grads_with_norm_")
@@ -183,7 +183,7 @@ def test_after_a_failed_exchange_the_rank_continues_alone(tmp_path: Path) -> Non
     run = tmp_path / "a.eqp"
 
     class FailingExchange(SingleRank):
-        def exchange(self, message: Message) -> Sequence[Message]:
+        def exchange(self, message: RankSample) -> Sequence[RankSample]:
             raise RuntimeError("connection closed by peer")
 
     with equipoise.watch(model, optimizer, run=run, every=3) as handle:

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from equipoise.anatomy.sharding import WHOLE, Split
 from equipoise.probes.attention import HISTOGRAM, QUANTILES, theta_histogram, width_at
-from equipoise.probes.capture import Cell, Collector, Table
+from equipoise.probes.capture import Collector, SiteValues, Table
 from equipoise.probes.protocols import How
-from equipoise.probes.sharding import Part, parts_by_rank
+from equipoise.probes.sharding import Shard, parts_by_rank
 from equipoise.records import Finding
 from equipoise.watching.findings import probe_failed
 from equipoise.watching.ranks.group import GroupRanks
 from equipoise.watching.ranks.merge import (
-    Message,
+    RankSample,
     add_shared,
     cleared_by_rank,
     disagreement,
@@ -96,16 +96,16 @@ def test_a_rank_alone_with_its_heads_keeps_the_exact_quantile() -> None:
 
 
 def test_head_numbers_survive_packing() -> None:
-    sent = Message(table={"q": {SITE: Cell((1.0, 2.0), "mean", 6)}})
-    message = Message.from_bytes(sent.to_bytes())
+    sent = RankSample(table={"q": {SITE: SiteValues((1.0, 2.0), "mean", 6)}})
+    message = RankSample.from_bytes(sent.to_bytes())
     assert message.table == sent.table
-    other = Message(table={"q": {SITE: Cell((8.0, 9.0), "mean", 0)}})
+    other = RankSample(table={"q": {SITE: SiteValues((8.0, 9.0), "mean", 0)}})
     whole = merge_messages([message, other]).table["q"][SITE]
     assert whole.values == (8.0, 9.0, 1.0, 2.0)
 
 
-def part(value: float, index: int, parts: int = 2) -> dict[str, Part]:
-    return {"x": Part(torch.tensor([value]), Split(index, parts))}
+def part(value: float, index: int, parts: int = 2) -> dict[str, Shard]:
+    return {"x": Shard(torch.tensor([value]), Split(index, parts))}
 
 
 def test_parts_of_one_copy_belong_together() -> None:
@@ -124,10 +124,12 @@ def test_incomplete_parts_make_no_copy() -> None:
 def test_parts_survive_packing() -> None:
     values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     parts = {
-        "gain": {"s|q": Part(values, Split(1, 2)), "s|k": Part(values[0, 0], WHOLE)}
+        "gain": {"s|q": Shard(values, Split(1, 2)), "s|k": Shard(values[0, 0], WHOLE)}
     }
-    sent = Message(table={"q": {SITE: Cell((1.0, 2.0), "mean", 6)}}, parts=parts)
-    found = Message.from_bytes(sent.to_bytes())
+    sent = RankSample(
+        table={"q": {SITE: SiteValues((1.0, 2.0), "mean", 6)}}, parts=parts
+    )
+    found = RankSample.from_bytes(sent.to_bytes())
     assert found.table == sent.table and found.parts.keys() == parts.keys()
     for name, kept in parts["gain"].items():
         assert torch.equal(found.parts["gain"][name].values, kept.values)
@@ -135,23 +137,25 @@ def test_parts_survive_packing() -> None:
 
 
 def test_a_norm_has_parts_that_add_up_in_squares_and_a_sum() -> None:
-    table = {"gradient.norm": {SITE: Cell((3.0,), "norm")}}
+    table = {"gradient.norm": {SITE: SiteValues((3.0,), "norm")}}
     shared = {
-        "gradient.norm": {SITE: Cell((4.0,), "norm")},
-        "G": {"s": Cell((2.0,), "last")},
+        "gradient.norm": {SITE: SiteValues((4.0,), "norm")},
+        "G": {"s": SiteValues((2.0,), "last")},
     }
     whole = add_shared(table, shared)
     assert whole["gradient.norm"][SITE].values == (5.0,)
     assert whole["G"]["s"].values == (2.0,)
-    assert add_shared(whole, {"G": {"s": Cell((7.0,), "last")}})["G"]["s"].values == (
-        7.0,
-    )
+    assert add_shared(whole, {"G": {"s": SiteValues((7.0,), "last")}})["G"][
+        "s"
+    ].values == (7.0,)
 
 
 @pytest.mark.parametrize("how", ["max", "min"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_is_broken_on_one_rank_is_broken(how: How, order: int) -> None:
-    tables = [{"q": {SITE: Cell((x, 1.0), how)}} for x in (2.0, math.nan)][::order]
+    tables = [{"q": {SITE: SiteValues((x, 1.0), how)}} for x in (2.0, math.nan)][
+        ::order
+    ]
     first, second = join_tables(tables)["q"][SITE].values
     assert math.isnan(first) and second == 1.0
 
@@ -160,7 +164,7 @@ def test_of_scalars_the_loss_is_a_mean_and_the_norm_whole() -> None:
     names = "loss", NORM_PART, "learning_rate"
     values = (2.0, 3.0, 0.1), (4.0, 4.0, 0.2)
     ranks = [
-        Message(scalars=[(7, name, x) for name, x in zip(names, some, strict=True)])
+        RankSample(scalars=[(7, name, x) for name, x in zip(names, some, strict=True)])
         for some in values
     ]
     found = {name: x for _, name, x in merge_messages(ranks).scalars}
@@ -174,7 +178,7 @@ def test_of_one_nan_the_rank_nearest_its_origin_counts(order: int) -> None:
         Finding(step=step, severity="error", code=f"nonfinite.{where}", message="NaN")
         for step, where in seen[::order]
     ]
-    (one,) = merge_messages([Message(findings=[each]) for each in found]).findings
+    (one,) = merge_messages([RankSample(findings=[each]) for each in found]).findings
     assert (one.step, one.code) == (5, "nonfinite.forward")
 
 
@@ -183,14 +187,14 @@ def test_two_probes_that_fail_in_one_step_are_two_findings() -> None:
         [probe_failed(3, name, ValueError(rank)) for name in ("gain", "logits")]
         for rank in range(2)
     )
-    merged = merge_messages([Message(findings=here), Message(findings=there)])
+    merged = merge_messages([RankSample(findings=here), RankSample(findings=there)])
     assert merged.findings == here
 
 
 def test_the_slowest_rank_sets_the_interval() -> None:
     """All ranks wait for the one that measures longest and trains fastest."""
     messages = [
-        Message(cost=c, plain=p) for c, p in ((1.0, 4.0), (3.0, 5.0), (2.0, 6.0))
+        RankSample(cost=c, plain=p) for c, p in ((1.0, 4.0), (3.0, 5.0), (2.0, 6.0))
     ]
     merged = merge_messages(messages)
     assert (merged.cost, merged.plain) == (3.0, 4.0)
@@ -198,7 +202,7 @@ def test_the_slowest_rank_sets_the_interval() -> None:
 
 def test_ranks_that_hold_different_weights_disagree() -> None:
     def table(norm: float, first: int = 0) -> Table:
-        return {"projection.norm.Q": {"a": Cell((norm,), "last", first)}}
+        return {"projection.norm.Q": {"a": SiteValues((norm,), "last", first)}}
 
     found = disagreement([table(2.0), table(1.9), table(2.0)])
     assert found["ranks.disagreement"][""].values == pytest.approx((0.05,))
@@ -208,8 +212,8 @@ def test_ranks_that_hold_different_weights_disagree() -> None:
 
 
 def test_where_each_rank_is_travels_with_its_message() -> None:
-    packed = [Message(step=k, cleared=2).to_bytes() for k in (7, 7, 8)]
-    messages = [Message.from_bytes(one) for one in packed]
+    packed = [RankSample(step=k, cleared=2).to_bytes() for k in (7, 7, 8)]
+    messages = [RankSample.from_bytes(one) for one in packed]
     assert steps_by_rank(messages) == "rank 0: 7, rank 1: 7, rank 2: 8"
     assert steps_by_rank(messages[:2]) == cleared_by_rank(messages) == ""
 
@@ -223,7 +227,7 @@ def test_a_message_fits_with_its_size_in_front_or_is_sent_again(
 
     monkeypatch.setattr("torch.distributed.all_gather", all_gather)
     ranks = GroupRanks.__new__(GroupRanks)  # without a process group
-    message = Message(scalars=[(3, "loss", 2.5)], step=3)
+    message = RankSample(scalars=[(3, "loss", 2.5)], step=3)
     ranks.count, ranks.collectives, ranks._group = 1, 0, None  # type: ignore[assignment]
     ranks._capacity = len(message.to_bytes()) + room
     first = ranks.exchange(message)

@@ -27,7 +27,7 @@ from equipoise.numerics.spectra import tracking
 from equipoise.probes import sharding
 from equipoise.watching import Watch, start
 from equipoise.watching.ranks.group import SingleRank
-from equipoise.watching.ranks.merge import Message
+from equipoise.watching.ranks.merge import RankSample
 from tests.watching.models import Late, TinyModel, batches, objective
 from tests.zoo.handwritten import encoder, lab_gpt, nano_gpt
 from tests.zoo.specimens import hugging
@@ -194,8 +194,8 @@ class TwoRanks(SingleRank):
 
     count = 2
 
-    def exchange(self, message: Message) -> Sequence[Message]:
-        return [message, Message.from_bytes(message.to_bytes())]
+    def exchange(self, message: RankSample) -> Sequence[RankSample]:
+        return [message, RankSample.from_bytes(message.to_bytes())]
 
 
 @pytest.mark.parametrize(

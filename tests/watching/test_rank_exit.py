@@ -11,7 +11,7 @@ import equipoise
 from equipoise.store import RunWriter
 from equipoise.watching import start
 from equipoise.watching.ranks.group import SingleRank
-from equipoise.watching.ranks.merge import Message
+from equipoise.watching.ranks.merge import RankSample
 from tests.conftest import PATIENCE
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 from tests.watching.rank_exit import free_port
@@ -68,7 +68,7 @@ class RankLost(SingleRank):
         super().__init__()
         self.exchanges = 0
 
-    def exchange(self, message: Message) -> list[Message]:
+    def exchange(self, message: RankSample) -> list[RankSample]:
         self.exchanges += 1
         if self.exchanges > 2:
             raise RuntimeError("connection closed by peer")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.records import Reading
-from equipoise.watching.step.losses import StepLosses
+from equipoise.watching.step.losses import LossCollector
 from equipoise.watching.step.readings import StepScalars, derived_readings
 
 BLOCKS = ["h.0", "h.1"]
@@ -113,7 +113,7 @@ def test_a_last_block_whose_gradient_is_rounding_has_no_ratio() -> None:
 
 def test_the_norm_that_clips_is_of_one_step() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
-    losses = StepLosses(model)
+    losses = LossCollector(model)
     for part, norm in zip(model, (3.0, 4.0), strict=True):
         own = list(part.parameters())
         assert losses.clipped(torch.tensor(norm), own, None) == norm

@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 from equipoise.errors import InputError
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
-from equipoise.report import overview
+from equipoise.report import page_model
 from equipoise.store import Run, RunWriter, open_run
-from equipoise.web.answers import Answers, _names
+from equipoise.web.api import Answers, _names
 from equipoise.web.app import application
 from equipoise.web.directory import Directory
 from equipoise.web.live import LiveStreams, Stream
@@ -257,7 +257,7 @@ def test_cached_answers_stay_within_their_limit() -> None:
 
 
 def test_small_answers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.web.answers.MOST_ANSWERS", 5)
+    monkeypatch.setattr("equipoise.web.api.MOST_ANSWERS", 5)
     answers = Answers()
     for k in range(20):
         answers.get((k,), dict)
@@ -307,7 +307,7 @@ def test_a_large_file_is_judged_from_some_of_its_steps(
     long: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = open_run(long / "long.eqp").verdict
-    monkeypatch.setattr(overview, "READ_BYTES", 1000)
+    monkeypatch.setattr(page_model, "READ_BYTES", 1000)
     with TestClient(application(long, Access()), base_url=HERE) as client:
         verdict = client.get("/api/verdict/long").json()
     assert "Judged at 80 of 200 sampled steps" in verdict["basis"]
@@ -347,7 +347,7 @@ def test_the_list_does_not_wait_for_a_slow_verdict(
 def test_few_large_runs_stay_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "READ_BYTES", 1000)
+    monkeypatch.setattr(page_model, "READ_BYTES", 1000)
     monkeypatch.setattr("equipoise.web.directory.OPEN_LARGE", 1)
     directory = Directory(folder)
     first = directory.run("pre")

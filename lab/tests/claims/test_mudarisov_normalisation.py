@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.selection import weight_interval
-from equipoise.numerics.selection.concentration import Interval
+from equipoise.numerics.selection.concentration import ConcentrationInterval
 from equipoise.theory.softmax_norms import SUPREMA
 from equipoise_lab.claims import mudarisov_normalisation as claims
 
@@ -58,9 +58,9 @@ def test_self_adjusted_softmax_has_no_bounded_jacobian() -> None:
 def test_lemma_1_is_corrected_only_by_an_interval_that_rows_attain(
     monkeypatch: pytest.MonkeyPatch, lower: float, upper: float, outcome: str
 ) -> None:
-    def sabotaged(rho: Tensor, visible: Tensor) -> Interval:
+    def sabotaged(rho: Tensor, visible: Tensor) -> ConcentrationInterval:
         found = weight_interval(rho, visible)
-        return Interval(found.lower * lower, found.upper * upper)
+        return ConcentrationInterval(found.lower * lower, found.upper * upper)
 
     monkeypatch.setattr(claims, "weight_interval", sabotaged)
     assert claims.lemma_1().verdict == outcome

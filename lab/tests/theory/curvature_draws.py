@@ -27,7 +27,7 @@ from equipoise_lab.theory.curvature.attention import (
 )
 from equipoise_lab.theory.curvature.attention_blocks import attention_hessian
 from equipoise_lab.theory.curvature.feedforward import (
-    FeedForward,
+    FeedForwardCurvature,
     Tangent,
     feedforward_hessian,
     feedforward_product,
@@ -174,7 +174,7 @@ def feedforward_trial(activation: str, *, gated: bool = False) -> Trial:
             return (oracle.feedforward(x, w_in, rest[-1], up, activation) * g).sum()
 
         truth = oracle.whole_hessian(value, at)
-        net = FeedForward(
+        net = FeedForwardCurvature(
             w_in_DM=w_in, w_out_MO=w_out, w_up_DM=w_up, activation=activation
         )
         moves = [draw.normal(*t.shape) for t in at]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from equipoise.theory.lipschitz.heads import Heads
 from equipoise_lab.theory.curvature.block_bounds import PostNormBlock
-from equipoise_lab.theory.curvature.feedforward import FeedForward
+from equipoise_lab.theory.curvature.feedforward import FeedForwardCurvature
 from equipoise_lab.theory.curvature.petrov import PetrovBlock, PetrovLayer
 from lab.tests.theory.curvature_draws import Draw
 from tests.oracles import curvature as oracle
@@ -64,7 +64,7 @@ def post_norm(
     ones = torch.ones(D, dtype=torch.float64)
     return PostNormBlock(
         heads=heads_of(block.attention),
-        net=FeedForward(
+        net=FeedForwardCurvature(
             w_in_DM=block.w_1_DM, w_out_MO=block.w_2_MD, activation=activation
         ),
         gain_1_D=ones,

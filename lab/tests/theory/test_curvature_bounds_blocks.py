@@ -19,7 +19,7 @@ from equipoise_lab.theory.curvature.block_bounds import (
     block_curvature_bound,
     block_curvature_norms,
 )
-from equipoise_lab.theory.curvature.feedforward import FeedForward
+from equipoise_lab.theory.curvature.feedforward import FeedForwardCurvature
 from lab.tests.theory.curvature_draws import Draw
 from tests.oracles import curvature as oracle
 
@@ -130,7 +130,7 @@ def case_of(
                 w_o_HFD=some(H, F, D),
                 rotary=turning(draw, L) if turned else None,
             ),
-            net=FeedForward(
+            net=FeedForwardCurvature(
                 w_in_DM=some(D, M),
                 w_up_DM=some(D, M) if gated else None,
                 w_out_MO=some(M, D),

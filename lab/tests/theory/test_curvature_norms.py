@@ -32,7 +32,7 @@ from equipoise.theory.softmax_norms import softmax_jacobian_norm
 from equipoise_lab.theory.curvature.attention import Weights, attention_weights_product
 from equipoise_lab.theory.curvature.attention_blocks import attention_hessian
 from equipoise_lab.theory.curvature.feedforward import (
-    FeedForward,
+    FeedForwardCurvature,
     feedforward_hessian,
     feedforward_norms,
 )
@@ -135,7 +135,7 @@ def test_largest_slope_of_activations(name: str) -> None:
 def test_norms_of_a_feed_forward_net_are_those_of_its_worst_unit() -> None:
     draw = Draw(0)
     x, g = draw.normal(4, 3), draw.normal(4, 2)
-    net = FeedForward(w_in_DM=draw.normal(3, 5), w_out_MO=draw.normal(5, 2))
+    net = FeedForwardCurvature(w_in_DM=draw.normal(3, 5), w_out_MO=draw.normal(5, 2))
     dense = feedforward_hessian(net, x, g).dense()
     found, n = feedforward_norms(net, x, g), x.numel()
     assert found["in_in"] == pytest.approx(two(dense[n : n + 15, n : n + 15]))
@@ -197,7 +197,7 @@ def test_invalid_inputs_raise() -> None:
     with pytest.raises(InputError, match="no second derivative of 'mish'"):
         derivatives("mish", x)
     with pytest.raises(InputError, match="W_in"):
-        FeedForward(w_in_DM=x, w_out_MO=torch.ones(3, 1))
+        FeedForwardCurvature(w_in_DM=x, w_out_MO=torch.ones(3, 1))
     one = torch.ones(1, 2, 2)
     capped = Heads(w_q_HDE=one, w_k_GDE=one, w_v_GDF=one, w_o_HFD=one, softcap=3.0)
     with pytest.raises(InputError, match="softcap"):

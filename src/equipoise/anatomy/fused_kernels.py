@@ -61,7 +61,7 @@ class NotReadError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class KernelRows:
     """Which keys each query sees, and what is added to its scores."""
 
     causal: bool = False
@@ -239,7 +239,7 @@ def kernel_call(
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
     if document_T is not None:
         rows["document"] = (document_T, document_T)
-    whole = Rows(offset_S=k.shape[1] - q.shape[1], **rows)
+    whole = KernelRows(offset_S=k.shape[1] - q.shape[1], **rows)
     mask = None if real_BK is None else real_BK[:, None, None, :]
     return make_call(caller, heads_first, scale, whole, mask)
 
@@ -273,7 +273,7 @@ def make_call(
     caller: Caller,
     heads_first: list[Tensor],
     scale: float,
-    rows: Rows,
+    rows: KernelRows,
     mask: Tensor | None = None,
 ) -> AttentionCall:
     """Return the call of queries, keys and values of (B, H, S, D)."""
@@ -324,7 +324,7 @@ def _pack(
     mask = real_SK[:, None, None, :]
     if starts_k is not starts_q:  # else a token that is no key is no query
         mask = mask & real_SQ[:, None, :, None]
-    whole = Rows(offset_S=offset_S, **rows)
+    whole = KernelRows(offset_S=offset_S, **rows)
     return make_call(caller, [q_SHQD, k_SGKD, v_SGKD], scale, whole, mask)
 
 
@@ -368,7 +368,7 @@ def _one_sequence(
         for n, (d, s) in enumerate(zip(document, starts, strict=True))
     ]
     heads_first = [x.transpose(0, 1)[None] for x in packed]
-    whole = Rows(
+    whole = KernelRows(
         document=(known[0], known[1]),
         place=None if place is None else (place[0], place[1]),
         **rows,

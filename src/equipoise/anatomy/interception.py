@@ -87,7 +87,8 @@ class Interceptor(TorchFunctionMode):
         self._flow = SoftmaxFlow(self._listener, self._miss)
         others = {id(s.module) for s in anatomy.attention if s.weights != "softmax"}
         self._declared = DeclaredWeights(others, self._listener)
-        self._notice, self._settle = guarded(self._look), guarded(self._flow.settle)
+        self._notice = guarded(self._look)
+        self._finish_closing = guarded(self._flow.finish_closing)
         self._report_flex = guarded(self._flex)
         self._fast = FastPaths(self, anatomy, self._listener, guarded=guarded)
         self._kernels = KernelFunctions(
@@ -104,7 +105,7 @@ class Interceptor(TorchFunctionMode):
 
     def __exit__(self, *raised: object) -> None:
         self._around.close()
-        self._settle()
+        self._finish_closing()
         for who in self._flow.lost():
             if id(who.module) in self._sites or sounds_like_attention(who.module):
                 self._miss(who, LOST)

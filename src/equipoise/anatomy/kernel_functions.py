@@ -27,8 +27,8 @@ from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, Modify, Where
 from equipoise.anatomy.fused_kernels import (
     Given,
+    KernelRows,
     NotReadError,
-    Rows,
     kernel_call,
     make_call,
     named_arguments,
@@ -70,7 +70,7 @@ def _xformers(caller: Caller, given: Given) -> AttentionCall:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
     mask = _written_out(bias, heads_first)
-    return make_call(caller, heads_first, scale, Rows(), mask)
+    return make_call(caller, heads_first, scale, KernelRows(), mask)
 
 
 def _places(bias: Any, *, square: bool) -> Given | None:

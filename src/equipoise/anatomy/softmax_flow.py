@@ -27,7 +27,7 @@ from equipoise.anatomy.sites import Reason
 
 
 @dataclass(slots=True, eq=False)
-class Softmax:
+class SoftmaxCall:
     """One softmax that may turn out to be attention."""
 
     caller: Caller
@@ -50,10 +50,10 @@ class Softmax:
         return _version(self.scores) != self.version
 
 
-def started_softmax(caller: Caller, scores: Tensor, dim: int) -> Softmax:
+def started_softmax(caller: Caller, scores: Tensor, dim: int) -> SoftmaxCall:
     """Return what is known of a softmax when it has just been called."""
     scores = scores.detach()
-    return Softmax(caller, scores, scores.stride(dim), _version(scores))
+    return SoftmaxCall(caller, scores, scores.stride(dim), _version(scores))
 
 
 def _version(x: Tensor) -> int:
@@ -65,7 +65,7 @@ def _version(x: Tensor) -> int:
 class WeightTensor:
     """A tensor made of softmax weights, and the scores laid out as it is."""
 
-    softmax: Softmax
+    softmax: SoftmaxCall
     view: Tensor
     sliced: bool = False
     """Only part of the weights: the view is of all of them."""
@@ -107,7 +107,7 @@ class PendingMixes:
         else:
             self._waiting[mix.caller.name] = mix
 
-    def settle(self) -> None:
+    def finish_closing(self) -> None:
         """Report what still waits: nothing was made of it."""
         while self._waiting:
             self.report(self._waiting.pop(next(iter(self._waiting))))
@@ -144,9 +144,9 @@ class SoftmaxFlow:
     def __bool__(self) -> bool:
         return bool(self._carriers)
 
-    def settle(self) -> None:
+    def finish_closing(self) -> None:
         """Report the mixes that waited for another one."""
-        self._pending.settle()
+        self._pending.finish_closing()
 
     def clear(self) -> None:
         self._carriers.clear()
@@ -307,7 +307,7 @@ def _mix(carrier: WeightTensor, weights: Tensor, axes: Axes, out: Tensor) -> Mix
     return Mix(carrier.softmax.caller, carrier, axes, _extra(carrier, weights), out)
 
 
-def _router(softmax: Softmax, view: Tensor, axes: Axes) -> bool:
+def _router(softmax: SoftmaxCall, view: Tensor, axes: Axes) -> bool:
     """A query axis that the softmax did not have was put there for one token's mix."""
     return view.shape[axes[-2]] == 1 and view.ndim > softmax.scores.ndim <= 3
 

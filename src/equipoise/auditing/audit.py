@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing.curvature.objective import calls, mean_loss
-from equipoise.auditing.subject import Source, loaded, output_of
+from equipoise.auditing.subject import ModelSource, loaded, output_of
 from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.comparison import Comparison, compare
 from equipoise.auditing.weights.entries import Checkpoint, in_memory
@@ -44,7 +44,7 @@ class Audit:
     facts: tuple[str, ...]
     """What was read, and on what."""
     comparison: Comparison | None = None
-    source: Source | None = None
+    source: ModelSource | None = None
     """What it was run on; None for weights alone."""
 
     @property
@@ -76,7 +76,7 @@ def audit(
     batch: Any = None,
     *,
     against: Auditable | None = None,
-    source: Source | None = None,
+    source: ModelSource | None = None,
     progress: Progress = lambda share: None,
 ) -> Audit:
     """Return a verdict on a model: from its weights, and on a batch if there is one.
@@ -113,10 +113,10 @@ def audit(
     judge.add_at_once(readings)
     if batch is not None:
         assert isinstance(model, nn.Module)
-        point = measured_once(model, batch)
+        point = audit_batch(model, batch)
         judge.note(point.findings)
         readings = readings + point.readings
-        source = source or Source(name="the batch given")
+        source = source or ModelSource(name="the batch given")
         facts += point.notes
     return Audit(
         subject=checkpoint.name,
@@ -189,7 +189,7 @@ class Point:
     notes: list[str]
 
 
-def measured_once(model: nn.Module, batch: Any) -> Point:
+def audit_batch(model: nn.Module, batch: Any) -> Point:
     """Return what ``watch`` reads in one pass over a batch, and what rules say of it.
 
     A copy is run, so that gradients and buffers of the model stay as they are.

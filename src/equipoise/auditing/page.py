@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.auditing.audit import Audit
-from equipoise.auditing.subject import Source, introduced
+from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.report.offline_pages import StudyPage
 from equipoise.report.quantities import shown
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 from equipoise.text.tones import terminal
 
 MARKS = {"error": "✗", "warn": "!", "info": "·"}
@@ -115,7 +115,7 @@ def _unlike(relative: float) -> str:
 
 
 def print_verdict(
-    verdict: Verdict, *, facts: Sequence[str] = (), source: Source | None = None
+    verdict: Verdict, *, facts: Sequence[str] = (), source: ModelSource | None = None
 ) -> None:
     """Print the verdict, what it stands on, and what was found."""
     console = Console()

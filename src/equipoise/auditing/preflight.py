@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equipoise.auditing.audit import Audit, unlogged
 from equipoise.auditing.precision.study import lost_epsilons
-from equipoise.auditing.subject import Source
+from equipoise.auditing.subject import ModelSource
 from equipoise.errors import InputError
 from equipoise.integrations.launcher import launched, owner
 from equipoise.judging.judge import Judge
@@ -76,7 +76,7 @@ class PreFlight:
             verdict=self.verdict,
             readings=tuple(last.values()),
             facts=self.facts,
-            source=Source(name=f"the first {self.steps} steps of {script}"),
+            source=ModelSource(name=f"the first {self.steps} steps of {script}"),
         )
 
 

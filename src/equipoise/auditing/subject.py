@@ -88,7 +88,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "context", "block_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ModelSource:
     """What a study was run on, for its first line."""
 
     name: str
@@ -103,17 +103,17 @@ class Source:
         return f"Run on {self.name}. {headline}"
 
 
-def introduced(headline: str, source: Source | None) -> str:
+def introduced(headline: str, source: ModelSource | None) -> str:
     """Return a verdict with what it stands on before it, where that is known."""
     return headline if source is None else source.introduce(headline)
 
 
-class Subject(NamedTuple):
+class ModelAndBatch(NamedTuple):
     """A model, and a batch for it with its source, where there is one."""
 
     model: nn.Module
     batch: Batch | None
-    source: Source | None
+    source: ModelSource | None
 
 
 def loaded(
@@ -122,7 +122,7 @@ def loaded(
     text: Path | None = None,
     random_tokens: bool = False,
     tokens: int = 64,
-) -> Subject:
+) -> ModelAndBatch:
     """Return the model a string names, and a batch where one is given or asked for.
 
     Args:
@@ -136,14 +136,14 @@ def loaded(
         batch, source = _directory_batch(Path(spec), model, text, tokens)
     else:
         model, batch = _from_function(spec)
-        source = Source(name=f"the batch that {spec} returned")
+        source = ModelSource(name=f"the batch that {spec} returned")
         if text is not None:
             raise InputError(
                 f"--text needs a tokenizer, and {spec} brings none: {MAKE}"
             )
     if random_tokens:
         batch, source = _random_batch(spec, model, tokens)
-    return Subject(model, batch, None if batch is None else source)
+    return ModelAndBatch(model, batch, None if batch is None else source)
 
 
 def _from_function(spec: str) -> tuple[nn.Module, Batch | None]:
@@ -236,7 +236,7 @@ def _check_files(path: Path) -> None:
 
 def _directory_batch(
     path: Path, model: nn.Module, text: Path | None, tokens: int
-) -> tuple[Batch | None, Source | None]:
+) -> tuple[Batch | None, ModelSource | None]:
     """Return the user's text, or two sentences of ours, in the model's own tokens."""
     if not (path / "tokenizer.json").is_file():
         if text is not None:
@@ -251,11 +251,15 @@ def _directory_batch(
         ids = torch.tensor(tokenizer(_text(text), verbose=False)["input_ids"])
         ids_BT = _folded(ids, _length(model, tokens), text)
         size = " × ".join(map(str, ids_BT.shape))
-        return {"input_ids": ids_BT}, Source(name=f"the first {size} tokens of {text}")
+        return {"input_ids": ids_BT}, ModelSource(
+            name=f"the first {size} tokens of {text}"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     batch = dict(tokenizer(SENTENCES, return_tensors="pt", padding=True))
-    return batch, Source(name="two English sentences of ours (--text FILE for yours)")
+    return batch, ModelSource(
+        name="two English sentences of ours (--text FILE for yours)"
+    )
 
 
 def _text(path: Path) -> str:
@@ -279,7 +283,9 @@ def _length(model: nn.Module, tokens: int) -> int:
     return min([tokens, *(n for n in limits if isinstance(n, int) and n > 1)])
 
 
-def _random_batch(spec: str, model: nn.Module, tokens: int) -> tuple[Batch, Source]:
+def _random_batch(
+    spec: str, model: nn.Module, tokens: int
+) -> tuple[Batch, ModelSource]:
     words = getattr(getattr(model, "config", None), "vocab_size", None)
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     if not (words or tables):  # a model of images, perhaps: only its user knows a batch
@@ -287,7 +293,7 @@ def _random_batch(spec: str, model: nn.Module, tokens: int) -> tuple[Batch, Sour
     rng = torch.Generator().manual_seed(0)
     shape = (2, _length(model, tokens))
     ids_BT = torch.randint(0, words or tables[0], shape, generator=rng)
-    source = Source(name=f"{shape[0]} × {shape[1]} random tokens", random=True)
+    source = ModelSource(name=f"{shape[0]} × {shape[1]} random tokens", random=True)
     return {"input_ids": ids_BT} if Path(spec).is_dir() else ids_BT, source
 
 

@@ -21,8 +21,8 @@ from equipoise.autopilot.snapshots import Snapshot, Snapshots, restore, take
 from equipoise.autopilot.state import Course, Event, LogEntry, State
 from equipoise.autopilot.treatments import (
     BY_NAME,
-    Evidence,
     Treatment,
+    TreatmentEvidence,
     candidates,
     evidence_of,
     level,
@@ -122,7 +122,9 @@ class Pilot:
 
     # Deciding
 
-    def _new_evidence(self, judge: Judge, optimizer: Optimizer) -> Evidence | None:
+    def _new_evidence(
+        self, judge: Judge, optimizer: Optimizer
+    ) -> TreatmentEvidence | None:
         """Return what fires and is not muted; while a run settles, all is muted."""
         state, found = self.state, evidence_of(judge, optimizer)
         firing = {} if found is None else found.since
@@ -141,7 +143,7 @@ class Pilot:
             self.only_says = True
             self._note(judge.history.step, "dry run", f"{why}; Autopilot(untried=True)")
 
-    def _may_propose(self, found: Evidence, judge: Judge) -> bool:
+    def _may_propose(self, found: TreatmentEvidence, judge: Judge) -> bool:
         """Whether there is budget, and a loss that is worse than it has been.
 
         What fires while a run is at its best does no harm yet, and a treatment may.
@@ -149,7 +151,9 @@ class Pilot:
         harmed = found.nonfinite or not is_at_best(judge.history.curve("loss"))
         return harmed and self.state.used < self.options.most
 
-    def _propose(self, found: Evidence, judge: Judge, optimizer: Optimizer) -> None:
+    def _propose(
+        self, found: TreatmentEvidence, judge: Judge, optimizer: Optimizer
+    ) -> None:
         """Let the first rank choose, agree, and plan what was agreed on."""
         state = self.state
         fitting = list(candidates(found, failed=state.failed, active=state.active))
@@ -175,7 +179,10 @@ class Pilot:
             state.muted = sorted(_firing(judge))
 
     def _choose(
-        self, found: Evidence, fitting: Iterable[Treatment], optimizer: Optimizer
+        self,
+        found: TreatmentEvidence,
+        fitting: Iterable[Treatment],
+        optimizer: Optimizer,
     ) -> dict[str, Any]:
         """Return the first treatment that passes its trial, and a person's answer."""
         refused: list[tuple[str, str]] = []
@@ -200,7 +207,7 @@ class Pilot:
             return {**given, "proposal": shown, "refused": refused}
         return {"answer": None, "refused": refused}
 
-    def _plan(self, proposal: Proposal, found: Evidence, judge: Judge) -> None:
+    def _plan(self, proposal: Proposal, found: TreatmentEvidence, judge: Judge) -> None:
         state = self.state
         before = proposal.step if proposal.back_to is None else proposal.back_to
         state.used += 1
@@ -223,7 +230,9 @@ class Pilot:
         """Wait until the way back is covered again: readings jump until then."""
         self.state.settled = step + max(self.options.apart, distance)
 
-    def _snapshot_for(self, found: Evidence, treatment: Treatment) -> Snapshot | None:
+    def _snapshot_for(
+        self, found: TreatmentEvidence, treatment: Treatment
+    ) -> Snapshot | None:
         """Return the latest snapshot before the trouble began, else the oldest."""
         oldest = 0 if self.options.back is None else found.step - self.options.back
         wanted = found.began - treatment.margin

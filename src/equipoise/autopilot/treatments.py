@@ -32,7 +32,7 @@ A small model on data without structure starves its queries and keys, and is hea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class TreatmentEvidence:
     """What is known when an alarm is raised; the same on every rank."""
 
     step: int
@@ -61,7 +61,7 @@ class Evidence:
         return any(self.since.get(rule, self.step) <= self.start for rule in rules)
 
 
-def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
+def evidence_of(judge: Judge, optimizer: Optimizer) -> TreatmentEvidence | None:
     """Return the evidence for an alarm, or None while there is nothing to treat.
 
     A rule about the loss alone is no evidence of a cause: new data and a slow run look
@@ -75,7 +75,7 @@ def evidence_of(judge: Judge, optimizer: Optimizer) -> Evidence | None:
     if not model and not nonfinite:
         return None
     losses = judge.history.track("loss").first
-    return Evidence(
+    return TreatmentEvidence(
         step=judge.history.step,
         since={f.code: f.since for f in [*model, *nonfinite]},
         start=losses[0].step if losses else 0,
@@ -107,7 +107,7 @@ class Treatment:
 
     name: str
     remedies: Mapping[str, Mapping[str, Any]]
-    fits: Callable[[Evidence], bool] = field(compare=False)
+    fits: Callable[[TreatmentEvidence], bool] = field(compare=False)
     margin: int = 20
     """Go back to before the trouble by this many steps."""
     until_usual: bool = False
@@ -120,39 +120,39 @@ class Treatment:
         return {name: dict(given) for name, given in self.remedies.items()}
 
 
-def _adam_settings(e: Evidence) -> bool:
+def _adam_settings(e: TreatmentEvidence) -> bool:
     return e.epsilon > LARGE_EPSILON or e.beta2 < LOW_BETA2
 
 
-def _experts(e: Evidence) -> bool:
+def _experts(e: TreatmentEvidence) -> bool:
     return e.fires("router.collapsed", "router.certain")
 
 
-def _bad_batches(e: Evidence) -> bool:
+def _bad_batches(e: TreatmentEvidence) -> bool:
     # A model that is blown up by its rate has spikes too.
     blown_up = "update.too_large", "residual.growing", "attention.logits_growing"
     return e.fires("gradient.spike") and not e.fires(*blown_up)
 
 
-def _large_weights(e: Evidence) -> bool:
+def _large_weights(e: TreatmentEvidence) -> bool:
     large = "residual.embedding_large", "attention.saturated", "attention.logits_large"
     return e.fires_from_start(*large)
 
 
-def _rounded(e: Evidence) -> bool:
+def _rounded(e: TreatmentEvidence) -> bool:
     return e.fires("update.lost")
 
 
-def _growing_weights(e: Evidence) -> bool:
+def _growing_weights(e: TreatmentEvidence) -> bool:
     too_fast = e.rate_grew or e.fires("update.too_large")
     return e.fires("residual.growing") and not too_fast
 
 
-def _vanished(e: Evidence) -> bool:
+def _vanished(e: TreatmentEvidence) -> bool:
     return e.fires("gradient.vanished")
 
 
-def _rate(e: Evidence) -> bool:
+def _rate(e: TreatmentEvidence) -> bool:
     return not NOT_BY_RATE.issuperset(e.since)
 
 
@@ -206,7 +206,10 @@ BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
 
 
 def candidates(
-    evidence: Evidence, *, failed: Collection[str] = (), active: Collection[str] = ()
+    evidence: TreatmentEvidence,
+    *,
+    failed: Collection[str] = (),
+    active: Collection[str] = (),
 ) -> Iterator[Treatment]:
     """Yield the treatments that fit, have not failed, and would change something."""
     for treatment in TREATMENTS:

@@ -18,7 +18,7 @@ from equipoise.errors import InputError
 
 if TYPE_CHECKING:
     from equipoise.auditing.audit import Audit
-    from equipoise.auditing.subject import Subject
+    from equipoise.auditing.subject import ModelAndBatch
     from equipoise.auditing.weights.measures import Progress
 
 EXAMPLES = (
@@ -70,7 +70,7 @@ def command(
     from equipoise.auditing.page import print_audit
     from equipoise.cli.subject import needed, subject
 
-    found: Subject | None = None
+    found: ModelAndBatch | None = None
     wanted = {"precision": precision, "selection": selection, "curvature": curvature}
     if batch or text or random_tokens or any(wanted.values()) or _is_function(model):
         found = subject(
@@ -113,7 +113,7 @@ def _code(result: "Audit", fail_on: str | None) -> int:
     return int(any(f.severity in grave for f in result.findings))
 
 
-def _study(model: str, found: "Subject", wanted: dict[str, Any]) -> None:
+def _study(model: str, found: "ModelAndBatch", wanted: dict[str, Any]) -> None:
     """Run the studies that were asked for, each in its own words."""
     from equipoise.cli.subject import checked_batch, loss_batch
 
@@ -140,7 +140,7 @@ def _study(model: str, found: "Subject", wanted: dict[str, Any]) -> None:
         curvature_page.print_study(sharp, source=found.source)
 
 
-def _inputs(found: "Subject") -> "Subject":
+def _inputs(found: "ModelAndBatch") -> "ModelAndBatch":
     """Return the subject without targets: a pair is (inputs, targets)."""
     batch = found.batch
     if isinstance(batch, tuple | list) and len(batch) == 2:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.study import Studied, Typed, studies
+from equipoise.cli.study import StudyArgs, StudyOutput, studies
 from equipoise.errors import InputError
 
 EXAMPLES = (
@@ -18,7 +18,7 @@ EXAMPLES = (
 
 @studies(rows=40)
 def command(
-    typed: Typed,
+    typed: StudyArgs,
     *,
     lr: Annotated[
         float | None,
@@ -37,7 +37,7 @@ def command(
     micro_batch: Annotated[
         int | None, typer.Option(min=1, help="Samples at a time, to bound memory.")
     ] = None,
-) -> Studied:
+) -> StudyOutput:
     """Say which sublayer makes a loss sharp, and if a learning rate is too large."""
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr {lr}: a learning rate is positive")
@@ -57,4 +57,4 @@ def command(
         micro_batch=micro_batch,
     )
     more = {"headline": page.headline(result)}
-    return Studied(result=result, source=found.source, page=page, more=more)
+    return StudyOutput(result=result, source=found.source, page=page, more=more)

@@ -25,8 +25,8 @@ def command(
     from equipoise.cli.demo_models import ARMS, train
     from equipoise.report.comparison import compared
     from equipoise.report.html import write_report
+    from equipoise.report.report_model import view
     from equipoise.report.terminal import print_report
-    from equipoise.report.views import view
     from equipoise.watching.warmup import compile_kernels
 
     console = Console()

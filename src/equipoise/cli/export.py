@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from equipoise.cli.arguments import RunOrFolder, opened_run
-from equipoise.cli.progress import Working, working
+from equipoise.cli.progress import Spinner, working
 from equipoise.errors import InputError
 from equipoise.sinks import sink
 from equipoise.store import Run
@@ -119,7 +119,7 @@ def _draft(path: Path) -> Iterator[Path]:
 
 
 def _rows(
-    run: Run, names: list[str] | None, *, wide: bool, shown: Working
+    run: Run, names: list[str] | None, *, wide: bool, shown: Spinner
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the header, then every row."""
     if wide:
@@ -138,7 +138,7 @@ def _rows(
 
 
 def _csv(
-    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Working
+    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Spinner
 ) -> None:
     with _written(path) as stream:
         rows = _rows(run, names, wide=wide, shown=shown)
@@ -146,7 +146,7 @@ def _csv(
 
 
 def _jsonl(
-    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Working
+    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Spinner
 ) -> None:
     with _written(path) as stream:
         rows = _rows(run, names, wide=wide, shown=shown)
@@ -164,7 +164,7 @@ def _plain(cell: Any) -> Any:
 
 
 def _parquet(
-    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Working
+    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Spinner
 ) -> None:
     parquet = library("pyarrow.parquet")
     with _draft(path) as draft:
@@ -178,7 +178,7 @@ def _parquet(
 
 
 def _tensorboard(
-    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Working
+    run: Run, path: Path, names: list[str] | None, *, wide: bool, shown: Spinner
 ) -> None:
     """Write the mean over heads, as the sink of the same name does."""
     files = sink(f"tensorboard:{path}", run=run.path)

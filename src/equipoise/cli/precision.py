@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.study import Studied, Typed, studies
+from equipoise.cli.study import StudyArgs, StudyOutput, studies
 
 EXAMPLES = (
     "equipoise precision ./gpt2 --format fp16",
@@ -15,7 +15,7 @@ EXAMPLES = (
 
 @studies(rows=20)
 def command(
-    typed: Typed,
+    typed: StudyArgs,
     *,
     format: Annotated[
         str, typer.Option(help="bf16, fp16, tf32, e4m3, e5m2, or generic e5m10.")
@@ -38,7 +38,7 @@ def command(
     every_module: Annotated[
         bool, typer.Option(help="Also measure each module alone (slow).")
     ] = False,
-) -> Studied:
+) -> StudyOutput:
     """Predict and measure the error of a narrow format; say what to keep in fp32."""
     # Here, not above: --help must not load torch.
     from equipoise.auditing.precision import page
@@ -54,4 +54,4 @@ def command(
         found.model, batch, storage=storage, target=target, every_module=every_module
     )
     more = {"headline": page.headline(result)}
-    return Studied(result=result, source=found.source, page=page, more=more)
+    return StudyOutput(result=result, source=found.source, page=page, more=more)

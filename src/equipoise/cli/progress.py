@@ -20,7 +20,7 @@ DELAY = 2.0
 """Seconds before anything is shown: what is quick needs no bar."""
 
 
-class Working:
+class Spinner:
     """Shows what is under way, with a bar where the number of parts is known."""
 
     def __init__(self, doing: str, *, total: int | None = None) -> None:
@@ -68,5 +68,5 @@ class Working:
                 self._progress.stop()
 
 
-working = Working
+working = Spinner
 """Show what is done from the third second on, until the block ends."""

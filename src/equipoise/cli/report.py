@@ -12,8 +12,8 @@ from equipoise.errors import InputError
 from equipoise.judging.verdict import STATES, State
 from equipoise.report.comparison import compared
 from equipoise.report.offline_pages import check_page_path
+from equipoise.report.report_model import labelled, view, worst
 from equipoise.report.terminal import print_report, report_json
-from equipoise.report.views import labelled, view, worst
 from equipoise.store import Run
 
 EXAMPLES = (

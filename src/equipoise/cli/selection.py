@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.study import Studied, Typed, studies
+from equipoise.cli.study import StudyArgs, StudyOutput, studies
 
 EXAMPLES = (
     "equipoise selection ./gpt2 --text corpus.txt",
@@ -14,7 +14,7 @@ EXAMPLES = (
 
 @studies(rows=40)
 def command(
-    typed: Typed,
+    typed: StudyArgs,
     *,
     tokens: Annotated[
         int,
@@ -26,7 +26,7 @@ def command(
     top: Annotated[
         int, typer.Option(min=1, help="Tokens chosen for lift and recall.")
     ] = 16,
-) -> Studied:
+) -> StudyOutput:
     """Say of every head whether it selects, rests on the first key, or is flat."""
     # Here, not above: --help must not load torch.
     from equipoise.auditing.selection import page
@@ -37,4 +37,4 @@ def command(
     batch = checked_batch(typed.model, found)
     result = study(found.model, batch, queries=queries, top=top)
     more = {"counts": result.counts, "verdicts": [row.verdict for row in result.rows]}
-    return Studied(result=result, source=found.source, page=page, more=more)
+    return StudyOutput(result=result, source=found.source, page=page, more=more)

@@ -23,18 +23,18 @@ from equipoise.cli.arguments import (
     declared,
     print_json,
 )
-from equipoise.cli.progress import Working, working
+from equipoise.cli.progress import Spinner, working
 
 if TYPE_CHECKING:
-    from equipoise.auditing.subject import Source, Subject
+    from equipoise.auditing.subject import ModelAndBatch, ModelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Studied:
+class StudyOutput:
     """What a command measured, and how it is shown."""
 
     result: Any
-    source: "Source | None"
+    source: "ModelSource | None"
     page: Any
     """The module with its ``print_study`` and ``write_study``."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -42,16 +42,16 @@ class Studied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
+class StudyArgs:
     """The model and data that were typed; opened once the options are checked."""
 
     model: str
     batch: Path | None
     text: Path | None
     random_tokens: bool
-    shown: Working
+    shown: Spinner
 
-    def opened(self, doing: str, **options: Any) -> "Subject":
+    def opened(self, doing: str, **options: Any) -> "ModelAndBatch":
         """Return the model and its batch; show ``doing`` from then on."""
         from equipoise.cli.subject import subject  # loads torch
 
@@ -61,14 +61,16 @@ class Typed:
         return found
 
 
-def studies(*, rows: int) -> Callable[[Callable[..., Studied]], Callable[..., None]]:
-    """Make a command of a function of :class:`Typed` and options of its own.
+def studies(
+    *, rows: int
+) -> Callable[[Callable[..., StudyOutput]], Callable[..., None]]:
+    """Make a command of a function of :class:`StudyArgs` and options of its own.
 
     Args:
         rows: Rows of its table unless ``--rows`` is given.
     """
 
-    def made(measure: Callable[..., Studied]) -> Callable[..., None]:
+    def made(measure: Callable[..., StudyOutput]) -> Callable[..., None]:
         def command(
             model: Model,
             *,
@@ -82,7 +84,7 @@ def studies(*, rows: int) -> Callable[[Callable[..., Studied]], Callable[..., No
         ) -> None:
             with working(f"opening {model}") as shown:
                 study = measure(
-                    Typed(
+                    StudyArgs(
                         model=model,
                         batch=batch,
                         text=text,

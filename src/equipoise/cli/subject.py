@@ -17,8 +17,8 @@ from equipoise.auditing.subject import (
     MAKE,
     UNPICKLING,
     Batch,
-    Source,
-    Subject,
+    ModelAndBatch,
+    ModelSource,
     loaded,
     loaded_batch,
     output_of,
@@ -54,7 +54,7 @@ def subject(
     random_tokens: bool = False,
     tokens: int = 64,
     targets: bool = False,
-) -> Subject:
+) -> ModelAndBatch:
     """Return the model that was typed, in evaluation mode, and a batch for it if any.
 
     Args:
@@ -76,10 +76,10 @@ def subject(
     found.model.eval()
     if given is None:
         return found
-    return found._replace(batch=given, source=Source(name=f"the batch in {batch}"))
+    return found._replace(batch=given, source=ModelSource(name=f"the batch in {batch}"))
 
 
-def _installed_subject(path: Path, targets: bool) -> Subject | None:
+def _installed_subject(path: Path, targets: bool) -> ModelAndBatch | None:
     """Return what an installed package makes of a folder of its own format."""
     # A folder with a configuration is Hugging Face's: no package is loaded for it.
     if not path.is_dir() or (path / "config.json").is_file():
@@ -88,11 +88,11 @@ def _installed_subject(path: Path, targets: bool) -> Subject | None:
     if opened is None:
         return None
     model, pair = opened
-    source = Source(name="a batch of the run's own data")
-    return Subject(model, pair if targets else pair[0], source)
+    source = ModelSource(name="a batch of the run's own data")
+    return ModelAndBatch(model, pair if targets else pair[0], source)
 
 
-def checked_batch(spec: str, found: Subject) -> Batch:
+def checked_batch(spec: str, found: ModelAndBatch) -> Batch:
     """Return the batch when the model can be called on it."""
     batch = needed(spec, found)
     with user_code(f"{spec} cannot be called on this batch"), torch.no_grad():
@@ -100,7 +100,7 @@ def checked_batch(spec: str, found: Subject) -> Batch:
     return batch
 
 
-def loss_batch(spec: str, found: Subject) -> Any:
+def loss_batch(spec: str, found: ModelAndBatch) -> Any:
     """Return a batch of which the model has a loss."""
     # Here, not above: no other command needs what curvature is made of.
     from equipoise.auditing.curvature.objective import calls, mean_loss
@@ -112,7 +112,7 @@ def loss_batch(spec: str, found: Subject) -> Any:
     return batch
 
 
-def needed(spec: str, found: Subject) -> Batch:
+def needed(spec: str, found: ModelAndBatch) -> Batch:
     """Return the batch, or say how to give one."""
     if found.batch is None:
         raise InputError(

@@ -31,7 +31,7 @@ def canonical(reading: Reading) -> Reading:
     return reading if name is None else replace(reading, quantity=name)
 
 
-class Source(Protocol):
+class ReadingSource(Protocol):
     """Where recorded readings come from: a run file, or anything shaped like one."""
 
     def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[Any, int]:
@@ -42,7 +42,7 @@ class Source(Protocol):
         ...
 
 
-class News(Protocol):
+class RecordBatch(Protocol):
     """What a source returns: readings and findings in the order of recording."""
 
     @property

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from equipoise.judging.episodes import is_episode, what_is_over
-from equipoise.judging.history import History, News, canonical
+from equipoise.judging.history import History, RecordBatch, canonical
 from equipoise.judging.rules import Rule, configured
 from equipoise.judging.rules.conditions import FAILED, Condition, RuleAtWork
-from equipoise.judging.rules.registry import Subject
+from equipoise.judging.rules.registry import RuleSubject
 from equipoise.judging.settings import SETTINGS, moved_before
 from equipoise.judging.verdict import Reason, State, Verdict
 from equipoise.records import Finding, Reading, Scalar
@@ -44,7 +44,7 @@ class Judge:
     details: Mapping[str, Any] = field(default_factory=dict)
     rules: Sequence[Rule] | None = None
     """Those in force unless given: ours, users', as ``equipoise.toml`` sets them."""
-    of: Subject = "run"
+    of: RuleSubject = "run"
     history: History = field(init=False)
     at_work: list[RuleAtWork] = field(init=False)
     cursor: int = 0
@@ -180,7 +180,7 @@ class Judge:
         else:
             self.checks[place] = finding
 
-    def follow(self, news: News) -> None:
+    def follow(self, news: RecordBatch) -> None:
         """Take what a source has recorded since the last time."""
         self.add(news.readings)
         self.note(news.findings)

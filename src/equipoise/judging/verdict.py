@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from equipoise.judging.rules.registry import Subject
+from equipoise.judging.rules.registry import RuleSubject
 from equipoise.records import Finding, Record, Scalar, html_table
 
 State = Literal["healthy", "at risk", "failing", "dead", "not judged"]
@@ -31,7 +31,7 @@ class Verdict(Record):
     """What is wrong with a run, a checkpoint or the start of a run."""
 
     state: State
-    of: Subject = "run"
+    of: RuleSubject = "run"
     step: int = -1
     """The step it stands for: the last one that was read."""
     since: int | None = None

@@ -20,7 +20,7 @@ from equipoise.planning.model import (
     WARMUPS,
     Model,
     Plan,
-    Setting,
+    PlanSetting,
 )
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "WARMUPS",
     "Model",
     "Plan",
-    "Setting",
+    "PlanSetting",
     "plan",
 ]
 

@@ -15,16 +15,16 @@ from equipoise.numerics.scaling import (
     path_gain,
 )
 from equipoise.planning.evidence import DEEPNORM, LARGEST_GAIN, TEMPERATURE, WARMUP
-from equipoise.planning.model import NORMS, Model, Setting
+from equipoise.planning.model import NORMS, Model, PlanSetting
 
 EMADI = "Emadi 2026, §6"
 WANG = "Wang et al. 2022"
 
 
-def scores(model: Model) -> Iterator[Setting]:
+def scores(model: Model) -> Iterator[PlanSetting]:
     head = model.width // model.heads
     if model.attention != "linear":
-        yield Setting(
+        yield PlanSetting(
             name="attention.scale",
             value=head**-0.5,
             formula=f"d_h^(-1/2), d_h = {head}",
@@ -32,8 +32,8 @@ def scores(model: Model) -> Iterator[Setting]:
         )
 
 
-def std(model: Model) -> Iterator[Setting]:
-    yield Setting(
+def std(model: Model) -> Iterator[PlanSetting]:
+    yield PlanSetting(
         name="init.std",
         value=initial_std(model.width),
         formula="0.02·(1280/d)^(1/2)",
@@ -44,11 +44,11 @@ def std(model: Model) -> Iterator[Setting]:
     )
 
 
-def feedforward_width(model: Model) -> Iterator[Setting]:
+def feedforward_width(model: Model) -> Iterator[PlanSetting]:
     """Three matrices of a gated net hold what two of a plain one do at 8d/3."""
     gated = model.feedforward == "gated"
     width = 256 * math.ceil(8 * model.width / 3 / 256) if gated else 4 * model.width
-    yield Setting(
+    yield PlanSetting(
         name="ffn.width",
         value=float(width),
         formula="8d/3, up to a multiple of 256" if gated else "4d",
@@ -59,7 +59,7 @@ def feedforward_width(model: Model) -> Iterator[Setting]:
     )
 
 
-def _path(model: Model) -> Iterator[Setting]:
+def _path(model: Model) -> Iterator[PlanSetting]:
     """m maps of the attention path share 1/N, and so do those of the FFN.
 
     Before the norm (pre) our own experiment contradicts it, and gains stay at 1.
@@ -71,7 +71,7 @@ def _path(model: Model) -> Iterator[Setting]:
     value = 1.0 if throttled or measured else shared
     formula = "1: the temperature shares 1/N" if throttled else f"N^(-1/{m})"
     for letter in {4: "qkvo", 3: "qvo", 2: "vo"}[m]:
-        yield Setting(
+        yield PlanSetting(
             name=f"init.gain.{letter}",
             value=value,
             formula=f"1, not N^(-1/{m}) = {shared:.3g}" if measured else formula,
@@ -92,11 +92,11 @@ def _contradiction(model: Model) -> str:
     )
 
 
-def _feedforward_gain(model: Model, measured: bool) -> Setting:
+def _feedforward_gain(model: Model, measured: bool) -> PlanSetting:
     """A gated net multiplies three maps, a plain one two."""
     maps = 3 if model.feedforward == "gated" else 2
     shared = path_gain(model.depth, maps=maps)
-    return Setting(
+    return PlanSetting(
         name="init.gain.ffn",
         value=1.0 if measured else shared,
         formula=f"1, not N^(-1/{maps}) = {shared:.3g}"
@@ -110,39 +110,39 @@ def _feedforward_gain(model: Model, measured: bool) -> Setting:
     )
 
 
-def _plain(model: Model) -> Iterator[Setting]:
+def _plain(model: Model) -> Iterator[PlanSetting]:
     yield from _path(model)
     yield _multiplier("residual.branch", 1.0, "1", EMADI)
     note = "on W_O and the last FFN matrix only"
     yield _output(model, "init.gain.output", "Radford et al. 2019 (GPT-2)", note=note)
 
 
-def _post(model: Model) -> Iterator[Setting]:
+def _post(model: Model) -> Iterator[PlanSetting]:
     yield from _path(model)
     yield _multiplier("residual.branch", 1.0, "1", EMADI)
 
 
-def _sandwich(model: Model) -> Iterator[Setting]:
+def _sandwich(model: Model) -> Iterator[PlanSetting]:
     yield from _path(model)
     reference = "ours: 2N branches add up to the variance of one"
     note = "weight of the normaliser after each branch, which undoes W_O's gain"
     yield _output(model, "init.norm.output", reference, note=note)
 
 
-def _output(model: Model, name: str, reference: str, *, note: str) -> Setting:
+def _output(model: Model, name: str, reference: str, *, note: str) -> PlanSetting:
     value = output_gain(model.depth)
     found = _multiplier(name, value, "(2N)^(-1/2)", reference)
     return replace(found, note=note)
 
 
-def _deepnorm(model: Model) -> Iterator[Setting]:
+def _deepnorm(model: Model) -> Iterator[PlanSetting]:
     found = deepnorm(model.depth)
     branch = _multiplier("residual.branch", found.branch, "(2N)^(-1/4)", EMADI)
     yield replace(branch, evidence="measured here", because=DEEPNORM)
     yield from _gains(found.gain, "(8N)^(-1/4)")
 
 
-def _deepnorm_original(model: Model) -> Iterator[Setting]:
+def _deepnorm_original(model: Model) -> Iterator[PlanSetting]:
     if model.decoder_depth is None:
         found = deepnorm_original(model.depth)
         skip = _multiplier("residual.skip", found.skip, "(2N)^(1/4)", WANG)
@@ -158,9 +158,9 @@ def _deepnorm_original(model: Model) -> Iterator[Setting]:
     yield from _gains(decoder.gain, "(12M)^(-1/4)", ".decoder")
 
 
-def _gains(gain: float, formula: str, stack: str = "") -> Iterator[Setting]:
+def _gains(gain: float, formula: str, stack: str = "") -> Iterator[PlanSetting]:
     for name in ("v", "o", "ffn"):
-        yield Setting(
+        yield PlanSetting(
             name=f"init.gain.{name}{stack}",
             value=gain,
             formula=formula,
@@ -169,11 +169,11 @@ def _gains(gain: float, formula: str, stack: str = "") -> Iterator[Setting]:
         )
 
 
-def _multiplier(name: str, value: float, formula: str, reference: str) -> Setting:
-    return Setting(name=name, value=value, formula=formula, reference=reference)
+def _multiplier(name: str, value: float, formula: str, reference: str) -> PlanSetting:
+    return PlanSetting(name=name, value=value, formula=formula, reference=reference)
 
 
-PLACEMENTS: dict[str, Callable[[Model], Iterator[Setting]]] = {
+PLACEMENTS: dict[str, Callable[[Model], Iterator[PlanSetting]]] = {
     "pre": _plain,
     "post": _post,
     "deepnorm": _deepnorm,
@@ -182,9 +182,9 @@ PLACEMENTS: dict[str, Callable[[Model], Iterator[Setting]]] = {
 }
 
 
-def warmup_of(model: Model) -> Iterator[Setting]:
+def warmup_of(model: Model) -> Iterator[PlanSetting]:
     post = model.residual == "post"
-    yield Setting(
+    yield PlanSetting(
         name="warmup.steps",
         value=math.ceil(round(2 / (1 - model.beta2), 6)),
         formula=f"2/(1-β₂), β₂ = {model.beta2:g}",
@@ -198,12 +198,12 @@ def warmup_of(model: Model) -> Iterator[Setting]:
         yield _temperature(model)
 
 
-def _temperature(model: Model) -> Setting:
+def _temperature(model: Model) -> PlanSetting:
     """τ such that (θ/τ)·Π norms starts at 1/N or below."""
     product = 1.0
     if model.residual.startswith("deepnorm"):
         product = deepnorm(model.depth).branch * deepnorm(model.depth).gain ** 2
-    return Setting(
+    return PlanSetting(
         name="warmup.temperature",
         value=max(1.0, model.depth * product),
         formula="τ from max(1, N·Π gains) down to 1",
@@ -215,12 +215,12 @@ def _temperature(model: Model) -> Setting:
     )
 
 
-def epsilon(model: Model) -> Iterator[Setting]:
+def epsilon(model: Model) -> Iterator[PlanSetting]:
     usual = NORMS[model.norm]
     # tf32 is an input format of matrix products; everything else there is fp32.
     format = FORMATS["fp32" if model.precision == "tf32" else model.precision]
     value = max(usual, 10.0 ** math.ceil(math.log10(format.smallest_normal)))
-    yield Setting(
+    yield PlanSetting(
         name="norm.eps",
         value=value,
         formula=f"≥ smallest normal {format.name}, {format.smallest_normal:.3g}",

@@ -14,7 +14,7 @@ LEVELS: dict[Level, str] = {
 }
 
 
-class Measured(NamedTuple):
+class MeasuredEffect(NamedTuple):
     """A number that our experiments found, with its 95 % interval."""
 
     found: float
@@ -30,16 +30,16 @@ class Measured(NamedTuple):
 # docs/results/exponents: pre-LN, width 32, 24 steps, five seeds. A test compares.
 _POWER = "N^({0} [{1}, {2}])"
 LARGEST_GAIN = {
-    "standard": Measured(found=0.0842, low=0.0113, high=0.157, form=_POWER),
-    "shared": Measured(found=0.26, low=0.18, high=0.341, form=_POWER),
-    "linear": Measured(found=0.205, low=-0.123, high=0.534, form=_POWER),
+    "standard": MeasuredEffect(found=0.0842, low=0.0113, high=0.157, form=_POWER),
+    "shared": MeasuredEffect(found=0.26, low=0.18, high=0.341, form=_POWER),
+    "linear": MeasuredEffect(found=0.205, low=-0.123, high=0.534, form=_POWER),
 }
 """Attention → how the largest gain that trains moves with depth N; N^(-1/m) is outside
 all three intervals."""
 
 # docs/results/prepost: 24 layers, width 64, 240 steps, five seeds. A test compares.
-DEEPNORM_MINUS_PRE = Measured(found=-0.0874, low=-0.102, high=-0.0726)
-DEEPNORM_MINUS_POST = Measured(found=-0.659, low=-0.676, high=-0.642)
+DEEPNORM_MINUS_PRE = MeasuredEffect(found=-0.0874, low=-0.102, high=-0.0726)
+DEEPNORM_MINUS_POST = MeasuredEffect(found=-0.659, low=-0.676, high=-0.642)
 DEEPNORM = (
     f"docs/results/prepost: held-out loss {DEEPNORM_MINUS_PRE} against pre-LN and "
     f"{DEEPNORM_MINUS_POST} against post-LN, 24 layers, all gains 1"

@@ -89,7 +89,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PlanSetting:
     """One thing to set, and why."""
 
     name: str
@@ -108,9 +108,9 @@ class Plan:
     """What to set for one model; iterate over it, index it by name, or print it."""
 
     model: Model
-    settings: tuple[Setting, ...]
+    settings: tuple[PlanSetting, ...]
 
-    def __iter__(self) -> Iterator[Setting]:
+    def __iter__(self) -> Iterator[PlanSetting]:
         return iter(self.settings)
 
     def __getitem__(self, name: str) -> float:

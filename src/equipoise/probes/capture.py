@@ -33,9 +33,9 @@ from equipoise.probes.protocols import (
     ModuleProbe,
     PassProbe,
     Probe,
-    is_a,
+    implements,
 )
-from equipoise.probes.sharding import Part, Parts, Transfer
+from equipoise.probes.sharding import Parts, Shard, Transfer
 from equipoise.probes.window import Window
 
 log = logging.getLogger("equipoise")
@@ -90,7 +90,7 @@ def _full_precision() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SiteValues:
     """The values of one quantity at one site, on the host."""
 
     values: tuple[float, ...]
@@ -99,7 +99,7 @@ class Cell:
     """Which head the first value is of: tensor parallelism gives a rank some heads."""
 
 
-Table = dict[str, dict[str, Cell]]
+Table = dict[str, dict[str, SiteValues]]
 """quantity → site → values."""
 
 
@@ -154,7 +154,7 @@ class Collector:
         also: Pending | None = None,
         parts: Mapping[str, Parts] | None = None,
         facts: PendingFacts | None = None,
-    ) -> "Arriving":
+    ) -> "HostTransfer":
         """Send everything collected to the host, with one transfer, and start afresh.
 
         ``first_heads`` names the sites of which this rank holds later heads only;
@@ -162,10 +162,10 @@ class Collector:
         so do the ``parts`` of each probe and the ``facts`` of the step.
         """
         emitted, self._emitted = self._emitted, {}
-        return Arriving(emitted, first_heads or {}, also, parts or {}, facts)
+        return HostTransfer(emitted, first_heads or {}, also, parts or {}, facts)
 
 
-class Arriving:
+class HostTransfer:
     """What was collected, on its way to the host."""
 
     def __init__(
@@ -201,7 +201,7 @@ class Arriving:
         pairs = zip(self._emitted.items(), moved[:count], strict=True)
         for ((quantity, site), cell), values in pairs:
             first = self._firsts.get(site, 0) if cell.by_head else 0
-            table.setdefault(quantity, {})[site] = Cell(values, cell.how, first)
+            table.setdefault(quantity, {})[site] = SiteValues(values, cell.how, first)
         return table
 
     def facts(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Arriving:
         there = iter(self._transfer.tensors(self._numbers))
         return {
             probe: {
-                name: Part(next(there).view(part.values.shape), part.split)
+                name: Shard(next(there).view(part.values.shape), part.split)
                 for name, part in some.items()
             }
             for probe, some in self._parts.items()
@@ -327,9 +327,9 @@ class Capture:
         boundary, begun, self._begun = self._boundary, self._begun, True
         with ExitStack() as stack:
             for probe in self._probes:
-                if is_a(probe, PassProbe) and not begun:
+                if implements(probe, PassProbe) and not begun:
                     boundary.guarded(probe.name, probe.begin_pass)()
-                if is_a(probe, ModuleProbe):
+                if implements(probe, ModuleProbe):
                     attach = boundary.guarded(probe.name, _attach)
                     attach(probe, self._anatomy, self._emit, boundary, stack)
             for handle in self._coverage.attach(self._anatomy):
@@ -339,7 +339,7 @@ class Capture:
             stack.enter_context(self._interceptor)
             yield
 
-    def settle(self) -> None:
+    def finish_closing(self) -> None:
         """Take off the stack a mode that was closed while it ran."""
         if self._interceptor is not None:
             self._interceptor.leave_stack()
@@ -377,5 +377,5 @@ def _listeners(probes: Iterable[Probe], boundary: Boundary) -> list[Hook]:
     return [
         boundary.guarded(probe.name, probe.on_attention)
         for probe in probes
-        if is_a(probe, AttentionProbe)
+        if implements(probe, AttentionProbe)
     ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.fused_kernels import Rows
+from equipoise.anatomy.fused_kernels import KernelRows
 
 DEVICES = {"cuda"}
 """Kinds of devices on which the kernel runs; torch calls ROCm's so too."""
@@ -28,13 +28,13 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def kernel_rows(call: AttentionCall) -> Rows | None:
+def kernel_rows(call: AttentionCall) -> KernelRows | None:
     """Return what the kernel needs to know of a call's rows, None if torch reads it."""
     if call.modify is None:
-        rows: Rows | None = Rows(causal=call.causal)
+        rows: KernelRows | None = KernelRows(causal=call.causal)
     else:
         owner = getattr(call.modify, "__self__", None)
-        rows = owner if isinstance(owner, Rows) else None
+        rows = owner if isinstance(owner, KernelRows) else None
     if rows is None or rows.sinks_H is not None:
         return None
     # Capped after a mask was added, by the kernels themselves: not in ours.

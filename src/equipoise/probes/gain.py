@@ -32,7 +32,7 @@ from equipoise.numerics.spectra.sharded_norm import (
 )
 from equipoise.numerics.spectra.tracking import head_product_norms, tracked_norm
 from equipoise.probes.protocols import Emit, WithAnatomy
-from equipoise.probes.sharding import Part, Parts, PendingParts, names, parts_by_rank
+from equipoise.probes.sharding import Parts, PendingParts, Shard, names, parts_by_rank
 
 Start = dict[tuple[str, str], Tensor]
 Letter = Literal["q", "k", "v", "o"]
@@ -133,16 +133,16 @@ class ShardedNorms:
 
     def _part(
         self, name: str, weight: Weight, norm: Callable[[str, Tensor], Tensor]
-    ) -> Part | None:
+    ) -> Shard | None:
         stored = effective(weight.module, weight.attribute)
         if not is_sharded(stored):
-            return Part(norm(name[-1], weight.part_of(local_part(stored))), WHOLE)
+            return Shard(norm(name[-1], weight.part_of(local_part(stored))), WHOLE)
         found = shard_of(weight)
         if found is None:
             return None
         shard_MD, split = found
         share_DK = share_of_image(shard_MD, self._directions(name, shard_MD.shape[1]))
-        return Part(share_DK, split)
+        return Shard(share_DK, split)
 
     def _directions(self, name: str, width: int) -> Tensor:
         """Return V; a layer that is called again has its own, from the same start."""

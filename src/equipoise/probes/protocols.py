@@ -44,7 +44,7 @@ class Guarded(Protocol):
 P = TypeVar("P")
 
 
-def is_a(probe: Any, kind: Callable[..., P]) -> TypeGuard[P]:
+def implements(probe: Any, kind: Callable[..., P]) -> TypeGuard[P]:
     """Return ``isinstance`` of a probe's protocol, by its methods alone.
 
     Python 3.11 asks for every name anew: 60 µs a question, a hundred in a sampled step.

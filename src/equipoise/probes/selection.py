@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.numerics.selection import (
     AtSizes,
-    Wanted,
+    HeadMetricOptions,
     concentration,
     selection_of_weights,
 )
@@ -90,7 +90,7 @@ def against_chance(
     token.
     """
     T = min(w_BHqK.shape[-1], v_BGKD.shape[2])
-    wanted = Wanted(tops=(max(1, min(most, T // 8)),), random=2)
+    wanted = HeadMetricOptions(tops=(max(1, min(most, T // 8)),), random=2)
     seen_BHqT = z_BHqK[..., :T] != float("-inf")
     v_BGTD = v_BGKD.detach()[:, :, :T]
     return selection_of_weights(w_BHqK[..., :T], v_BGTD, wanted=wanted, mask=seen_BHqT)

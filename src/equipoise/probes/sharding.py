@@ -22,7 +22,7 @@ LATE_DEVICES = {"cuda"}
 """Kinds of devices that copy to the host on their own, while the training goes on."""
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """Numbers of one rank, and which part of the total they are."""
 
     values: Tensor
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     split: Split
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, Shard]
 """What it is a part of → the part."""
 
 
@@ -38,10 +38,10 @@ Parts = Mapping[str, Part]
 class PendingParts:
     """This rank's parts until the ranks' next exchange."""
 
-    _parts: dict[str, Part] = field(default_factory=dict)
+    _parts: dict[str, Shard] = field(default_factory=dict)
 
     def add(self, name: str, values: Tensor, split: Split) -> None:
-        self._parts[name] = Part(values, split)
+        self._parts[name] = Shard(values, split)
 
     def pop(self) -> Parts:
         """Return the parts since the last call, where they are."""

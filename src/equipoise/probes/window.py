@@ -57,7 +57,7 @@ class Capturing(Protocol):
 
     def open(self) -> AbstractContextManager[None]: ...
 
-    def settle(self) -> None:
+    def finish_closing(self) -> None:
         """Finish a closing that began where a mode cannot leave the stack."""
 
 
@@ -151,7 +151,7 @@ class Window:
         """Wait for the first call; leave nothing on the model afterwards."""
         _keep_from_dynamo()
         with ExitStack() as stack:
-            stack.callback(self._capture.settle)
+            stack.callback(self._capture.finish_closing)
             stack.callback(self.close)
             for module in _called_in_place(self._model):
                 wrapper = CallWrapper(module, self._before, self._after)
@@ -166,7 +166,7 @@ class Window:
             self._note(module)
             return
         if self._inside is None:
-            self._capture.settle()
+            self._capture.finish_closing()
         if _inside_compiled_function():
             return
         wanted = torch.is_grad_enabled() or not self._only_training

@@ -53,7 +53,7 @@ class Remedy(Protocol):
         ...
 
 
-class Applied:
+class AppliedRemedy:
     """The place of one remedy in the order of those applied; holds no model."""
 
     def __init__(self, name: str, touched: frozenset[object]) -> None:
@@ -63,7 +63,9 @@ class Applied:
 class Undo:
     """Takes one remedy back when called; a second call does nothing."""
 
-    def __init__(self, model: nn.Module, applied: Applied, back: list[Back]) -> None:
+    def __init__(
+        self, model: nn.Module, applied: AppliedRemedy, back: list[Back]
+    ) -> None:
         self.name, self.progress = applied.name, dict[str, Any]()
         """What the remedy counts while it is active; a checkpoint may carry it."""
         self.details: dict[str, str | int | float] = {}
@@ -95,7 +97,7 @@ class Undo:
             _order(self._model).remove(self._applied)
 
 
-_applied: "WeakKeyDictionary[nn.Module, list[Applied]]" = WeakKeyDictionary()
+_applied: "WeakKeyDictionary[nn.Module, list[AppliedRemedy]]" = WeakKeyDictionary()
 Listener = Callable[[Undo, bool], None]
 # Weak: a listener (a watch handle) holds the model that is the key.
 _listeners: "WeakKeyDictionary[nn.Module, weakref.WeakMethod[Any]]" = (
@@ -103,7 +105,7 @@ _listeners: "WeakKeyDictionary[nn.Module, weakref.WeakMethod[Any]]" = (
 )
 
 
-def _order(model: nn.Module) -> list[Applied]:
+def _order(model: nn.Module) -> list[AppliedRemedy]:
     return _applied.setdefault(unwrapped(model), [])
 
 
@@ -232,7 +234,7 @@ class Changes:
 
     def applied(self, **details: str | int | float) -> Undo:
         """Return the undo of everything collected, and record the remedy."""
-        place = Applied(self.name, frozenset(self._touched))
+        place = AppliedRemedy(self.name, frozenset(self._touched))
         _order(self.model).append(place)
         undo = Undo(self.model, place, list(self._back))
         undo.progress, undo.details = self.progress, details

@@ -25,7 +25,7 @@ from equipoise.remedies.base import Changes, Positive, RecordedRemedy, Undo, ove
 
 
 @dataclass(slots=True)
-class HeadNorm:
+class ScoreNorm:
     """x·rms(x)^(-s)·(1 + s(g - 1)), with s from 0 to 1 over the first steps.
 
     At s = 0 nothing changes; at s = 1 it is an RMS norm with gains g. The gains start
@@ -91,7 +91,7 @@ class QKNorm(RecordedRemedy):
             gain_HD = torch.ones(heads, width, device=like.device, dtype=torch.float32)
             gains[letter] = nn.Parameter(gain_HD)
             changes.parameter(site.module, f"qk_norm_{letter}", gains[letter])
-        edit_heads(changes, site, HeadNorm(gains, changes.progress, self.steps))
+        edit_heads(changes, site, ScoreNorm(gains, changes.progress, self.steps))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from equipoise.report.changes import is_logarithmic
 from equipoise.report.grids import Grid, blocks_of, grid, layer_of
-from equipoise.report.overview import Json, brief, finite
+from equipoise.report.page_model import Json, brief, finite
 from equipoise.report.quantities import shown
 from equipoise.store import Run
 

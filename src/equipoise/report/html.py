@@ -22,9 +22,9 @@ from equipoise.report.changes import changes
 from equipoise.report.comparison import comparison_json
 from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
 from equipoise.report.offline_pages import write_page
-from equipoise.report.overview import Json, changes_json, run_json, verdict_json
+from equipoise.report.page_model import Json, changes_json, run_json, verdict_json
 from equipoise.report.quantities import shown
-from equipoise.report.views import Report, Runs, view
+from equipoise.report.report_model import Report, Runs, view
 from equipoise.store import Run
 
 POINTS = 600

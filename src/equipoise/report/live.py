@@ -40,7 +40,7 @@ BY_LAYER: dict[str, Extreme] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class LiveCurve:
     """A quantity over training at one site, and its last value."""
 
     quantity: str
@@ -62,8 +62,8 @@ class LiveView:
     age: float | None
     """Seconds since it was recorded."""
     verdict: Verdict
-    curves: tuple[Curve, ...]
-    worst: tuple[Curve, ...]
+    curves: tuple[LiveCurve, ...]
+    worst: tuple[LiveCurve, ...]
     """Of each quantity by layer, the layer where it stands worst."""
     findings: tuple[Finding, ...]
     """The latest first."""
@@ -110,10 +110,10 @@ class Follower:
             self._cursor = cursor
             self._judge.follow(news)
 
-    def _whole(self, quantity: str) -> Curve:
+    def _whole(self, quantity: str) -> LiveCurve:
         return self._curve(quantity, "", _last(self.run, quantity), "highest")
 
-    def _worst(self, quantity: str, end: Extreme) -> Curve:
+    def _worst(self, quantity: str, end: Extreme) -> LiveCurve:
         reading = _last(self.run, quantity)
         rows = dict(zip(reading.sites, reading.values, strict=True))
         blocks = blocks_of(self.run)
@@ -124,10 +124,12 @@ class Follower:
         site = next((s for s, v in values.items() if v is most or v == most), "")
         return self._curve(quantity, site, reading, end)
 
-    def _curve(self, quantity: str, site: str, reading: Reading, end: Extreme) -> Curve:
+    def _curve(
+        self, quantity: str, site: str, reading: Reading, end: Extreme
+    ) -> LiveCurve:
         row = reading.values[reading.sites.index(site)] if reading.sites else ()
         found = self.run.summary(quantity, site, points=POINTS)[site]
-        return Curve(
+        return LiveCurve(
             quantity=quantity,
             site=site,
             value=worse(row, end),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.records import Finding
-from equipoise.report.live import Curve, LiveView, levels, shrunk
-from equipoise.report.views import short
+from equipoise.report.live import LiveCurve, LiveView, levels, shrunk
+from equipoise.report.report_model import short
 from equipoise.text.tones import terminal
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
@@ -103,7 +103,7 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
     return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
 
 
-def _curve(curve: Curve, screen: Screen) -> Line:
+def _curve(curve: LiveCurve, screen: Screen) -> Line:
     room = max(16, screen.width * 2 // 5)
     site = _tail(curve.site, max(6, room - 1 - len(curve.quantity)))
     label = f"{curve.quantity[: room - 1 - len(site)]} {site}"

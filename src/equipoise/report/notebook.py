@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from equipoise.errors import EquipoiseError, InputError
-from equipoise.report.live import Curve, Follower, LiveView, levels, shrunk
+from equipoise.report.live import Follower, LiveCurve, LiveView, levels, shrunk
 from equipoise.report.live_screen import Screen, duration, frame
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 from equipoise.store import Run, open_run
 from equipoise.text.tones import STATES, TONES
 
@@ -136,13 +136,13 @@ def block(view: LiveView) -> str:
     )
 
 
-def _row(curve: Curve) -> str:
+def _row(curve: LiveCurve) -> str:
     cells = (curve.quantity, curve.site, short(curve.value))
     text = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
     return f"<tr>{text}<td>{svg(curve)}</td></tr>"
 
 
-def svg(curve: Curve) -> str:
+def svg(curve: LiveCurve) -> str:
     """Return a curve as a small drawing; what is not finite is a red mark."""
     heights = levels(shrunk(curve.points, WIDTH // 2), HEIGHT)
     across = (WIDTH - 1) / max(1, len(heights) - 1)

@@ -14,7 +14,7 @@ Worse = Literal["high", "low", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class QuantityLabel:
     """The presentation of one quantity."""
 
     name: str
@@ -28,11 +28,11 @@ class Shown:
     """The place in lists: what decides most often comes first."""
 
 
-def _entry(line: str) -> tuple[str, Shown]:
+def _entry(line: str) -> tuple[str, QuantityLabel]:
     name, title, unit, scale, worse, group = (part.strip() for part in line.split("|"))
     kinds: dict[str, Scale] = {"log": "log", "linear": "linear", "auto": "auto"}
     sides: dict[str, Worse] = {"high": "high", "low": "low", "": ""}
-    return name, Shown(
+    return name, QuantityLabel(
         name=name,
         title=title,
         unit=unit,
@@ -100,7 +100,7 @@ CATALOGUE = dict(_entry(line) for line in _TABLE.strip().splitlines())
 RANKS = {name: rank for rank, name in enumerate(CATALOGUE)}
 
 
-def shown(name: str) -> Shown:
+def shown(name: str) -> QuantityLabel:
     """Return how a quantity is shown; a name that is not known is shown as it is.
 
     >>> shown("attention.theta.p5").scale, shown("sensitivity.ln_G").title
@@ -113,7 +113,7 @@ def shown(name: str) -> Shown:
         return replace(CATALOGUE[name], rank=rank)
     prefix = _known_prefix(name)
     if prefix is None:
-        return Shown(name=name, title=name, rank=rank)
+        return QuantityLabel(name=name, title=name, rank=rank)
     family, rest = CATALOGUE[prefix], name[len(prefix) + 1 :]
     scale: Scale = "linear" if rest.startswith("ln_") else family.scale
     title = f"{family.title} {re.sub('[._]', ' ', rest)}"

@@ -15,8 +15,8 @@ from rich.text import Text
 from equipoise.errors import RunFileError
 from equipoise.judging.verdict import Verdict
 from equipoise.report.live_screen import duration
-from equipoise.report.overview import Json
-from equipoise.report.views import Report, RunFinding
+from equipoise.report.page_model import Json
+from equipoise.report.report_model import Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
 from equipoise.text.tones import terminal

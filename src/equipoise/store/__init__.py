@@ -10,12 +10,12 @@ from equipoise.store.location import run_path, runs_directory
 
 if TYPE_CHECKING:
     from equipoise.store.level_of_detail import Summary
-    from equipoise.store.reader import News, Run, open_run
+    from equipoise.store.reader import NewRecords, Run, open_run
     from equipoise.store.retrying import RetryingWriter
     from equipoise.store.writer import RunWriter
 
 __all__ = [
-    "News",
+    "NewRecords",
     "RetryingWriter",
     "Run",
     "RunWriter",
@@ -27,7 +27,7 @@ __all__ = [
 
 # Resolved on first use (PEP 562): where runs are is asked before NumPy is needed.
 _LAZY = {
-    "News": "reader",
+    "NewRecords": "reader",
     "RetryingWriter": "retrying",
     "Run": "reader",
     "RunWriter": "writer",

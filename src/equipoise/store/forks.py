@@ -13,7 +13,7 @@ import weakref
 from typing import Protocol
 
 
-class Guard(Protocol):
+class ForkGuard(Protocol):
     """A re-entrant lock."""
 
     def acquire(self) -> bool: ...
@@ -25,7 +25,7 @@ class Forkable(Protocol):
     """Something that owns a connection."""
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> ForkGuard:
         """Held while it works."""
         ...
 

@@ -45,7 +45,7 @@ FEW = 50
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewRecords:
     """What was appended since a cursor, in the order it was written."""
 
     readings: list[Reading]
@@ -323,7 +323,7 @@ class Run:
         self._damage.chain(links, what, after=0, until=last)
         return [rows[0], rows[-1]] if rows else []
 
-    def since(self, cursor: int = 0, *, limit: int = PAGE) -> tuple[News, int]:
+    def since(self, cursor: int = 0, *, limit: int = PAGE) -> tuple[NewRecords, int]:
         """Return up to ``limit`` readings after the cursor, and the next cursor.
 
         Start at 0 and go on with what you got; nothing new leaves the cursor alone.
@@ -348,7 +348,7 @@ class Run:
             after = max(cursor, counts.upgraded)
             ids = {row[0] for row in (*found, *events) if row[0] > after}
             self._damage.count("readings", len(ids), max(0, until - after))
-        news = News(
+        news = NewRecords(
             readings,
             [render(Finding.from_json(x[3])) for x in sound if x[1] == "finding"],
             [Applied.from_json(row[3]) for row in sound if row[1] == "applied"],

@@ -94,7 +94,7 @@ class OpenBins:
 ROWS_AT_ONCE = 4096
 
 
-class Rows(NamedTuple):
+class SummaryRows(NamedTuple):
     """Rows of a series, those that are as they were written."""
 
     ids: list[int]
@@ -190,7 +190,7 @@ def raw(
     after: int = 0,
     until: int = sys.maxsize,
     limit: int = -1,
-) -> Rows:
+) -> SummaryRows:
     """Return the rows in (after, until], as written."""
     query = (
         "SELECT id, series, step, prev, data, sum FROM reading "
@@ -207,7 +207,7 @@ def raw(
         damage.chain(links, what, after=after, until=end)
     values = unpack([row[4] for row in rows], layout.width)
     last = found[-1][0] if found else 0
-    return Rows([row[0] for row in rows], [row[2] for row in rows], values, last)
+    return SummaryRows([row[0] for row in rows], [row[2] for row in rows], values, last)
 
 
 def restore(
@@ -255,5 +255,5 @@ def build(db: sqlite3.Connection) -> None:
 
 def _block(
     db: sqlite3.Connection, series: int, layout: Layout, damage: Damage, after: int
-) -> Rows:
+) -> SummaryRows:
     return raw(db, series, layout, damage=damage, after=after, limit=ROWS_AT_ONCE)

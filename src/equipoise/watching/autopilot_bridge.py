@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from equipoise.autopilot.options import Given, read_autopilot
 from equipoise.autopilot.recording import remedies_noted
-from equipoise.watching.ranks.merge import Message
+from equipoise.watching.ranks.merge import RankSample
 from equipoise.watching.step.batch import Batch
 from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.pipeline import Recorder
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from equipoise.autopilot.trial import Loss
 
 
-class Actions:
+class AutopilotBridge:
     """What changes a watched model: its autopilot, and remedies the user applies."""
 
     def __init__(
@@ -97,10 +97,10 @@ class Actions:
         """Exchange a text with all ranks, which all get here at the same step."""
         step = self._recorder.schedule.step
         try:
-            messages = self._recorder.ranks.exchange(Message(decision=text))
+            messages = self._recorder.ranks.exchange(RankSample(decision=text))
         except RuntimeError as error:
             lost = self._recorder.not_exchanged(step, error)
-            self._recorder.separate(lost, self._sampler)
+            self._recorder.leave_group(lost, self._sampler)
             return None
         return [message.decision for message in messages] or None
 

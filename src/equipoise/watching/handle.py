@@ -21,7 +21,7 @@ from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
 from equipoise.text.verdict_text import worded
-from equipoise.watching.autopilot_bridge import Actions
+from equipoise.watching.autopilot_bridge import AutopilotBridge
 from equipoise.watching.findings import (
     LATE_OPTIMIZER,
     MODULES_CHANGED,
@@ -33,7 +33,7 @@ from equipoise.watching.options import WatchOptions, one_number_each
 from equipoise.watching.ranks.group import Ranks
 from equipoise.watching.step import coverage, pipeline
 from equipoise.watching.step.batch import StoredBatch
-from equipoise.watching.step.losses import StepLosses
+from equipoise.watching.step.losses import LossCollector
 from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.nonfinite import NonfiniteMonitor
 from equipoise.watching.step.schedule import Meter, Schedule
@@ -73,7 +73,7 @@ class Watch:
         self._guarded = partial(self._boundary.guarded, "watch")
         training = {"only_training": optimizer is not None}
         self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
-        self._losses = StepLosses(anatomy.model, optimizer)
+        self._losses = LossCollector(anatomy.model, optimizer)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = coverage.CoverageCheck(anatomy, strict=options.strict)
         self.reporter = pipeline.Reporter(
@@ -84,7 +84,7 @@ class Watch:
         )
         self._nonfinite.stored = self._stored.get
         self._sampler.replaced = self._losses.gradients_replaced
-        self._actions = Actions(
+        self._actions = AutopilotBridge(
             self._recorder, self._sampler, options.autopilot, stored=self._stored.get
         )
         self._step_ended = list[Callable[[int, bool], Any]]()
@@ -110,13 +110,13 @@ class Watch:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything found so far."""
-        self._settle()
+        self._flush()
         return tuple(self.reporter.findings)
 
     @property
     def verdict(self) -> Verdict:
         """What is the matter with the run so far; the same on every rank."""
-        self._settle()
+        self._flush()
         return worded(self._recorder.judge.verdict)
 
     @property
@@ -128,7 +128,7 @@ class Watch:
     def should_stop(self) -> bool:
         """Whether a rule or state of ``stop_on`` has come true; it stays true."""
         if self.options.stop_on:
-            self._settle()
+            self._flush()
         self._stop = self._stop or self._recorder.judge.shows(self.options.stop_on)
         return self._stop
 
@@ -152,13 +152,13 @@ class Watch:
 
         Scalars not yet in the run file are part of it: each rank keeps its own state.
         """
-        self._settle()
+        self._flush()
         state = {**self._schedule.state_dict(), **self._actions.state_dict()}
         return {**state, "pending": self._recorder.pending()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stood: the same step number, the same phase."""
-        self._settle()
+        self._flush()
         self._schedule.load_state_dict(state)
         self._sampler.close()
         self._recorder.restore(state.get("pending", ()))
@@ -382,7 +382,7 @@ class Watch:
             if self.autopilot is not None:
                 self._actions.consider(self.optimizer)
 
-    def _settle(self, *, closing: bool = False) -> None:
+    def _flush(self, *, closing: bool = False) -> None:
         """Write what is still on its way, unless other ranks would have to as well."""
         if self._recorder.moving and (closing or not self._sampler.late):
             findings: list[Finding] = []
@@ -390,7 +390,7 @@ class Watch:
             self.reporter.report(findings)
 
     def _finish(self, orderly: bool) -> None:
-        self._settle(closing=orderly)
+        self._flush(closing=orderly)
         self._recorder.look_at_pending(self._nonfinite.check_late)
         self.reporter.report(self._recorder.close(orderly=orderly))
 

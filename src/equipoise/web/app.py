@@ -26,7 +26,7 @@ from equipoise.report.assets import script, style
 from equipoise.web.security import Access, Guard
 
 if TYPE_CHECKING:
-    from equipoise.web.answers import Handler
+    from equipoise.web.api import Handler
 
 
 LATER_S = 0.05
@@ -46,7 +46,7 @@ class Answering:
         with self._guard:
             if self._handlers is None:
                 # Here, not above: it would double the time to the first page.
-                from equipoise.web.answers import handlers
+                from equipoise.web.api import handlers
 
                 self._handlers = handlers(self.directory)
             return self._handlers

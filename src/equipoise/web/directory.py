@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError, RunFileError
-from equipoise.report.overview import is_large, judged, run_row
+from equipoise.report.page_model import is_large, judged, run_row
 from equipoise.store import Run, open_run
 from equipoise.store.location import SUFFIX, run_files
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from equipoise.auditing.curvature.attribution import (
     Attribution,
-    Share,
+    CurvatureShare,
     attributed,
     combined,
     node_hessians,
@@ -292,10 +292,10 @@ def test_unusable_input_is_an_error() -> None:
 
 def test_shares_are_grouped_in_the_order_of_the_network() -> None:
     shares = [
-        Share(site="h.0.ln", kind="norm", value=1.0),
-        Share(site="h.0.attn.c_attn", kind="projection", value=2.0),
-        Share(site="h.0.attn", kind="softmax", value=3.0),
-        Share(site="", kind="loss", value=4.0),
+        CurvatureShare(site="h.0.ln", kind="norm", value=1.0),
+        CurvatureShare(site="h.0.attn.c_attn", kind="projection", value=2.0),
+        CurvatureShare(site="h.0.attn", kind="softmax", value=3.0),
+        CurvatureShare(site="", kind="loss", value=4.0),
     ]
     found = Attribution(shares=tuple(shares), total=10.0, residual=0.0)
     assert list(found.by_sublayer().items()) == [

@@ -28,7 +28,7 @@ from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
 from equipoise.judging.judge import Judge
 from equipoise.records import Reading
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 from tests.models import GPT, GPTConfig
 
 

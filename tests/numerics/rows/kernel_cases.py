@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.fused_kernels import Rows
+from equipoise.anatomy.fused_kernels import KernelRows
 from equipoise.numerics.rows import torch_rows
 from equipoise.numerics.rows.balance import balance
 from equipoise.numerics.rows.statistics import row_columns
@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-def _rows(case: Case, H: int) -> Rows:
+def _rows(case: Case, H: int) -> KernelRows:
     """Return the rows; tensors are made where a case names them."""
     given = dict(case.rows or {})
     if "slopes_BH" in given:
@@ -94,7 +94,7 @@ def _rows(case: Case, H: int) -> Rows:
     elif "document" in given:
         lengths = [1, 20, 40, 3] * (case.sizes[0] // 64)
         given |= {**_documents(lengths, lengths, rest=1), "place": None}
-    return Rows(**given)
+    return KernelRows(**given)
 
 
 def _documents(queries: list[int], keys: list[int], *, rest: int) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def made(case: Case, seed: int, device: str) -> tuple[AttentionCall, Tensor | No
     moved = {name: getattr(rows, name) for name in names}
     moved = {name: _to(x, device) for name, x in moved.items() if x is not None}
     if moved:
-        rows = Rows(**{**_plain(rows), **moved})
+        rows = KernelRows(**{**_plain(rows), **moved})
     mask = _mask(case, rng)
     call = AttentionCall(
         module=None,
@@ -160,7 +160,7 @@ def made(case: Case, seed: int, device: str) -> tuple[AttentionCall, Tensor | No
     return call, some if case.chosen else None
 
 
-def _plain(rows: Rows) -> dict[str, Any]:
+def _plain(rows: KernelRows) -> dict[str, Any]:
     names = ("causal", "left", "right", "softcap", "offset_S")
     return {name: getattr(rows, name) for name in names}
 

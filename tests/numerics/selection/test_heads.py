@@ -9,8 +9,8 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.numerics.normalisers import NORMALISERS, attention_weights
 from equipoise.numerics.selection import (
+    HeadMetricOptions,
     Selection,
-    Wanted,
     chosen,
     distance,
     heads,
@@ -84,7 +84,7 @@ def test_blocks_read_what_rows_read(
         monkeypatch.setattr(heads, "WEIGHTS", 3 * L)
         monkeypatch.setattr(scores, "SCORES", 5 * B * H * L)
     q, k, v = layer(dtype)
-    wanted = Wanted(tops=TOPS, published=True)
+    wanted = HeadMetricOptions(tops=TOPS, published=True)
     found = selection_of_heads(q, k, v, wanted=wanted, causal=True)
     after = torch.ones(L, L).tril().bool()
     assert_is(found, dense(q, k, after), v.double())
@@ -97,7 +97,7 @@ def test_padding_hides_keys_as_boolean_or_additive_mask() -> None:
     q, k, v = layer()
     pad = torch.ones(B, 1, 1, L, dtype=torch.bool)
     pad[1, ..., 14:] = False
-    wanted = Wanted(tops=TOPS, published=True)
+    wanted = HeadMetricOptions(tops=TOPS, published=True)
     found = selection_of_heads(q, k, v, wanted=wanted, mask=pad, causal=True)
     mask = pad & torch.ones(L, L).tril().bool()
     assert_is(found, dense(q, k, mask), v)
@@ -116,7 +116,7 @@ def test_rivals_weigh_in_their_own_way(rival: str) -> None:
         q,
         k,
         v,
-        wanted=Wanted(tops=TOPS, published=True),
+        wanted=HeadMetricOptions(tops=TOPS, published=True),
         normaliser=NORMALISERS[rival](),
     )
     assert_is(found, dense(q, k), v, rival)
@@ -125,7 +125,9 @@ def test_rivals_weigh_in_their_own_way(rival: str) -> None:
 def test_hidden_states_serve_every_head() -> None:
     q, k, _ = layer()
     h_B1KF = layer()[2][:, :1]
-    found = selection_of_heads(q, k, h_B1KF, wanted=Wanted(tops=TOPS, published=True))
+    found = selection_of_heads(
+        q, k, h_B1KF, wanted=HeadMetricOptions(tops=TOPS, published=True)
+    )
     assert_is(found, dense(q, k), h_B1KF)
 
 
@@ -155,7 +157,7 @@ def test_weights_alone_are_enough_for_sizes() -> None:
     q, k, v = layer()
     seen = torch.ones(L, L).tril().bool()
     w = dense(q, k, seen).softmax(-1)
-    wanted = Wanted(tops=TOPS)
+    wanted = HeadMetricOptions(tops=TOPS)
     at = selection_of_weights(w, v, wanted=wanted, mask=seen)
     found = selection_of_heads(q, k, v, wanted=wanted, causal=True)
     assert at.euclidean is not None and found.at.euclidean is not None
@@ -166,10 +168,10 @@ def test_weights_alone_are_enough_for_sizes() -> None:
 
 def test_parts_not_asked_for_are_none_and_the_control_is_seeded() -> None:
     q, k, v = layer()
-    bare = Wanted(tops=(2,), distance=False, separability=False)
+    bare = HeadMetricOptions(tops=(2,), distance=False, separability=False)
     at = selection_of_heads(q, k, v, wanted=bare).at
     assert at.distance is at.published is at.euclidean is at.random_cosine is None
-    control = Wanted(tops=(2, 4), random=3, seed=7)
+    control = HeadMetricOptions(tops=(2, 4), random=3, seed=7)
     one, two = (selection_of_heads(q, k, v, wanted=control).at for _ in range(2))
     assert one.random_euclidean is not None and two.random_euclidean is not None
     torch.testing.assert_close(
@@ -180,7 +182,7 @@ def test_parts_not_asked_for_are_none_and_the_control_is_seeded() -> None:
 
 def test_means_per_head_leave_out_what_has_no_reading() -> None:
     q, k, v = layer()
-    wanted = Wanted(tops=(3,), published=True, random=1)
+    wanted = HeadMetricOptions(tops=(3,), published=True, random=1)
     found = selection_of_heads(q, k, v, wanted=wanted, causal=True)
     real = torch.ones(B, L, dtype=torch.bool)
     real[1, 10:] = False
@@ -202,7 +204,9 @@ def test_nan_stays_in_the_rows_that_see_it() -> None:
     q, k, v = layer()
     k[0, 1, 9, 0] = math.nan
     v[1, 0, 4, 0] = math.nan
-    found = selection_of_heads(q, k, v, wanted=Wanted(tops=(2,)), causal=True)
+    found = selection_of_heads(
+        q, k, v, wanted=HeadMetricOptions(tops=(2,)), causal=True
+    )
     assert found.at.distance is not None
     lost = found.at.distance.value[..., 0].isnan()
     expected = torch.zeros(B, H, L, dtype=torch.bool)
@@ -216,7 +220,7 @@ def test_nan_stays_in_the_rows_that_see_it() -> None:
 @pytest.mark.parametrize("tops", [(), (0, 1)])
 def test_broken_options(tops: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="at least 1"):
-        Wanted(tops=tops)
+        HeadMetricOptions(tops=tops)
 
 
 def test_broken_inputs() -> None:

@@ -132,7 +132,7 @@ MEASURES = ("norm", "theta_error", "heuristic_error", "heuristic_wrong")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ClaimPoint:
     """Rows of one length and temperature."""
 
     keys: int
@@ -147,7 +147,7 @@ class Point:
     """Share of rows in which the heuristic is off by more than rounding."""
 
 
-def figure3(seed: int = 42) -> list[Point]:
+def figure3(seed: int = 42) -> list[ClaimPoint]:
     """Return a point per length and temperature; scores are N(0, 1), as in App. E.2."""
     rng = torch.Generator().manual_seed(seed)
     scores = {
@@ -181,13 +181,13 @@ def theorem_evidence() -> Evidence:
     )
 
 
-def _point(z_NK: Tensor, tau: float) -> Point:
+def _point(z_NK: Tensor, tau: float) -> ClaimPoint:
     p_NK = (z_NK / tau).softmax(-1)
     norm_N = brute_force(z_NK, tau)
     ours_N, theirs_N = balance(p_NK).lower / tau, sorted_prefix(p_NK) / tau
     # Against the largest possible norm: a saturated row's own is lost to rounding.
     off_N = (theirs_N - norm_N).abs() * tau
-    return Point(
+    return ClaimPoint(
         keys=z_NK.shape[-1],
         tau=tau,
         norm=norm_N.mean().item(),

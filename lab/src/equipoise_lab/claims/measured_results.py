@@ -26,7 +26,7 @@ from equipoise_lab.claims.result import (
     Found,
 )
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.statistics import Paired, paired, power_law
+from equipoise_lab.results.statistics import PairedDifference, paired, power_law
 
 ONE_MODEL = {"models": 1.0}
 
@@ -200,7 +200,9 @@ def model_before_data(evidence: Evidence) -> Found:
 
     Practice: Nothing here says to grow the model rather than the data.
     """
-    found: Paired = contrast(evidence, "validation", ("gpt-32-1x", "gpt-16-4x"))
+    found: PairedDifference = contrast(
+        evidence, "validation", ("gpt-32-1x", "gpt-16-4x")
+    )
     return pattern(found.high < 0, model_minus_data=found)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.selection import (
-    Chosen,
+    SelectedTokens,
     chosen,
     critical_top,
     distance,
@@ -225,7 +225,7 @@ def _third_token() -> dict[str, float]:
     }
 
 
-def _printed(picked: Chosen, *, power: float = 1.0) -> Tensor:
+def _printed(picked: SelectedTokens, *, power: float = 1.0) -> Tensor:
     """Return the bound as printed for Σα = 1: one bracket, to the given power."""
     x_NKD, inside_N1K = picked.given.x_xKD, picked.inside_xQK
     pairs_NKK = inside_N1K.mT & picked.rest_xQK

@@ -15,7 +15,7 @@ from equipoise_lab.theory.curvature.block_bounds import (
     block_curvature_bound,
 )
 from equipoise_lab.theory.curvature.feedforward import (
-    FeedForward,
+    FeedForwardCurvature,
     feedforward_hessian,
     feedforward_norms,
 )
@@ -155,7 +155,7 @@ def mixed_block_does_not_vanish_with_w2() -> Found:
     """
     y = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
     w_1 = torch.eye(4, 5, dtype=torch.float64)
-    net = FeedForward(
+    net = FeedForwardCurvature(
         w_in_DM=w_1, w_out_MO=torch.zeros(5, 4).double(), activation="relu"
     )
     cotangents = torch.eye(12, dtype=torch.float64).reshape(12, 3, 4)
@@ -198,7 +198,7 @@ def activation_of_the_experiments_bends() -> Found:
     )
     norms = {
         name: feedforward_norms(
-            FeedForward(w_in_DM=w_1, w_out_MO=w_2, activation=name), y, g
+            FeedForwardCurvature(w_in_DM=w_1, w_out_MO=w_2, activation=name), y, g
         )
         for name in ("relu", "gelu")
     }
@@ -233,7 +233,9 @@ def _ours(block: petrov.PetrovBlock) -> float:
             w_v_GDF=layer.w_v_DD[None],
             w_o_HFD=eye[None],
         ),
-        net=FeedForward(w_in_DM=block.w_1_DM, w_out_MO=block.w_2_MD, activation="relu"),
+        net=FeedForwardCurvature(
+            w_in_DM=block.w_1_DM, w_out_MO=block.w_2_MD, activation="relu"
+        ),
         gain_1_D=torch.ones_like(eye[0]),
         gain_2_D=torch.ones_like(eye[0]),
         shift_1_D=torch.zeros_like(eye[0]),

@@ -17,7 +17,7 @@ from equipoise.errors import InputError
 from equipoise_lab.claims.result import EMADI, Check, Found, Kind, Paper
 from equipoise_lab.models import PATH_LENGTH
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.statistics import Paired, paired, seeds_to_decide
+from equipoise_lab.results.statistics import PairedDifference, paired, seeds_to_decide
 from equipoise_lab.studies import sizes
 from equipoise_lab.studies.exponents import fitted_exponents, over_seeds, starts, trains
 
@@ -81,7 +81,7 @@ def _over_sizes(page: str, wanted: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _named(name: str, found: Paired) -> dict[str, float]:
+def _named(name: str, found: PairedDifference) -> dict[str, float]:
     return {name: found.mean, f"{name}, from": found.low, f"{name}, to": found.high}
 
 
@@ -110,7 +110,7 @@ def over_arms(
 
 def contrast(
     evidence: Evidence, measure: str, arms: tuple[str, str], *, log: bool = False
-) -> Paired:
+) -> PairedDifference:
     """Return the first arm minus the second, seed by seed, in logarithms if asked."""
     a, b = (values(evidence, arm, measure) for arm in arms)
     if not log:
@@ -126,13 +126,13 @@ def logarithm(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def over_zero(evidence: Evidence, arm: str, measure: str) -> Paired:
+def over_zero(evidence: Evidence, arm: str, measure: str) -> PairedDifference:
     """Return the interval of a measure itself."""
     found = values(evidence, arm, measure)
     return paired(found, [0.0] * len(found), digits=evidence.digits)
 
 
-def pattern(holds: bool, **intervals: Paired) -> Found:
+def pattern(holds: bool, **intervals: PairedDifference) -> Found:
     """Return the verdict on a pattern with the intervals it stands on."""
     numbers: dict[str, float] = {}
     for name, found in intervals.items():

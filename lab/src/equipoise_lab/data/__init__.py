@@ -7,13 +7,13 @@ from equipoise_lab.data.batches import (
     Images,
     Order,
     Packed,
-    Share,
+    RankShare,
     Windows,
 )
 from equipoise_lab.data.corpus import Corpus, embedded, from_bytes, text, token_file
 from equipoise_lab.data.sources import (
     DataOptions,
-    Opened,
+    Dataset,
     cifar10,
     digits,
     mnist,
@@ -27,10 +27,10 @@ __all__ = [
     "DataOptions",
     "ImageBatches",
     "Images",
-    "Opened",
+    "Dataset",
     "Order",
     "Packed",
-    "Share",
+    "RankShare",
     "Windows",
     "cifar10",
     "digits",

@@ -20,7 +20,7 @@ from equipoise_lab.data.corpus import Corpus
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankShare:
     """Which part of the work is this process's."""
 
     rank: int = 0
@@ -31,11 +31,11 @@ class Share:
             raise InputError(f"rank {self.rank} is not one of {self.world}")
 
 
-def share() -> Share:
+def share() -> RankShare:
     """Return this process's part of the data: all of it, unless a group exists."""
     if not dist.is_initialized():
-        return Share()
-    return Share(rank=dist.get_rank(), world=dist.get_world_size())
+        return RankShare()
+    return RankShare(rank=dist.get_rank(), world=dist.get_world_size())
 
 
 class Order:
@@ -51,9 +51,9 @@ class Order:
     """
 
     def __init__(
-        self, size: int, *, batch: int, seed: int = 0, share: Share | None = None
+        self, size: int, *, batch: int, seed: int = 0, share: RankShare | None = None
     ) -> None:
-        self.share = share or Share()
+        self.share = share or RankShare()
         self.size, self.batch, self.seed = size, batch, seed
         self.position = 0
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.long)
@@ -107,7 +107,7 @@ class Windows:
         context: int,
         batch: int,
         seed: int = 0,
-        share: Share | None = None,
+        share: RankShare | None = None,
     ) -> None:
         self.corpus, self.context = corpus, context
         count = (len(corpus.tokens) - 1) // context
@@ -149,7 +149,12 @@ class ImageBatches:
     """Images in the order of the seed."""
 
     def __init__(
-        self, images: Images, *, batch: int, seed: int = 0, share: Share | None = None
+        self,
+        images: Images,
+        *,
+        batch: int,
+        seed: int = 0,
+        share: RankShare | None = None,
     ) -> None:
         self.images = images
         self.order = Order(len(images.label_N), batch=batch, seed=seed, share=share)
@@ -202,10 +207,10 @@ class Packed:
         batch: int,
         encode: Encode = byte_tokens,
         column: str = "text",
-        share: Share | None = None,
+        share: RankShare | None = None,
     ) -> None:
         self.source, self.column, self.encode = str(source), column, encode
-        self.context, self.batch, self.share = context, batch, share or Share()
+        self.context, self.batch, self.share = context, batch, share or RankShare()
         self._documents, self._rest = 0, [0] * 0
         self._stream: Iterator[dict[str, Any]] | None = None
 

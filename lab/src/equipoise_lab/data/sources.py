@@ -173,7 +173,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class Dataset:
     """Batches to train on, batches to evaluate with, and what to write into the run."""
 
     train: Batches
@@ -183,7 +183,7 @@ class Opened:
 
 def open_data(
     options: DataOptions, *, batch: int, seed: int, context: int = 0
-) -> Opened:
+) -> Dataset:
     """Return the batches that ``options`` name; one seed, one order."""
     if options.source in get_args(Pictures):
         return _pictures(options, batch=batch, seed=seed)
@@ -192,7 +192,7 @@ def open_data(
     whole = _corpus(options)
     training, held_out = whole.split(options.held_out)
     mine = share()
-    return Opened(
+    return Dataset(
         train=Windows(training, context=context, batch=batch, seed=seed, share=mine),
         validation=Windows(held_out, context=context, batch=batch, seed=0, share=mine),
         info={"corpus": dict(whole.info)},
@@ -207,15 +207,15 @@ def _corpus(options: DataOptions) -> Corpus:
     return embedded()
 
 
-def _streaming(options: DataOptions, *, batch: int, context: int) -> Opened:
+def _streaming(options: DataOptions, *, batch: int, context: int) -> Dataset:
     encode = tokenizer(options.tokenizer) if options.tokenizer else byte_tokens
     source = options.path or FINEWEB
     packed = Packed(source, context=context, batch=batch, encode=encode, share=share())
     info = {"source": source, "tokenizer": options.tokenizer or "bytes"}
-    return Opened(train=packed, validation=None, info={"corpus": info})
+    return Dataset(train=packed, validation=None, info={"corpus": info})
 
 
-def _pictures(options: DataOptions, *, batch: int, seed: int) -> Opened:
+def _pictures(options: DataOptions, *, batch: int, seed: int) -> Dataset:
     def part(train: bool) -> Images:
         match options.source:
             case "mnist":
@@ -226,7 +226,7 @@ def _pictures(options: DataOptions, *, batch: int, seed: int) -> Opened:
                 return digits(train=train)
 
     mine = share()
-    return Opened(
+    return Dataset(
         train=ImageBatches(part(True), batch=batch, seed=seed, share=mine),
         validation=ImageBatches(part(False), batch=batch, seed=0, share=mine),
         info={"corpus": {"source": options.source}},

@@ -13,7 +13,7 @@ DASHES = ("", "6 3", "2 3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class FigureLine:
     """One line; a point that is not finite is a gap."""
 
     name: str
@@ -34,13 +34,19 @@ class Figure:
     title: str
     x: str
     y: str
-    lines: Sequence[Line]
+    lines: Sequence[FigureLine]
     log_x: bool = False
     log_y: bool = False
 
 
 def chart(
-    name: str, title: str, lines: Sequence[Line], *, x: str, y: str = "", log: str = ""
+    name: str,
+    title: str,
+    lines: Sequence[FigureLine],
+    *,
+    x: str,
+    y: str = "",
+    log: str = "",
 ) -> Figure:
     """Return a figure; ``log`` names its logarithmic axes: ``x``, ``y`` or ``xy``."""
     log_x, log_y = "x" in log, "y" in log
@@ -129,7 +135,7 @@ def _grid(across: Axis, up: Axis) -> list[str]:
     return [*found, f'<path d="{box}" stroke="#666" fill="none"/>']
 
 
-def _drawn(one: Line, place: int, across: Axis, up: Axis) -> list[str]:
+def _drawn(one: FigureLine, place: int, across: Axis, up: Axis) -> list[str]:
     colour = COLOURS[place % len(COLOURS)]
     dash = DASHES[place // len(COLOURS) % len(DASHES)]
     style = f'stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'

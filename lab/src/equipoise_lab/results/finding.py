@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from equipoise_lab.results.evidence import Evidence, gather
-from equipoise_lab.results.figures import Figure, Line, chart
+from equipoise_lab.results.figures import Figure, FigureLine, chart
 from equipoise_lab.results.statistics import (
-    Paired,
+    PairedDifference,
     Runs,
-    Summary,
+    SampleSummary,
     corrected,
     paired,
     summary,
@@ -27,8 +27,8 @@ class Row:
     """One arm over its finished seeds."""
 
     arm: str
-    values: Mapping[str, Summary]
-    against_first: Paired | None
+    values: Mapping[str, SampleSummary]
+    against_first: PairedDifference | None
     """Of the experiment's first measure, over the seeds both arms finished; the other
     arm is the experiment's first, or the baseline it names."""
     seeds: tuple[int, ...]
@@ -62,7 +62,7 @@ def _corrected(found: list[Row]) -> list[Row]:
     ]
 
 
-def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, Summary]:
+def _summaries(runs: Runs, names: tuple[str, ...]) -> dict[str, SampleSummary]:
     columns = {
         name: [run[name] for run in runs.values() if name in run] for name in names
     }
@@ -75,7 +75,7 @@ def against(
     measure: str,
     *,
     change: Callable[[float], float] | None = None,
-) -> Paired | None:
+) -> PairedDifference | None:
     """Return the paired difference over shared seeds; None for an arm and itself.
 
     ``change`` is applied to every number first: the difference of logarithms is one of
@@ -170,7 +170,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class StudyGrid:
     """A table: what it shows, its head, its cells."""
 
     title: str
@@ -184,18 +184,18 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class StudyFinding:
     """What an experiment says."""
 
     verdict: str
-    grids: Sequence[Grid]
+    grids: Sequence[StudyGrid]
     figures: Sequence[Figure] = field(default=())
 
 
-Finder = Callable[[Evidence], Finding]
+Finder = Callable[[Evidence], StudyFinding]
 
 
-def plain(evidence: Evidence) -> Finding:
+def plain(evidence: Evidence) -> StudyFinding:
     """Return the experiment's table and its paired comparisons."""
     found = rows(evidence)
     pairs = [
@@ -205,7 +205,9 @@ def plain(evidence: Evidence) -> Finding:
     ]
     verdict = "; ".join(pairs) or "nothing to compare yet."
     figures = [over_training(evidence, name) for name in evidence.curves]
-    return Finding(verdict=verdict, grids=[measured(evidence, found)], figures=figures)
+    return StudyFinding(
+        verdict=verdict, grids=[measured(evidence, found)], figures=figures
+    )
 
 
 def baseline(evidence: Evidence, arm: str) -> str:
@@ -213,7 +215,7 @@ def baseline(evidence: Evidence, arm: str) -> str:
     return evidence.baselines.get(arm, next(iter(evidence.arms)))
 
 
-def measured(evidence: Evidence, found: Sequence[Row]) -> Grid:
+def measured(evidence: Evidence, found: Sequence[Row]) -> StudyGrid:
     """Return a line per measure and a column per arm; the last line compares pairs."""
     cells = [
         [NAMES.get(name, name), *(str(row.values.get(name, "–")) for row in found)]
@@ -226,7 +228,7 @@ def measured(evidence: Evidence, found: Sequence[Row]) -> Grid:
     pairs = [str(row.against_first or "–") for row in found]
     several = sum(row.against_first is not None for row in found)
     holms = f"; p by Holm over {several} comparisons" if several > 1 else ""
-    return Grid(
+    return StudyGrid(
         title="Mean ± standard deviation over seeds; the last line is paired, "
         f"with its 95 % interval{holms}",
         head=["", *(f"{row.arm} ({len(row.seeds)})" for row in found)],
@@ -239,7 +241,7 @@ def over_training(
 ) -> Figure:
     """Return a quantity over steps, a line per arm; layers' range as a band."""
     lines = [
-        Line(
+        FigureLine(
             name=arm,
             x=one["x"],
             y=one["y"],
@@ -257,7 +259,9 @@ def over_depth(
 ) -> Figure:
     """Return a quantity over layers at the first sample and at the end, per arm."""
     lines = [
-        Line(name=f"{arm}, {when}", x=list(range(1, len(one[key]) + 1)), y=one[key])
+        FigureLine(
+            name=f"{arm}, {when}", x=list(range(1, len(one[key]) + 1)), y=one[key]
+        )
         for arm, one in _drawn(evidence, name)
         for key, when in (("end", "end"), ("start", "init"))
     ]

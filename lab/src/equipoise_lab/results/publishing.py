@@ -17,15 +17,15 @@ from rich.table import Table
 
 from equipoise.report.html import rendered
 from equipoise.report.offline_pages import write_page as write_page_file
-from equipoise.report.views import view
+from equipoise.report.report_model import view
 from equipoise.store import Run, open_run
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.figures import svg
-from equipoise_lab.results.finding import NAMES, Finding, Grid, Row
+from equipoise_lab.results.finding import NAMES, Row, StudyFinding, StudyGrid
 from equipoise_lab.running.experiment import Experiment
 from equipoise_lab.running.workers import Job, Watcher
 from equipoise_lab.studies.catalogue import finding
-from equipoise_lab.training.options import Progress
+from equipoise_lab.training.options import TrainingProgress
 
 RAW, PAGE = "raw.json", "README.md"
 FEW = 5
@@ -56,7 +56,7 @@ def page_files(evidence: Evidence) -> dict[str, str]:
     return {PAGE: markdown(evidence, found), **files}
 
 
-def markdown(evidence: Evidence, found: Finding) -> str:
+def markdown(evidence: Evidence, found: StudyFinding) -> str:
     """Return the page as text."""
     parts = [f"# {evidence.question}", f"**Finding.** {found.verdict}"]
     parts += [f"## {grid.title}\n\n{_table(grid)}" for grid in found.grids]
@@ -67,7 +67,7 @@ def markdown(evidence: Evidence, found: Finding) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(grid: Grid) -> str:
+def _table(grid: StudyGrid) -> str:
     lines = [_row(grid.head), _row(["---"] * len(grid.head))]
     return "\n".join([*lines, *(_row(cells) for cells in grid.cells)])
 
@@ -213,7 +213,7 @@ def bars(total: int, *, console: Console) -> Iterator[Watcher]:
         overall = shown.add_task("runs", total=total, state="")
         lines: dict[str, progress.TaskID] = {}
 
-        def watcher(job: Job, news: Progress | None) -> None:
+        def watcher(job: Job, news: TrainingProgress | None) -> None:
             if news is None:
                 shown.advance(overall)
                 if job.name in lines:
@@ -226,12 +226,12 @@ def bars(total: int, *, console: Console) -> Iterator[Watcher]:
         yield watcher
 
 
-def _state(news: Progress) -> str:
+def _state(news: TrainingProgress) -> str:
     line = f"loss {news.loss:.3f}  ‖g‖ {news.gradient_norm:.2g}"
     return f"{line}  [bold red]{news.warning}" if news.warning else line
 
 
-def tables(question: str, found: Finding) -> list[Table]:
+def tables(question: str, found: StudyFinding) -> list[Table]:
     """Return every table of a finding; the first carries the question."""
     shown = []
     for place, grid in enumerate(found.grids):

@@ -14,7 +14,7 @@ Runs = dict[int, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class SampleSummary:
     """Mean ± standard deviation over seeds."""
 
     mean: float
@@ -27,7 +27,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
+class PairedDifference:
     """The difference of two arms, seed by seed."""
 
     mean: float
@@ -46,7 +46,7 @@ class Paired:
         return f"{self.mean:+.4g} [{self.low:+.3g}, {self.high:+.3g}], p = {self.p:.2g}"
 
 
-def summary(values: Sequence[float]) -> Summary:
+def summary(values: Sequence[float]) -> SampleSummary:
     """Return mean and sample deviation; one value has no deviation.
 
     >>> str(summary([1.0, 2.0, 3.0]))
@@ -56,14 +56,14 @@ def summary(values: Sequence[float]) -> Summary:
         raise InputError("no value to summarise")
     if any(not math.isfinite(v) for v in values):
         # stdlib's stdev refuses infinities; a diverged arm is still a result.
-        return Summary(mean=sum(values) / len(values), sd=math.nan, n=len(values))
+        return SampleSummary(mean=sum(values) / len(values), sd=math.nan, n=len(values))
     sd = statistics.stdev(values) if len(values) > 1 else math.nan
-    return Summary(mean=statistics.fmean(values), sd=sd, n=len(values))
+    return SampleSummary(mean=statistics.fmean(values), sd=sd, n=len(values))
 
 
 def paired(
     arm: Sequence[float], baseline: Sequence[float], *, digits: int | None = None
-) -> Paired:
+) -> PairedDifference:
     """Return arm - baseline with its 95 % interval, pair by pair.
 
     ``digits`` is to how many both were rounded; by that much the interval is wider and
@@ -79,7 +79,7 @@ def paired(
     differences = [a - b for a, b in zip(arm, baseline, strict=True)]
     found = summary(differences)
     if found.n < 2 or not math.isfinite(found.sd):
-        return Paired(
+        return PairedDifference(
             mean=found.mean, low=math.nan, high=math.nan, p=math.nan, n=found.n
         )
     from scipy import stats
@@ -92,7 +92,7 @@ def paired(
     p = 1.0 if lost and not tested else math.nan
     if error:
         p = 2 * float(stats.t.sf(tested / error, found.n - 1))
-    return Paired(
+    return PairedDifference(
         mean=found.mean, low=found.mean - half, high=found.mean + half, p=p, n=found.n
     )
 
@@ -117,7 +117,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-def corrected(found: Sequence[Paired | None]) -> list[Paired | None]:
+def corrected(
+    found: Sequence[PairedDifference | None],
+) -> list[PairedDifference | None]:
     """Return the comparisons with p-values that hold for all of them at once.
 
     >>> one = paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0])
@@ -131,7 +133,7 @@ def corrected(found: Sequence[Paired | None]) -> list[Paired | None]:
     return made
 
 
-def to_decide(found: Paired) -> str:
+def to_decide(found: PairedDifference) -> str:
     """Say how many seeds would decide, where the interval holds 0; else nothing.
 
     >>> to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
@@ -152,7 +154,7 @@ def to_decide(found: Paired) -> str:
 MOST_SEEDS = 1000
 
 
-def seeds_to_decide(found: Paired) -> int | None:
+def seeds_to_decide(found: PairedDifference) -> int | None:
     """Return how many pairs of this spread would give an interval without 0.
 
     None where no number up to ``MOST_SEEDS`` would, or where it is decided already.
@@ -172,7 +174,7 @@ def seeds_to_decide(found: Paired) -> int | None:
     return None
 
 
-def per_doubling(by_size: Mapping[int, Sequence[float]]) -> Paired:
+def per_doubling(by_size: Mapping[int, Sequence[float]]) -> PairedDifference:
     """Return the slope over log2(size), fitted seed by seed, with its 95 % interval.
 
     Seeds that are not finite at every size are left out.

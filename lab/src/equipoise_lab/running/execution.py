@@ -24,7 +24,7 @@ from equipoise.remedies.normaliser import (
     NormaliserSwap,
 )
 from equipoise.store import open_run
-from equipoise_lab.data import Batch, Batches, Opened, open_data
+from equipoise_lab.data import Batch, Batches, Dataset, open_data
 from equipoise_lab.models import GPT, GPTConfig, ViT
 from equipoise_lab.results.measures import curve_measures, measures
 from equipoise_lab.running.experiment import RESULT, Arm, Task
@@ -37,7 +37,7 @@ VALIDATION_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedModel:
     """A model at the end of its run, and data it has not seen."""
 
     model: nn.Module
@@ -49,7 +49,7 @@ class Trained:
     """Where a measurement may write a picture."""
 
 
-Measurement = Callable[[Trained], dict[str, float]]
+Measurement = Callable[[TrainedModel], dict[str, float]]
 """What else is measured of a model when its run is over: name → number."""
 
 
@@ -85,7 +85,7 @@ def execute(
     result = trainer.run()
     found = _end_of(result, trainer.model, data.validation)
     for name in arm.judges:
-        trained = Trained(
+        trained = TrainedModel(
             model=trainer.model,
             optimizer=trainer.optimizer,
             batch=(data.validation or data.train).take(),
@@ -105,7 +105,7 @@ def _measurement(name: str, given: Mapping[str, Measurement]) -> Measurement:
     return given[name]
 
 
-def data_of(task: Task) -> Opened:
+def data_of(task: Task) -> Dataset:
     """Return the batches a run is trained on and evaluated with."""
     arm = task.arm
     context = arm.model.context if isinstance(arm.model, GPTConfig) else 0
@@ -221,7 +221,7 @@ def normaliser_of(attention: nn.Module) -> Normaliser:
 WEIGHTS = "model.safetensors"
 
 
-def keep(trained: Trained) -> dict[str, float]:
+def keep(trained: TrainedModel) -> dict[str, float]:
     """Write the weights into the run's folder; measure nothing."""
     if trained.folder is not None:
         save_file(full_weights(trained.model), trained.folder / WEIGHTS)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from equipoise.errors import MissingExtraError
-from equipoise_lab.training.options import Progress
+from equipoise_lab.training.options import TrainingProgress
 from equipoise_lab.training.trainer import Listener
 
 
@@ -42,7 +42,7 @@ class Job(Protocol):
 Make = Callable[[Any, Path, Listener | None], object]
 """A job, the sweep's folder and a listener → the run's files. Spawned processes and
 clusters get it by its name, so it belongs to a module."""
-Watcher = Callable[[Any, Progress | None], None]
+Watcher = Callable[[Any, TrainingProgress | None], None]
 """Called with a job's progress, and with None at its end."""
 Where = Literal["local", "ray"]
 
@@ -56,17 +56,17 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SweepStatus:
     """Which of a sweep's runs are finished."""
 
     done: list[Any]
     left: list[Any]
 
 
-def standing(jobs: Sequence[Job], root: Path) -> Standing:
+def standing(jobs: Sequence[Job], root: Path) -> SweepStatus:
     """Return which jobs have their result under ``root``."""
     finished = {job.result: (root / job.result).is_file() for job in jobs}
-    return Standing(
+    return SweepStatus(
         done=[job for job in jobs if finished[job.result]],
         left=[job for job in jobs if not finished[job.result]],
     )
@@ -99,7 +99,7 @@ def run_jobs(
     return run_local(left, root, make, workers=count, watcher=informed)
 
 
-def _ignore(job: Job, progress: Progress | None) -> None:
+def _ignore(job: Job, progress: TrainingProgress | None) -> None:
     pass
 
 

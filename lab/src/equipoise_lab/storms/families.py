@@ -24,7 +24,7 @@ TRAIN = TrainOptions(lr=2e-3, warmup=20, batch=8, every=5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FaultChange:
     """What a family does to an ordinary run."""
 
     model: dict[str, Any] = field(default_factory=dict)
@@ -59,19 +59,19 @@ def shape_of(storm: Storm) -> GPTConfig:
     return base
 
 
-def change_of(storm: Storm) -> Change:
+def change_of(storm: Storm) -> FaultChange:
     """Return what the run's family changes, at the run's severity."""
     if storm.role == "reference":
-        return Change()
+        return FaultChange()
     kinds = FAULTS if storm.role == "fault" else CONTROLS
     return kinds[storm.family](storm)
 
 
-def _learning_rate(storm: Storm) -> Change:
-    return Change(train={"lr": between(3e-3, 1e-1, storm.severity)})
+def _learning_rate(storm: Storm) -> FaultChange:
+    return FaultChange(train={"lr": between(3e-3, 1e-1, storm.severity)})
 
 
-def _ramp(storm: Storm) -> Change:
+def _ramp(storm: Storm) -> FaultChange:
     start = storm.steps // 3
     times = between(1.5, 60.0, storm.severity)
 
@@ -80,17 +80,17 @@ def _ramp(storm: Storm) -> Change:
         for group in trainer.optimizer.param_groups:
             group["lr"] *= times**done
 
-    return Change(before_step=grow, injected=start, train={"floor": 1.0})
+    return FaultChange(before_step=grow, injected=start, train={"floor": 1.0})
 
 
-def _no_warm_up(storm: Storm) -> Change:
+def _no_warm_up(storm: Storm) -> FaultChange:
     rate = between(1e-3, 6e-2, storm.severity)
-    return Change(train={"warmup": 0, "lr": rate, "betas": (0.9, 0.999)})
+    return FaultChange(train={"warmup": 0, "lr": rate, "betas": (0.9, 0.999)})
 
 
-def _post_ln(storm: Storm) -> Change:
+def _post_ln(storm: Storm) -> FaultChange:
     rate = between(1e-3, 2e-2, storm.severity)
-    return Change(model={"residual": "post"}, train={"lr": rate, "warmup": 0})
+    return FaultChange(model={"residual": "post"}, train={"lr": rate, "warmup": 0})
 
 
 def _scale(names: tuple[str, ...], times: float) -> Callable[[nn.Module], None]:
@@ -103,15 +103,15 @@ def _scale(names: tuple[str, ...], times: float) -> Callable[[nn.Module], None]:
     return scale
 
 
-def _logit_growth(storm: Storm) -> Change:
+def _logit_growth(storm: Storm) -> FaultChange:
     times = between(1.2, 12.0, storm.severity)
-    return Change(
+    return FaultChange(
         prepare=_scale(("q_proj", "k_proj"), times),
         train={"weight_decay": 0.0, "lr": 5e-3},
     )
 
 
-def _precision(storm: Storm) -> Change:
+def _precision(storm: Storm) -> FaultChange:
     """From a third on, weights have few bits and no copy: small updates are lost."""
     bits, start = round(11 - 8 * storm.severity), storm.steps // 3
 
@@ -120,7 +120,7 @@ def _precision(storm: Storm) -> Change:
         for parameter in trainer.model.parameters() if trainer.step >= start else ():
             parameter.copy_(to_bits(parameter, bits))
 
-    return Change(before_step=store, injected=start)
+    return FaultChange(before_step=store, injected=start)
 
 
 def to_bits(x: Tensor, bits: int) -> Tensor:
@@ -135,7 +135,7 @@ def to_bits(x: Tensor, bits: int) -> Tensor:
 
 
 @dataclass
-class Altered:
+class PerturbedBatches:
     """Batches with a change at some steps; it counts what it gave out."""
 
     batches: Batches
@@ -161,7 +161,7 @@ def _random_targets(batch: Batch, seed: int) -> Batch:
     return x, torch.randint(0, 256, y.shape, generator=rng)
 
 
-def _corrupted(storm: Storm) -> Change:
+def _corrupted(storm: Storm) -> FaultChange:
     """A burst of wrong labels; the longest ones last until the end."""
     start = storm.steps // 2
     length = round(between(2, storm.steps - start, storm.severity))
@@ -170,35 +170,37 @@ def _corrupted(storm: Storm) -> Change:
         wrong = start <= step < start + length
         return _random_targets(batch, step) if wrong else batch
 
-    return Change(
-        batches=lambda batches: Altered(batches, alter),
+    return FaultChange(
+        batches=lambda batches: PerturbedBatches(batches, alter),
         injected=start,
     )
 
 
-def _adam(storm: Storm) -> Change:
+def _adam(storm: Storm) -> FaultChange:
     """β₂ too small for odd seeds; ε too large from a third on for even ones."""
     if storm.seed % 2:
-        return Change(train={"betas": (0.9, 0.95 - 0.45 * storm.severity), "lr": 6e-3})
+        return FaultChange(
+            train={"betas": (0.9, 0.95 - 0.45 * storm.severity), "lr": 6e-3}
+        )
     epsilon, start = between(1e-6, 30.0, storm.severity), storm.steps // 3
 
     def widen(trainer: Trainer) -> None:
         for group in trainer.optimizer.param_groups:
             group["eps"] = epsilon if trainer.step >= start else group["eps"]
 
-    return Change(before_step=widen, injected=start)
+    return FaultChange(before_step=widen, injected=start)
 
 
-def _router(storm: Storm) -> Change:
+def _router(storm: Storm) -> FaultChange:
     """A load-balance loss with the wrong sign: tokens crowd into few experts.
 
     Beyond 20 it drowns the loss in the clipped gradient from the first step on.
     """
     weight = min(between(1.4e-5, 1e4, storm.severity), 20.0)
-    return Change(train={"balance_weight": 0.01 - weight})
+    return FaultChange(train={"balance_weight": 0.01 - weight})
 
 
-def _residual(storm: Storm) -> Change:
+def _residual(storm: Storm) -> FaultChange:
     """One block writes more with every step from a quarter on: decay's wrong sign."""
     growth, start = between(2e-3, 0.15, storm.severity), storm.steps // 4
     layer = storm.seed % shape_of(storm).depth
@@ -209,21 +211,21 @@ def _residual(storm: Storm) -> Change:
         if trainer.step >= start:
             grow(trainer.model)
 
-    return Change(before_step=blow_up, injected=start, layer=layer)
+    return FaultChange(before_step=blow_up, injected=start, layer=layer)
 
 
-def _init(storm: Storm) -> Change:
+def _init(storm: Storm) -> FaultChange:
     """Embeddings too large for odd seeds; all matrices, or one block's, for others."""
     if storm.seed % 4 == 0:
         layer = storm.seed // 4 % shape_of(storm).depth
         times = 1 + between(0.02, 20.0, storm.severity)
-        return Change(prepare=_scale((f"blocks.{layer}.",), times), layer=layer)
+        return FaultChange(prepare=_scale((f"blocks.{layer}.",), times), layer=layer)
     if storm.seed % 2:
-        return Change(model={"embedding_std": between(0.15, 12.0, storm.severity)})
-    return Change(model={"init_std": between(0.03, 0.8, storm.severity)})
+        return FaultChange(model={"embedding_std": between(0.15, 12.0, storm.severity)})
+    return FaultChange(model={"init_std": between(0.03, 0.8, storm.severity)})
 
 
-FAULTS: dict[str, Callable[[Storm], Change]] = {
+FAULTS: dict[str, Callable[[Storm], FaultChange]] = {
     "learning rate": _learning_rate,
     "ramp": _ramp,
     "no warm-up": _no_warm_up,
@@ -238,7 +240,7 @@ FAULTS: dict[str, Callable[[Storm], Change]] = {
 }
 
 
-def _spiky(storm: Storm) -> Change:
+def _spiky(storm: Storm) -> FaultChange:
     """One batch in forty is a page of one character: easy to see, harmless."""
 
     def alter(step: int, batch: Batch) -> Batch:
@@ -246,16 +248,16 @@ def _spiky(storm: Storm) -> Change:
             return batch
         return _random_targets(batch, step)
 
-    return Change(batches=lambda batches: Altered(batches, alter))
+    return FaultChange(batches=lambda batches: PerturbedBatches(batches, alter))
 
 
-def _rate_step(storm: Storm) -> Change:
+def _rate_step(storm: Storm) -> FaultChange:
     def step(trainer: Trainer) -> None:
         if trainer.step >= storm.steps // 2:
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= 2
 
-    return Change(before_step=step, train={"lr": 1e-3, "floor": 1.0})
+    return FaultChange(before_step=step, train={"lr": 1e-3, "floor": 1.0})
 
 
 def _shorter(times: int) -> Callable[[int, Batch], Batch]:
@@ -267,21 +269,21 @@ def _shorter(times: int) -> Callable[[int, Batch], Batch]:
     return alter
 
 
-def _length(storm: Storm) -> Change:
-    return Change(batches=lambda batches: Altered(batches, _shorter(2)))
+def _length(storm: Storm) -> FaultChange:
+    return FaultChange(batches=lambda batches: PerturbedBatches(batches, _shorter(2)))
 
 
-def _restart(storm: Storm) -> Change:
+def _restart(storm: Storm) -> FaultChange:
     """The optimiser forgets its moments half-way, as after a lost checkpoint."""
 
     def forget(trainer: Trainer) -> None:
         if trainer.step == storm.steps // 2:
             trainer.optimizer.state.clear()
 
-    return Change(before_step=forget)
+    return FaultChange(before_step=forget)
 
 
-def _curriculum(storm: Storm) -> Change:
+def _curriculum(storm: Storm) -> FaultChange:
     """The first fifth repeats few windows; then the whole text follows."""
     first: list[Batch] = []
 
@@ -290,10 +292,10 @@ def _curriculum(storm: Storm) -> Change:
             first.append(batch)
         return first[step % 8] if step < storm.steps // 5 else batch
 
-    return Change(batches=lambda batches: Altered(batches, alter))
+    return FaultChange(batches=lambda batches: PerturbedBatches(batches, alter))
 
 
-def _averaging(storm: Storm) -> Change:
+def _averaging(storm: Storm) -> FaultChange:
     """Every hundred steps the weights become the mean of the last two snapshots."""
     last: list[list[Tensor]] = []
 
@@ -307,7 +309,7 @@ def _averaging(storm: Storm) -> Change:
                 p.copy_((a + b) / 2)
         last[:] = [now]
 
-    return Change(before_step=average)
+    return FaultChange(before_step=average)
 
 
 def _only(names: tuple[str, ...]) -> Callable[[nn.Module], None]:
@@ -318,19 +320,21 @@ def _only(names: tuple[str, ...]) -> Callable[[nn.Module], None]:
     return freeze
 
 
-CONTROLS: dict[str, Callable[[Storm], Change]] = {
+CONTROLS: dict[str, Callable[[Storm], FaultChange]] = {
     "spiky data": _spiky,
     "learning-rate step": _rate_step,
     "length change": _length,
     "restart": _restart,
     "curriculum": _curriculum,
     "weight averaging": _averaging,
-    "small batch": lambda storm: Change(train={"batch": 1, "lr": 1e-3}),
-    "frozen layers": lambda storm: Change(
+    "small batch": lambda storm: FaultChange(train={"batch": 1, "lr": 1e-3}),
+    "frozen layers": lambda storm: FaultChange(
         pretrained=100, prepare=_only(("blocks.2", "blocks.3", "final_norm"))
     ),
-    "adapters": lambda storm: Change(pretrained=100, prepare=_only(("bias", "norm"))),
-    "fine-tuning": lambda storm: Change(
+    "adapters": lambda storm: FaultChange(
+        pretrained=100, prepare=_only(("bias", "norm"))
+    ),
+    "fine-tuning": lambda storm: FaultChange(
         pretrained=200, train={"lr": 5e-4, "warmup": 0}
     ),
 }

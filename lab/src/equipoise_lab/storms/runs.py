@@ -10,7 +10,7 @@ import torch
 from equipoise_lab.data import DataOptions, open_data
 from equipoise_lab.models import GPT
 from equipoise_lab.running.execution import evaluate, write_record
-from equipoise_lab.storms.families import TRAIN, Change, change_of, shape_of
+from equipoise_lab.storms.families import TRAIN, FaultChange, change_of, shape_of
 from equipoise_lab.storms.plan import Storm
 from equipoise_lab.training.options import TrainOptions
 from equipoise_lab.training.trainer import Listener, Trainer
@@ -62,7 +62,7 @@ def make(storm: Storm, root: Path, listener: Listener | None = None) -> None:
     write_record(folder / storm.result.name, record)
 
 
-def _options(storm: Storm, change: Change) -> TrainOptions:
+def _options(storm: Storm, change: FaultChange) -> TrainOptions:
     warmup = min(TRAIN.warmup, storm.steps)
     ordinary = {"steps": storm.steps, "seed": storm.seed, "warmup": warmup}
     return replace(TRAIN, **{**ordinary, **change.train})

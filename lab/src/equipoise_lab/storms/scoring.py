@@ -94,7 +94,7 @@ def _records(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ScoredTrial:
     """One run under one forecaster."""
 
     label: Label
@@ -134,10 +134,10 @@ class Trial:
 class Score:
     """A forecaster over a set of runs."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ScoredTrial, ...]
 
     @property
-    def forecastable(self) -> list[Trial]:
+    def forecastable(self) -> list[ScoredTrial]:
         return [
             t
             for t in self.trials
@@ -243,7 +243,7 @@ def at_level(courses: Sequence[tuple[Label, Course]], threshold: float) -> Score
     """Score a statistic at a threshold."""
     return Score(
         trials=tuple(
-            Trial(label=label, alarms=crossings(course, threshold))
+            ScoredTrial(label=label, alarms=crossings(course, threshold))
             for label, course in courses
         )
     )
@@ -279,7 +279,7 @@ def score_all(
 ) -> dict[str, Score]:
     """Score several forecasters; every run file is read once."""
     runs = [label for label in found if label.outcome != "between"]
-    trials: dict[str, list[Trial]] = {name: [] for name in makers}
+    trials: dict[str, list[ScoredTrial]] = {name: [] for name in makers}
     for label in runs:
         mine = getattr(label.storm, split)
         others = [one for one in runs if getattr(one.storm, split) != mine]
@@ -287,7 +287,7 @@ def score_all(
         for name, maker in makers.items():
             tuned = bool(inspect.signature(maker).parameters)
             alarm = maker(others) if tuned else maker()
-            trials[name].append(Trial(label=label, alarms=episodes(alarm, steps)))
+            trials[name].append(ScoredTrial(label=label, alarms=episodes(alarm, steps)))
     return {name: Score(trials=tuple(some)) for name, some in trials.items()}
 
 

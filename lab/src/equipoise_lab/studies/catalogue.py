@@ -7,7 +7,7 @@ from equipoise.errors import InputError
 from equipoise_lab.models import GPTConfig
 from equipoise_lab.options import meant
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.finding import Finder, Finding, plain
+from equipoise_lab.results.finding import Finder, StudyFinding, plain
 from equipoise_lab.running.execution import Measurement, keep
 from equipoise_lab.running.experiment import Arm, Experiment, Task
 from equipoise_lab.studies import (
@@ -154,7 +154,7 @@ def measurements_of(tasks: Sequence[Task]) -> dict[str, Measurement]:
     return {name: MEASUREMENTS[name] for name in names}
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Return what the evidence says; its table, where no study says more."""
     question = QUESTIONS.get(evidence.name.removesuffix("-quick"), Question())
     return question.finding(evidence)

@@ -24,10 +24,16 @@ from equipoise.numerics.spectra.estimate import Search
 from equipoise_lab.data import Batches, DataOptions
 from equipoise_lab.models import GPTConfig, ViTConfig
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid, against, measured, rows
-from equipoise_lab.results.statistics import Paired, corrected, to_decide
-from equipoise_lab.running.execution import Trained
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import (
+    StudyFinding,
+    StudyGrid,
+    against,
+    measured,
+    rows,
+)
+from equipoise_lab.results.statistics import PairedDifference, corrected, to_decide
+from equipoise_lab.running.execution import TrainedModel
 from equipoise_lab.running.experiment import FIVE_SEEDS, Arm, Experiment
 from equipoise_lab.studies.loss_differences import (
     difference_on,
@@ -131,7 +137,7 @@ TARGET = 1e-3
 SIGMA, SUBSPACE, DRAWS = 1e-2, 3, 48
 
 
-def measure(trained: Trained) -> dict[str, float]:
+def measure(trained: TrainedModel) -> dict[str, float]:
     """Return slopes, laws and terms of 𝓛_{k+1} − 𝓛_k for one trained model."""
     if trained.seen is None:
         raise InputError("convergence reads the data a model was trained on")
@@ -264,23 +270,25 @@ PLACES = {
 }
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Compare slopes with the null, and a larger model with as much more data."""
     compared = scaled(evidence)
     parts = [_slopes(evidence), _terms_sentence(evidence), _scaling(evidence, compared)]
-    return Finding(
+    return StudyFinding(
         verdict=" ".join(parts),
         grids=[_grid(compared), measured(evidence, rows(evidence))],
         figures=[_figure(evidence)],
     )
 
 
-def scaled(evidence: Evidence) -> dict[str, tuple[Paired, Paired, Paired]]:
+def scaled(
+    evidence: Evidence,
+) -> dict[str, tuple[PairedDifference, PairedDifference, PairedDifference]]:
     """Return GPT arm → the change by ×4 data, by ×4 model, and the second minus first.
 
     p-values hold for all comparisons at once.
     """
-    found = list[tuple[Paired | None, ...]]()
+    found = list[tuple[PairedDifference | None, ...]]()
     names = []
     widths = sorted({int(arm.split("-")[1]) for arm in evidence.runs if "gpt" in arm})
     for small, large in zip(widths, widths[1:], strict=False):
@@ -332,7 +340,8 @@ def _terms_sentence(evidence: Evidence) -> str:
 
 
 def _scaling(
-    evidence: Evidence, compared: dict[str, tuple[Paired, Paired, Paired]]
+    evidence: Evidence,
+    compared: dict[str, tuple[PairedDifference, PairedDifference, PairedDifference]],
 ) -> str:
     if not compared:
         return "Model and data scaling are not both finished yet."
@@ -356,8 +365,10 @@ def _scaling(
     )
 
 
-def _grid(compared: dict[str, tuple[Paired, Paired, Paired]]) -> Grid:
-    return Grid(
+def _grid(
+    compared: dict[str, tuple[PairedDifference, PairedDifference, PairedDifference]],
+) -> StudyGrid:
+    return StudyGrid(
         title="Held-out loss: four times the data against four times the model, "
         f"paired over seeds; p by Holm over {3 * len(compared)} comparisons",
         head=[
@@ -374,7 +385,7 @@ def _figure(evidence: Evidence) -> Figure:
     """Return held-out loss over data, a line per model size."""
     widths = sorted({int(arm.split("-")[1]) for arm in evidence.runs if "gpt" in arm})
     lines = [
-        Line(
+        FigureLine(
             name=f"width {width}",
             x=[1, 4],
             y=[_validation(evidence, f"gpt-{width}-{times}x") for times in (1, 4)],

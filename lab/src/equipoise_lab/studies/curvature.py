@@ -24,10 +24,10 @@ from equipoise.numerics.spectra.estimate import Estimate, Search
 from equipoise_lab.data import DataOptions
 from equipoise_lab.models import GPTConfig, vit_preset
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
 from equipoise_lab.results.statistics import corrected, paired, to_decide
-from equipoise_lab.running.execution import Trained
+from equipoise_lab.running.execution import TrainedModel
 from equipoise_lab.running.experiment import FIVE_SEEDS, Arm, Experiment
 from equipoise_lab.training.options import TrainOptions
 
@@ -47,7 +47,7 @@ LOWEST, HIGHEST = -6.0, 1.5
 """log₁₀ of the smallest and the largest entry a picture tells apart, as the paper's."""
 
 
-def measure(trained: Trained) -> dict[str, float]:
+def measure(trained: TrainedModel) -> dict[str, float]:
     """Return spectral norms of the Hessian of each group, and of its weights."""
     whole = hessian(trained.model, trained.batch)
     found: dict[str, float] = {}
@@ -75,7 +75,7 @@ def largest_matrix(group: Operator) -> float:
     return max(norms)
 
 
-def entries(trained: Trained) -> dict[str, float]:
+def entries(trained: TrainedModel) -> dict[str, float]:
     """Return the mean log₁₀ size of entries, group by group; leave a picture.
 
     Rows and columns go in the order of the groups: Q, K, V, O, LN1, FF, LN2.
@@ -194,10 +194,10 @@ def _train(steps: int) -> TrainOptions:
     )
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Rank the groups at both ends of training, and show them on the way."""
     kinds = list(dict.fromkeys(arm.split("-")[0] for arm in evidence.runs))
-    return Finding(
+    return StudyFinding(
         verdict=" ".join(_ranking(evidence, kind) for kind in kinds),
         grids=[
             *(_norms(evidence, kind) for kind in kinds),
@@ -273,13 +273,13 @@ def _told_apart(evidence: Evidence, kind: str) -> str:
     return f"{top} is told from {rest} (ratios over seeds, Holm over {len(others)}). "
 
 
-def _norms(evidence: Evidence, kind: str) -> Grid:
+def _norms(evidence: Evidence, kind: str) -> StudyGrid:
     arms = [f"{kind}-{at}" for at in steps(evidence, kind)]
     lines = [(f"‖H‖ of {g}", f"hessian_{g}") for g in GROUPS]
     lines += [("tr H of the block", "trace_block")]
     lines += [("−λ_min ÷ λ_max of the block", "negative_block")]
     lines += [(f"largest ‖W‖ in {g}", f"weights_{g}") for g in SMALL]
-    return Grid(
+    return StudyGrid(
         title=f"{kind}: steps of training, mean over seeds",
         head=["", *(arm.split("-")[1] for arm in arms), "seeds"],
         cells=[
@@ -293,7 +293,7 @@ def _norms(evidence: Evidence, kind: str) -> Grid:
     )
 
 
-def _entries_grid(evidence: Evidence, arm: str) -> Grid | None:
+def _entries_grid(evidence: Evidence, arm: str) -> StudyGrid | None:
     """Return the mean log₁₀ entry of each pair of groups, where it was measured."""
     cells = [
         [a, *(f"{evidence.mean(arm, f'entries_{a}_{b}'):.2f}" for b in SMALL[: i + 1])]
@@ -301,7 +301,7 @@ def _entries_grid(evidence: Evidence, arm: str) -> Grid | None:
     ]
     if "nan" in cells[0]:
         return None
-    return Grid(
+    return StudyGrid(
         title=f"{arm}: mean log₁₀ |entry| of the Hessian (10⁻⁶ is the floor)",
         head=["", *SMALL],
         cells=[[*row, *[""] * (len(SMALL) + 1 - len(row))] for row in cells],
@@ -315,7 +315,7 @@ def _figure(evidence: Evidence, kind: str, what: str) -> Figure:
         f"{kind}-{what}",
         f"{words[what]}, {kind}: spectral norm",
         [
-            Line(
+            FigureLine(
                 name=g,
                 x=lengths,
                 y=[evidence.mean(f"{kind}-{at}", f"{what}_{g}") for at in lengths],

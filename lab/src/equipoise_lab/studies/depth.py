@@ -14,16 +14,16 @@ from equipoise.anatomy.interception import Interceptor
 from equipoise.numerics.rows.statistics import row_statistics
 from equipoise_lab.models import GPTConfig
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
+from equipoise_lab.results.figures import Figure, FigureLine, chart
 from equipoise_lab.results.finding import (
-    Finding,
+    StudyFinding,
     measured,
     over_depth,
     over_training,
     rows,
 )
-from equipoise_lab.results.statistics import Paired, paired, to_decide
-from equipoise_lab.running.execution import Trained
+from equipoise_lab.results.statistics import PairedDifference, paired, to_decide
+from equipoise_lab.running.execution import TrainedModel
 from equipoise_lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise_lab.training.options import TrainOptions
 
@@ -102,7 +102,7 @@ def vanishing_recipe(quick: bool) -> Experiment:
     )
 
 
-def positions(trained: Trained) -> dict[str, float]:
+def positions(trained: TrainedModel) -> dict[str, float]:
     """Return by layer and query the mean θ, and the share of rows with p_max ≥ ½."""
     found: dict[str, float] = {}
     calls: list[AttentionCall] = []
@@ -122,7 +122,7 @@ LEFT = 0.99
 VANISHED = 1e-3
 
 
-def sharpening_finding(evidence: Evidence) -> Finding:
+def sharpening_finding(evidence: Evidence) -> StudyFinding:
     """Does θ stay at 1 as training goes on, and where not?"""
     figures = [
         over_training(
@@ -135,7 +135,7 @@ def sharpening_finding(evidence: Evidence) -> Finding:
         _queries(evidence),
     ]
     text = " ".join(_leaves(evidence, arm) for arm in evidence.runs)
-    return Finding(
+    return StudyFinding(
         verdict=text,
         grids=[measured(evidence, rows(evidence))],
         figures=[figure for figure in figures if figure.lines],
@@ -158,14 +158,14 @@ def _leaves(evidence: Evidence, arm: str) -> str:
 
 def _queries(evidence: Evidence) -> Figure:
     lines = [
-        Line(name=arm, x=one["x"], y=one["y"])
+        FigureLine(name=arm, x=one["x"], y=one["y"])
         for arm, one in evidence.curves.get("queries/theta", {}).items()
     ]
     title = "θ at the end by query position, mean over layers"
     return chart("theta-by-query", title, lines, x="query")
 
 
-def vanishing_finding(evidence: Evidence) -> Finding:
+def vanishing_finding(evidence: Evidence) -> StudyFinding:
     """What does the gradient vanish from in post-LN?"""
     figures = [
         over_depth(evidence, "gradient.norm", title="Gradient by layer", log=True),
@@ -183,7 +183,7 @@ def vanishing_finding(evidence: Evidence) -> Finding:
             evidence, "gradient/qk", title="Gradient of all Q and K", log=True
         ),
     ]
-    return Finding(
+    return StudyFinding(
         verdict=_from_what(evidence),
         grids=[measured(evidence, rows(evidence))],
         figures=[figure for figure in figures if figure.lines],
@@ -216,13 +216,13 @@ def _from_what(evidence: Evidence) -> str:
     )
 
 
-def _interval(evidence: Evidence, measure: str) -> Paired:
+def _interval(evidence: Evidence, measure: str) -> PairedDifference:
     """Return ln of post-LN's measure minus ln of ``VANISHED``, over seeds."""
     logs = [_ln(evidence.value("post", seed, measure)) for seed in evidence.seeds]
     return paired(logs, [_ln(VANISHED)] * len(logs))
 
 
-def _moment(when: str, least: Paired, norm: float, branch: float) -> str:
+def _moment(when: str, least: PairedDifference, norm: float, branch: float) -> str:
     """``least``: ln of the weakest layer's share, over what counts as vanished."""
     low, middle, high = (
         VANISHED * _exp(ln) for ln in (least.low, least.mean, least.high)

@@ -11,9 +11,14 @@ from typing import get_args
 from equipoise_lab.models import PATH_LENGTH, GPTConfig
 from equipoise_lab.models.config import Attention
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
-from equipoise_lab.results.statistics import Paired, paired, power_law, to_decide
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
+from equipoise_lab.results.statistics import (
+    PairedDifference,
+    paired,
+    power_law,
+    to_decide,
+)
 from equipoise_lab.running.experiment import FIVE_SEEDS, SEEDS, Arm, Experiment
 from equipoise_lab.training.options import TrainOptions
 
@@ -79,7 +84,7 @@ def _share(inside: float, limit: float, outside: float) -> float:
     return (limit - inside) / (outside - inside)
 
 
-def over_seeds(values: Sequence[float]) -> Paired:
+def over_seeds(values: Sequence[float]) -> PairedDifference:
     """Return the mean with its 95 % interval over seeds."""
     return paired(values, [0.0] * len(values))
 
@@ -104,12 +109,12 @@ TIMES = 10.0
 Edge = Callable[[Evidence, str, int, int], float]
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Fit the edge over depth per kind and seed; compare with -1/m."""
     kinds = list(dict.fromkeys(o["model.attention"] for o in evidence.arms.values()))
     trained = "; ".join(_sentence(evidence, kind, trains) for kind in kinds)
     started = "; ".join(_sentence(evidence, kind, starts) for kind in kinds)
-    return Finding(
+    return StudyFinding(
         verdict=f"Exponent over depth N of the largest gain that trains: {trained}. "
         f"Of the largest gain whose first gradient does not explode: {started}.",
         grids=[_fits(evidence, kinds), _edges(evidence, kinds)],
@@ -179,7 +184,7 @@ def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
     )
 
 
-def _fits(evidence: Evidence, kinds: list[str]) -> Grid:
+def _fits(evidence: Evidence, kinds: list[str]) -> StudyGrid:
     cells = [
         [
             kind,
@@ -190,7 +195,7 @@ def _fits(evidence: Evidence, kinds: list[str]) -> Grid:
         ]
         for kind in kinds
     ]
-    return Grid(
+    return StudyGrid(
         title="Exponents with 95 % intervals over seeds (exploratory: each by itself). "
         "Trains: held-out loss within "
         f"{WITHIN} nats of the depth's best gain. Starts: first gradient within "
@@ -200,7 +205,7 @@ def _fits(evidence: Evidence, kinds: list[str]) -> Grid:
     )
 
 
-def _edges(evidence: Evidence, kinds: list[str]) -> Grid:
+def _edges(evidence: Evidence, kinds: list[str]) -> StudyGrid:
     cells = []
     for kind in kinds:
         for label, found in (("trains", trains), ("starts", starts)):
@@ -209,7 +214,7 @@ def _edges(evidence: Evidence, kinds: list[str]) -> Grid:
                 for n in _depths(evidence)
             ]
             cells.append([kind, label, *by_depth])
-    return Grid(
+    return StudyGrid(
         title="Largest gain, smallest and largest over seeds (inf: the largest tried)",
         head=["attention", "edge", *(f"N = {n}" for n in _depths(evidence))],
         cells=cells,
@@ -223,7 +228,7 @@ def _range(values: list[float]) -> str:
 def _figure(evidence: Evidence, kinds: list[str]) -> Figure:
     depths = _depths(evidence)
     lines = [
-        Line(
+        FigureLine(
             name=f"{kind}, {label}",
             x=depths,
             y=[_middle(evidence, kind, n, found) for n in depths],

@@ -13,9 +13,9 @@ from pathlib import Path
 from equipoise_lab.models import gpt_preset
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.finding import (
-    Finding,
-    Grid,
     Row,
+    StudyFinding,
+    StudyGrid,
     measured,
     over_depth,
     over_training,
@@ -164,14 +164,14 @@ def judged(pattern: Pattern, pairs: Sequence[tuple[float, float]]) -> str:
     )
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Figs 1, 2, 4, 5, 6, Table 1 and E.6."""
     found = rows(evidence)
     lines = beside(evidence)
     verdict = sentence(found)
     if lines:
         verdict += f" {_counted([line[-1] for line in lines])}"
-    paper = Grid(
+    paper = StudyGrid(
         title="The paper's numbers (774M parameters, 5000 steps) beside ours; a "
         "pattern holds where the 95 % interval over seeds of what it needs lies above "
         "0 (exploratory: not corrected for their number)",
@@ -200,7 +200,7 @@ def finding(evidence: Evidence) -> Finding:
             evidence, "sensitivity.S_residual", title="Fig. 6: S by layer", log=True
         ),
     ]
-    return Finding(
+    return StudyFinding(
         verdict=verdict,
         grids=[measured(evidence, found), paper],
         figures=[f for f in figures if f.lines],
@@ -271,7 +271,7 @@ def _scaled(deepnorm: Row) -> str:
 ROUNDING = 1e-9
 
 
-def theorem_finding(evidence: Evidence) -> Finding:
+def theorem_finding(evidence: Evidence) -> StudyFinding:
     """Say whether θ/τ is exact, and whether the paper's heuristic is θ."""
     worst = max(evidence.mean(arm, "theta_error") for arm in evidence.runs)
     wrong = {arm: evidence.mean(arm, "heuristic_wrong") for arm in evidence.runs}
@@ -288,17 +288,17 @@ def theorem_finding(evidence: Evidence) -> Finding:
             match,
         ],
     ]
-    return Finding(
+    return StudyFinding(
         verdict=f"The theorem {exact} (worst error {worst:.1e}); that the heuristic "
         f"equals θ {match}: it differs in up to {wrong[most]:.0%} of rows.",
         grids=[
-            Grid.beside("The paper's statement beside ours", "Emadi 2026", lines),
+            StudyGrid.beside("The paper's statement beside ours", "Emadi 2026", lines),
             _points(evidence),
         ],
     )
 
 
-def _points(evidence: Evidence) -> Grid:
+def _points(evidence: Evidence) -> StudyGrid:
     cells = [
         [
             arm,
@@ -310,4 +310,4 @@ def _points(evidence: Evidence) -> Grid:
         for arm in evidence.runs
     ]
     head = ["rows", "‖J‖, mean", "θ/τ, worst", "heuristic, worst", "heuristic wrong"]
-    return Grid(title="Means over seeds, 200 rows each", head=head, cells=cells)
+    return StudyGrid(title="Means over seeds, 200 rows each", head=head, cells=cells)

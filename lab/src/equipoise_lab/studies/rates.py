@@ -9,15 +9,15 @@ from equipoise.auditing.curvature import edge_of_stability
 from equipoise.numerics.spectra.estimate import Search
 from equipoise_lab.models import GPTConfig
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
 from equipoise_lab.results.statistics import (
     paired,
     rank_correlation,
     summary,
     to_decide,
 )
-from equipoise_lab.running.execution import Trained
+from equipoise_lab.running.execution import TrainedModel
 from equipoise_lab.running.experiment import Arm, Experiment
 from equipoise_lab.studies.exponents import edge
 from equipoise_lab.training.options import TrainOptions
@@ -92,7 +92,7 @@ def _predictors(name: str, shape: GPTConfig, steps: int) -> Arm:
 SEARCH = Search(tolerance=0.02, failure=None, at_most=60)
 
 
-def sharpness(trained: Trained) -> dict[str, float]:
+def sharpness(trained: TrainedModel) -> dict[str, float]:
     """Return λ_max of D^(-1/2) H D^(-1/2), D = Adam's √v̂ + ε: its own geometry.
 
     Adam with momentum β₁ is stable on a quadratic while lr · λ < (2 + 2β₁)/(1 - β₁).
@@ -119,7 +119,7 @@ SWEEPS = {"lr": "learning rate", "wd": "weight decay"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class RateScore:
     """How well one number, read early, tells the edge of a sweep over shapes."""
 
     rank: list[float]
@@ -130,7 +130,7 @@ class Score:
     shapes: int
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Score every predictor against both sweeps."""
     scores = {
         (sweep, name, step): score(evidence, sweep, name, step)
@@ -138,7 +138,7 @@ def finding(evidence: Evidence) -> Finding:
         for name in PREDICTORS
         for step in WHEN
     }
-    return Finding(
+    return StudyFinding(
         verdict=" ".join(_sentence(evidence, scores, sweep) for sweep in SWEEPS),
         grids=[_edges(evidence), *(_table(evidence, scores, s) for s in SWEEPS)],
         figures=[_figure(evidence)],
@@ -170,7 +170,7 @@ def edges(evidence: Evidence, sweep: str, seed: int) -> dict[str, float]:
     return found
 
 
-def score(evidence: Evidence, sweep: str, name: str, step: int) -> Score:
+def score(evidence: Evidence, sweep: str, name: str, step: int) -> RateScore:
     """Return rank correlation and factor error, seed by seed."""
     rank, factor, count = [], [], 0
     for seed in evidence.seeds:
@@ -182,7 +182,7 @@ def score(evidence: Evidence, sweep: str, name: str, step: int) -> Score:
             rank_correlation([early[s] for s in known], [limits[s] for s in known])
         )
         factor.append(left_out({s: limits[s] for s in known}, early))
-    return Score(rank=rank, factor=factor, shapes=count)
+    return RateScore(rank=rank, factor=factor, shapes=count)
 
 
 def left_out(limits: Mapping[str, float], early: Mapping[str, float] | None) -> float:
@@ -209,7 +209,7 @@ def _constant(evidence: Evidence, sweep: str) -> list[float]:
     return [left_out(edges(evidence, sweep, seed), None) for seed in evidence.seeds]
 
 
-Scores = Mapping[tuple[str, str, int], Score]
+Scores = Mapping[tuple[str, str, int], RateScore]
 
 
 def _sentence(evidence: Evidence, scores: Scores, sweep: str) -> str:
@@ -235,7 +235,7 @@ def _sentence(evidence: Evidence, scores: Scores, sweep: str) -> str:
     )
 
 
-def _edges(evidence: Evidence) -> Grid:
+def _edges(evidence: Evidence) -> StudyGrid:
     cells = []
     for shape in shapes(evidence):
         row = [shape]
@@ -250,7 +250,9 @@ def _edges(evidence: Evidence) -> Grid:
     head += [
         f"{name}, {when}" for name in PREDICTORS.values() for when in WHEN.values()
     ]
-    return Grid(title="What trains, and what was read early", head=head, cells=cells)
+    return StudyGrid(
+        title="What trains, and what was read early", head=head, cells=cells
+    )
 
 
 def _early(evidence: Evidence, shape: str, name: str, step: int) -> str:
@@ -260,7 +262,7 @@ def _early(evidence: Evidence, shape: str, name: str, step: int) -> str:
     return f"{statistics.fmean(known):.3g}" if known else "–"
 
 
-def _table(evidence: Evidence, scores: Scores, sweep: str) -> Grid:
+def _table(evidence: Evidence, scores: Scores, sweep: str) -> StudyGrid:
     cells = [
         [
             f"{PREDICTORS[name]}, {WHEN[step]}",
@@ -275,7 +277,7 @@ def _table(evidence: Evidence, scores: Scores, sweep: str) -> Grid:
     cells.append(["one setting for all shapes", "–", str(plain), "–"])
     if sweep == "lr":
         cells += [_absolute(evidence, step) for step in WHEN]
-    return Grid(
+    return StudyGrid(
         title=f"Telling the largest {SWEEPS[sweep]}: Spearman's ρ (a limit would give "
         "-1) and factor error, mean ± sd over seeds",
         head=["read early", "rank correlation", "factor error", "shapes"],
@@ -300,7 +302,9 @@ def _absolute(evidence: Evidence, step: int) -> list[str]:
 
 def _figure(evidence: Evidence) -> Figure:
     lines = [
-        Line(name=shape, x=tried, y=[_loss(evidence, shape, rate) for rate in tried])
+        FigureLine(
+            name=shape, x=tried, y=[_loss(evidence, shape, rate) for rate in tried]
+        )
         for shape in shapes(evidence)
         if (tried := _tried(evidence, shape))
     ]

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from equipoise_lab.models import PATH_LENGTH, GPTConfig
 from equipoise_lab.models.config import Attention
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
 from equipoise_lab.results.statistics import (
-    Paired,
+    PairedDifference,
     holm,
     paired,
     per_doubling,
@@ -126,13 +126,13 @@ class Need:
     what: str
     by_width: Mapping[Width, Sequence[float]]
 
-    def at(self, width: Width) -> Paired:
+    def at(self, width: Width) -> PairedDifference:
         """Return its mean at one width with the 95 % interval over seeds."""
         values = [v for v in self.by_width[width] if math.isfinite(v)]
         return paired(values or [math.nan], [0.0] * max(1, len(values)))
 
     @property
-    def trend(self) -> Paired:
+    def trend(self) -> PairedDifference:
         """Return its slope per doubling of the width, fitted seed by seed."""
         return per_doubling(self.by_width)
 
@@ -162,19 +162,19 @@ def needs_of(evidence: Evidence) -> list[Need]:
     return NEEDS[evidence.name.removesuffix("-quick")](evidence)
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Return the trend with width of everything that the page's statements need."""
     needs = needs_of(evidence)
     p_values = holm([need.trend.p for need in needs])
     read = [reading(need, p) for need, p in zip(needs, p_values, strict=True)]
     counted = {one: read.count(one) for one in dict.fromkeys(read)}
     widths = list(needs[0].by_width)
-    return Finding(
+    return StudyFinding(
         verdict=f"Of {len(needs)} needs over widths {', '.join(map(str, widths))}: "
         + "; ".join(f"{one} ({count})" for one, count in counted.items())
         + ".",
         grids=[
-            Grid(
+            StudyGrid(
                 title="What a statement needs above 0: mean [95 % interval over seeds] "
                 "by width, and the slope per doubling of the width (p by Holm over "
                 f"{len(needs)} trends)",
@@ -201,7 +201,7 @@ def _sample(need: Need, says: str) -> str:
     return to_decide(need.trend) or " (by itself its interval is clear of 0)"
 
 
-def _interval(found: Paired) -> str:
+def _interval(found: PairedDifference) -> str:
     if math.isnan(found.mean):
         return "–"
     return f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
@@ -209,7 +209,7 @@ def _interval(found: Paired) -> str:
 
 def _figure(needs: Sequence[Need]) -> Figure:
     lines = [
-        Line(
+        FigureLine(
             name=f"{need.where}: {need.what}",
             x=list(need.by_width),
             y=[need.at(width).mean for width in need.by_width],
@@ -302,7 +302,7 @@ def exponents_at(evidence: Evidence, width: Width, kind: str, edge: str) -> list
     return [exponents.exponent_of(part, kind, EDGES[edge], s) for s in evidence.seeds]
 
 
-def exponents_finding(evidence: Evidence) -> Finding:
+def exponents_finding(evidence: Evidence) -> StudyFinding:
     """Return the trend, and the exponents themselves."""
     widths = _widths(evidence)
     cells = [
@@ -311,7 +311,7 @@ def exponents_finding(evidence: Evidence) -> Finding:
         for kind in KINDS
         for edge in EDGES
     ]
-    grid = Grid(
+    grid = StudyGrid(
         title="Exponents over depth with 95 % intervals over seeds, by width (–: no "
         "edge within the gains tried, at some depth)",
         head=["attention", "edge", "predicted", *map(str, widths)],

@@ -8,10 +8,15 @@ from equipoise_lab.models import GPTConfig
 from equipoise_lab.models.config import Residual
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.figures import Figure
-from equipoise_lab.results.finding import Finding, Grid, against, over_training
+from equipoise_lab.results.finding import (
+    StudyFinding,
+    StudyGrid,
+    against,
+    over_training,
+)
 from equipoise_lab.results.measures import GROUPS
 from equipoise_lab.results.statistics import (
-    Paired,
+    PairedDifference,
     corrected,
     paired,
     seeds_to_decide,
@@ -78,10 +83,10 @@ Setting = tuple[str, float]
 """(residual form, peak rate)."""
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Compare the four warm-ups at each rate, and say who is throttled."""
     settings = _settings(evidence)
-    return Finding(
+    return StudyFinding(
         verdict=" ".join([_replaces(evidence, settings), _throttled(evidence)]),
         grids=[
             _losses(evidence, settings),
@@ -107,7 +112,9 @@ def name(setting: Setting, warmup: str) -> str:
     return f"{setting[0]}-{warmup}-{setting[1]:g}"
 
 
-def _difference(evidence: Evidence, setting: Setting, a: str, b: str) -> Paired | None:
+def _difference(
+    evidence: Evidence, setting: Setting, a: str, b: str
+) -> PairedDifference | None:
     return against(evidence, (name(setting, a), name(setting, b)), "validation")
 
 
@@ -136,7 +143,7 @@ def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
     )
 
 
-def _deciding(pairs: Sequence[Paired | None]) -> str:
+def _deciding(pairs: Sequence[PairedDifference | None]) -> str:
     """Say how many seeds would decide the clearest difference, and half of them."""
     counts = sorted(n for d in pairs if d is not None and (n := seeds_to_decide(d)))
     if not counts:
@@ -145,7 +152,7 @@ def _deciding(pairs: Sequence[Paired | None]) -> str:
     return f" (about {counts[0]} seeds would decide the clearest, {half} half of them)"
 
 
-def _clear(pairs: Sequence[Paired | None]) -> tuple[int, int]:
+def _clear(pairs: Sequence[PairedDifference | None]) -> tuple[int, int]:
     """Return how many differences are below zero at 5 %, and how many above."""
     known = [pair.mean for pair in pairs if pair is not None and pair.p < 0.05]
     return sum(mean < 0 for mean in known), sum(mean > 0 for mean in known)
@@ -199,7 +206,7 @@ def _ratio(evidence: Evidence, warmup: str, measure: str) -> float:
     return math.exp(math.fsum(logs) / len(logs)) if logs else math.nan
 
 
-def _losses(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+def _losses(evidence: Evidence, settings: Sequence[Setting]) -> StudyGrid:
     pairs = corrected([_difference(evidence, s, "tau", "lr") for s in settings])
     cells = [
         [
@@ -209,7 +216,7 @@ def _losses(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
         ]
         for (form, rate), pair in zip(settings, pairs, strict=True)
     ]
-    return Grid(
+    return StudyGrid(
         title="Held-out loss, nats, mean ± sd over seeds; τ minus LR is paired, p by "
         f"Holm over {len(settings)} comparisons",
         head=["peak rate", "none", "LR", "τ", "both", "τ minus LR"],
@@ -222,7 +229,7 @@ def _cell(evidence: Evidence, arm: str, measure: str) -> str:
     return str(summary(found)) if found else "–"
 
 
-def _sensitivity(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+def _sensitivity(evidence: Evidence, settings: Sequence[Setting]) -> StudyGrid:
     """Mean over rates of (loss − the best loss of any warm-up and rate), by seed."""
     cells = []
     for form in dict.fromkeys(form for form, _ in settings):
@@ -233,7 +240,7 @@ def _sensitivity(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
                 _cell(evidence, name((form, rate), warmup), "spikes") for rate in rates
             ]
             cells.append([form, warmup, str(summary(found)), " · ".join(spikes)])
-    return Grid(
+    return StudyGrid(
         title="Learning-rate sensitivity: loss above the seed's best, mean over rates",
         head=["residual", "warm-up", "sensitivity, nats", "loss spikes by rate"],
         cells=cells,
@@ -250,8 +257,8 @@ def _excess(
     return math.fsum(loss(warmup, rate) - best for rate in rates) / len(rates)
 
 
-def _speed(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
-    return Grid(
+def _speed(evidence: Evidence, settings: Sequence[Setting]) -> StudyGrid:
+    return StudyGrid(
         title="Steps until ten losses average 2.9 nats (inf: never)",
         head=["peak rate", "none", "LR", "τ", "both"],
         cells=[
@@ -267,7 +274,7 @@ def _speed(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
     )
 
 
-def _norms(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
+def _norms(evidence: Evidence, settings: Sequence[Setting]) -> StudyGrid:
     """Who is throttled: early norms relative to no warm-up, over all settings."""
     cells = [
         [
@@ -280,7 +287,7 @@ def _norms(evidence: Evidence, settings: Sequence[Setting]) -> Grid:
         for kind in ("gradient", "update")
         for group in GROUPS
     ]
-    return Grid(
+    return StudyGrid(
         title="Norms in the first fifth of training ÷ those without warm-up "
         "(geometric mean over rates and seeds)",
         head=["", "LR", "τ", "both"],

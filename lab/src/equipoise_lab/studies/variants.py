@@ -8,8 +8,8 @@ from typing import Any
 from equipoise_lab.models import GPTConfig
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.finding import (
-    Finding,
     Row,
+    StudyFinding,
     against,
     baseline,
     measured,
@@ -75,7 +75,7 @@ SAME = 1.2
 steady the rest of it is."""
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Compare each arm with its baseline: loss by interval, gradients by pattern."""
     found = rows(evidence)
     by_arm = {row.arm: row for row in found}
@@ -88,7 +88,7 @@ def finding(evidence: Evidence) -> Finding:
         over_training(evidence, "loss", title="Training loss", y="nats per token"),
         over_depth(evidence, "gradient.norm", title="Gradient by layer", log=True),
     ]
-    return Finding(
+    return StudyFinding(
         verdict=" ".join([*parts, EXPLORATORY]) if parts else "nothing to compare yet.",
         grids=[measured(evidence, found)],
         figures=[figure for figure in figures if figure.lines],

@@ -9,13 +9,13 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from equipoise_lab.data.batches import Share, share
+from equipoise_lab.data.batches import RankShare, share
 
 Parallel = Literal["ddp", "fsdp"]
 
 
 @contextmanager
-def process_group() -> Iterator[Share]:
+def process_group() -> Iterator[RankShare]:
     """Join the processes that ``torchrun`` started; alone, do nothing.
 
     A group that already exists is used and left alone.

@@ -18,10 +18,10 @@ from equipoise_lab.training.distributed import Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """Linear warm-up, then half a cosine down to ``floor`` · peak.
 
-    >>> schedule = Schedule(peak=1.0, steps=10, warmup=4, floor=0.1)
+    >>> schedule = RateSchedule(peak=1.0, steps=10, warmup=4, floor=0.1)
     >>> [round(schedule.at(step), 3) for step in (0, 3, 4, 10)]
     [0.25, 1.0, 1.0, 0.1]
     """
@@ -153,8 +153,8 @@ class TrainOptions:
         self.schedule, self.temperature  # noqa: B018  (validates both on construction)
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(
+    def schedule(self) -> RateSchedule:
+        return RateSchedule(
             peak=self.lr, steps=self.steps, warmup=self.warmup, floor=self.floor
         )
 
@@ -164,7 +164,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class TrainingProgress:
     """Where a run stands, for a bar or a log."""
 
     step: int

@@ -26,12 +26,12 @@ from equipoise_lab.training import checkpoint
 from equipoise_lab.training.distributed import averaged, device, unsynchronised, wrapped
 from equipoise_lab.training.options import (
     Precision,
-    Progress,
+    TrainingProgress,
     TrainOptions,
     TrainResult,
 )
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[TrainingProgress], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -193,7 +193,7 @@ class Trainer:
             return
         loss, norm = self._read[-1]
         self.listener(
-            Progress(
+            TrainingProgress(
                 step=self.step,
                 steps=self.options.steps,
                 loss=loss,

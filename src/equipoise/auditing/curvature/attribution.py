@@ -201,7 +201,7 @@ def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class CurvatureShare:
     """What the operations of one kind in one module add to vᵀHv."""
 
     site: str
@@ -215,13 +215,13 @@ class Share:
 class Attribution:
     """vᵀHv, and the terms it is the sum of."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[CurvatureShare, ...]
     total: float
     """vᵀHv from the Hessian product itself."""
     residual: float
     """\\|Σ shares − total\\|: rounding, unless an operation was missed."""
 
-    def grouped(self, name: Callable[[Share], str]) -> dict[str, float]:
+    def grouped(self, name: Callable[[CurvatureShare], str]) -> dict[str, float]:
         """Return the terms summed under names, in the order of the network."""
         sums: dict[str, float] = defaultdict(float)
         for share in self.shares:
@@ -275,7 +275,7 @@ def attributed(
 
 
 def _attribution(sums: Mapping[tuple[str, str], float], total: float) -> Attribution:
-    shares = (Share(site=s, kind=k, value=v) for (s, k), v in sums.items())
+    shares = (CurvatureShare(site=s, kind=k, value=v) for (s, k), v in sums.items())
     residual = abs(sum(sums.values()) - total)
     return Attribution(shares=tuple(shares), total=total, residual=residual)
 

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.curvature.study import CurvatureRow, CurvatureStudy
-from equipoise.auditing.subject import Source, introduced
+from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.numerics.spectra.density import Density
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 
 NOTES = (
     "shares of tr H, of λ₁ and of vᵀHv along the next step; each column is an exact "
@@ -145,7 +145,7 @@ def remarks(study: CurvatureStudy) -> list[str]:
 
 
 def print_study(
-    study: CurvatureStudy, *, rows: int = 40, source: Source | None = None
+    study: CurvatureStudy, *, rows: int = 40, source: ModelSource | None = None
 ) -> None:
     """Print the verdict, the sublayers in their order, and the remarks."""
     console = Console()
@@ -165,7 +165,7 @@ def print_study(
 
 
 def write_study(
-    study: CurvatureStudy, path: Path, *, source: Source | None = None
+    study: CurvatureStudy, path: Path, *, source: ModelSource | None = None
 ) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     return _PAGE.write(

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.precision.study import FINITE, PrecisionRow, PrecisionStudy
-from equipoise.auditing.subject import Source, introduced
+from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 
 NOTES = (
     "predicted: relative error of the output if only this module stored its numbers "
@@ -146,7 +146,7 @@ def table(study: PrecisionStudy) -> tuple[list[str], list[list[str]]]:
 
 
 def print_study(
-    study: PrecisionStudy, *, rows: int = 20, source: Source | None = None
+    study: PrecisionStudy, *, rows: int = 20, source: ModelSource | None = None
 ) -> None:
     """Print the verdict, the largest modules and the remarks."""
     console = Console()
@@ -169,7 +169,7 @@ def print_study(
 
 
 def write_study(
-    study: PrecisionStudy, path: Path, *, source: Source | None = None
+    study: PrecisionStudy, path: Path, *, source: ModelSource | None = None
 ) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     columns, lines = table(study)

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.auditing.selection.study import SelectionRow, SelectionStudy
-from equipoise.auditing.subject import Source, introduced
+from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.views import short
+from equipoise.report.report_model import short
 
 COLUMNS = (
     *("layer", "head", "verdict", "even", "growth", "first"),
@@ -53,7 +53,7 @@ def cells(row: SelectionRow) -> list[str]:
 
 
 def print_study(
-    study: SelectionStudy, *, rows: int = 40, source: Source | None = None
+    study: SelectionStudy, *, rows: int = 40, source: ModelSource | None = None
 ) -> None:
     """Print the verdict and the flattest heads."""
     console = Console()
@@ -85,7 +85,7 @@ def _order(row: SelectionRow) -> float:
 
 
 def write_study(
-    study: SelectionStudy, path: Path, *, source: Source | None = None
+    study: SelectionStudy, path: Path, *, source: ModelSource | None = None
 ) -> Path:
     """Write the study as one page that opens offline, and return where it is."""
     by_site = groupby(study.rows, key=lambda row: row.site)

@@ -16,7 +16,7 @@ SAMPLES, SAMPLE = 8, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Record):
+class WeightChange(Record):
     """One tensor in both checkpoints."""
 
     name: str
@@ -29,7 +29,7 @@ class Change(Record):
 class Comparison:
     """What is different between an old and a new checkpoint."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[WeightChange] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     """In the old one only."""
     added: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Comparison:
     roles: dict[str, list[str]] = field(default_factory=dict)
 
     @property
-    def moved(self) -> list[Change]:
+    def moved(self) -> list[WeightChange]:
         """What moved: NaN, then the farthest, then what was all zeros before."""
         return sorted((c for c in self.changes if c.relative != 0), key=_distance)
 
@@ -86,7 +86,7 @@ class Comparison:
         return found
 
 
-def _distance(change: Change) -> tuple[bool, float]:
+def _distance(change: WeightChange) -> tuple[bool, float]:
     """Return what tensors that moved are sorted by."""
     size = change.relative
     return math.isinf(size), -math.inf if math.isnan(size) else -size
@@ -115,7 +115,7 @@ def compare(new: Checkpoint, old: Checkpoint) -> Comparison:
     return found
 
 
-def _change(new: Checkpoint, old: Checkpoint, name: str) -> Change:
+def _change(new: Checkpoint, old: Checkpoint, name: str) -> WeightChange:
     away = size = own = dot = 0.0
     for a, b in zip(new.chunks(name), old.chunks(name), strict=True):
         x, y = a.double(), b.double()
@@ -125,7 +125,7 @@ def _change(new: Checkpoint, old: Checkpoint, name: str) -> Change:
     still = away == 0
     relative = 0.0 if still else math.sqrt(away / size) if size else math.inf
     scale = math.sqrt(size) * math.sqrt(own)
-    return Change(
+    return WeightChange(
         name=name, relative=relative, cosine=dot / scale if scale else math.nan
     )
 

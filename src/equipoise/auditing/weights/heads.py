@@ -15,7 +15,7 @@ from equipoise.auditing.weights.layout import (
     FUSED_GATE,
     GATE,
     UP,
-    Attention,
+    AttentionLayout,
     block_of,
 )
 
@@ -27,7 +27,7 @@ BOUND = ("projection.vo", "weights.head.q", "weights.head.k")
 
 
 def head_values(
-    attention: Attention, maps: dict[str, Tensor]
+    attention: AttentionLayout, maps: dict[str, Tensor]
 ) -> dict[str, list[float]]:
     """Return per head: norms of products and factors, and the head most like it.
 
@@ -103,7 +103,7 @@ def _likeness(stacks: dict[str, Tensor], shared: int) -> dict[str, list[float]]:
 
 
 def layer_bounds(
-    checkpoint: Checkpoint, sites: list[Attention], values: Values
+    checkpoint: Checkpoint, sites: list[AttentionLayout], values: Values
 ) -> Iterator[tuple[str, str, float]]:
     """Yield log₁₀ of Lipschitz bounds, for tokens as long as a norm lets them be."""
     gains = values.get("weights.gain", {})

@@ -64,7 +64,7 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionLayout:
     """The four maps of one attention module, and its heads where they are known."""
 
     site: str
@@ -81,9 +81,9 @@ class Attention:
         return tuple(dict.fromkeys(m.tensor for m in (self.q, self.k, self.v, self.o)))
 
 
-def attentions(checkpoint: Checkpoint) -> list[Attention]:
+def attentions(checkpoint: Checkpoint) -> list[AttentionLayout]:
     """Return every attention module whose four maps are there, in stored order."""
-    found: dict[str, Attention] = {}
+    found: dict[str, AttentionLayout] = {}
     ends: dict[str, list[str]] = {}
     for name in checkpoint.entries:
         ends.setdefault(_last(name.removesuffix(".weight")), []).append(name)
@@ -139,7 +139,7 @@ def tensor_at(checkpoint: Checkpoint, site: str, path: str) -> str | None:
     return None
 
 
-def _made(checkpoint: Checkpoint, site: str, layout: Layout) -> Attention | None:
+def _made(checkpoint: Checkpoint, site: str, layout: Layout) -> AttentionLayout | None:
     paths = (
         (layout.qkv, layout.o)
         if isinstance(layout, Fused)
@@ -156,19 +156,23 @@ def _made(checkpoint: Checkpoint, site: str, layout: Layout) -> Attention | None
     return _joined(checkpoint, site, given, layout)
 
 
-def _separate(checkpoint: Checkpoint, site: str, names: list[str]) -> Attention | None:
+def _separate(
+    checkpoint: Checkpoint, site: str, names: list[str]
+) -> AttentionLayout | None:
     q, k, v, o = (Map(tensor=name) for name in names)
     rows, keys = (checkpoint.entries[name].shape[0] for name in names[:2])
     heads = head_count(checkpoint, site, rows)
     kv_heads = None if heads is None else keys * heads // rows
     if heads is not None and (not kv_heads or heads % kv_heads or keys % kv_heads):
         heads = kv_heads = None
-    return Attention(site=site, q=q, k=k, v=v, o=o, heads=heads, kv_heads=kv_heads)
+    return AttentionLayout(
+        site=site, q=q, k=k, v=v, o=o, heads=heads, kv_heads=kv_heads
+    )
 
 
 def _joined(
     checkpoint: Checkpoint, site: str, names: list[str], layout: Fused | Paired
-) -> Attention | None:
+) -> AttentionLayout | None:
     """One matrix holds k and v, and q too if fused; o's inputs are all heads."""
     fused, out = checkpoint.entries[names[-2]], checkpoint.entries[names[-1]]
     # Conv1D stores a map as inputs × outputs; the joined side is the longer one.
@@ -192,7 +196,7 @@ def _joined(
         return None
     q = cuts.get("q") or Map(tensor=names[0], transposed=turned)
     o = Map(tensor=names[-1], transposed=turned)
-    return Attention(
+    return AttentionLayout(
         site=site, q=q, k=cuts["k"], v=cuts["v"], o=o, heads=heads, kv_heads=kv_heads
     )
 

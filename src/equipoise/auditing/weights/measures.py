@@ -18,7 +18,7 @@ from equipoise.auditing.weights.heads import head_values, layer_bounds
 from equipoise.auditing.weights.layout import (
     DOWN,
     UP,
-    Attention,
+    AttentionLayout,
     attentions,
     is_norm_gain,
     norm_epsilon,
@@ -142,7 +142,7 @@ def _measure_tensor(checkpoint: Checkpoint, name: str, found: Measurement) -> No
 
 
 def _measure_attention(
-    checkpoint: Checkpoint, attention: Attention, found: Measurement
+    checkpoint: Checkpoint, attention: AttentionLayout, found: Measurement
 ) -> None:
     found.attentions += 1
     stored = {name: checkpoint.read(name) for name in attention.tensors}
@@ -169,7 +169,7 @@ def _measure_attention(
         found.add(quantity, attention.site, *values)
 
 
-def _place(attention: Attention, letter: str) -> str:
+def _place(attention: AttentionLayout, letter: str) -> str:
     """Return the tensor's name, with the letter where several share one."""
     name: str = getattr(attention, letter).tensor
     alone = sum(getattr(attention, other).tensor == name for other in "qkvo") == 1

@@ -15,7 +15,7 @@ EPSILON = "precision.epsilon_dominated"
 LOAD, TOKENS = "router.load", "router.tokens"
 
 
-class Growth(NamedTuple):
+class StreamGrowth(NamedTuple):
     """How far a reading of one site has grown since the first sample."""
 
     site: str
@@ -24,20 +24,22 @@ class Growth(NamedTuple):
     ratio: float
 
 
-def growths(history: History, quantity: str, floor: float) -> list[Growth]:
+def growths(history: History, quantity: str, floor: float) -> list[StreamGrowth]:
     """Return how far each site has grown; growth up to the floor does not count."""
     track = history.track(quantity)
     if track.count < 2:
         return []
     began = {site: row[0] for site, row in by_site(track.first[0])}
     return [
-        Growth(s, began[s], row[0], row[0] / max(began[s], floor))
+        StreamGrowth(s, began[s], row[0], row[0] / max(began[s], floor))
         for s, row in by_site(track.recent[-1])
         if s in began and max(began[s], floor) > 0
     ]
 
 
-def largest_growth(history: History, quantity: str, floor: float) -> Growth | None:
+def largest_growth(
+    history: History, quantity: str, floor: float
+) -> StreamGrowth | None:
     """Return the site that has grown most; None without any."""
     grown = growths(history, quantity, floor)
     return max(grown, key=lambda one: one.ratio) if grown else None
@@ -88,7 +90,7 @@ def growing(history: History) -> Measured | None:
     )
 
 
-def adds_most(grown: Sequence[Growth]) -> str:
+def adds_most(grown: Sequence[StreamGrowth]) -> str:
     """Return the block behind which the growth, in logarithms, rises most.
 
     Nothing where no block makes half of it: then all of them grow, or what enters the

@@ -31,7 +31,7 @@ from equipoise.records import Scalar, Severity
 
 Scope = Literal["head", "layer", "parameter", "batch", "model", "rank"]
 About = Literal["loss", "model", "watching"]
-Subject = Literal["run", "weights", "start"]
+RuleSubject = Literal["run", "weights", "start"]
 FILE = "equipoise.toml"
 
 
@@ -70,7 +70,7 @@ class Rule:
     """Readings in a row past ``release`` before it is over."""
     lasts: bool = True
     """Whether it is a state that begins and ends, or an event that is only reported."""
-    of: Subject = "run"
+    of: RuleSubject = "run"
     """What it judges: a run, the weights of a checkpoint, or a run's first steps."""
     many: bool = False
     """Whether it finds every place it is true of, or one."""
@@ -229,7 +229,7 @@ SETTINGS = {"threshold", "release", "persist", "recover", "severe", "severity"}
 
 
 def configured(
-    path: Path | None = None, *, of: Subject | None = None
+    path: Path | None = None, *, of: RuleSubject | None = None
 ) -> tuple[Rule, ...]:
     """Return the rules in force: ``[rules]`` of ``equipoise.toml`` over the defaults.
 

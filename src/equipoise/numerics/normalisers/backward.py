@@ -55,7 +55,7 @@ class Scaled(Function):
         return slope_xK * factor_x1, learnt
 
 
-class Sink(Function):
+class GradientSink(Function):
     """e^z/(e^b + Σe^z) = softmax(z)·σ(ln Σe^z − b); ln Σe^z = z_max − ln p_max."""
 
     @staticmethod

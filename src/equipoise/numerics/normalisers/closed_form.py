@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.normalisers.backward import (
+    GradientSink,
     Rectified,
     SelfWeighted,
-    Sink,
     SpanWeighted,
     risen,
 )
@@ -111,7 +111,7 @@ class SinkSoftmax:
     def weights(self, given: Rows) -> Tensor:
         z = given.z_xK
         b = torch.as_tensor(self.b, dtype=z.dtype, device=z.device).unsqueeze(-1)
-        weights: Tensor = Sink.apply(z, b)  # type: ignore[no-untyped-call]
+        weights: Tensor = GradientSink.apply(z, b)  # type: ignore[no-untyped-call]
         return weights
 
     def jacobian(self, given: Rows) -> LowRank:

@@ -30,7 +30,7 @@ _DEALS, _STARTS = 32, 8
 _EXPONENTIAL = 4
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """The mass of a subset S of each row's keys, and what is known of it."""
 
     inside_N: Tensor
@@ -88,7 +88,7 @@ def _nearest(sums_Ns: Tensor, goal_Nf: Tensor) -> Tensor:
     return torch.where(above_Nf - goal_Nf < goal_Nf - below_Nf, above_Nf, below_Nf)
 
 
-def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
+def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> RowSplit:
     """Return a subset of nearly half of the mass; ``w_NK`` is used up.
 
     ``v_Nm`` and ``place_Nm`` are values and places of each row's largest keys. To the
@@ -112,7 +112,7 @@ def split(w_NK: Tensor, v_Nm: Tensor, place_Nm: Tensor) -> Split:
     deal_N1, part_N1 = deal_Nc.gather(1, best_N1), part_Nc.gather(1, best_N1)
     begin_N1 = torch.searchsorted(sums_Ns, goal_N1 - rest_N1, right=True)
     none_N1 = begin_N1 >= torch.searchsorted(sums_Ns, goal_N1)
-    return Split(
+    return RowSplit(
         (first_N1 + deal_N1 + part_N1)[:, 0],
         ((dealt_N1 - deal_N1) + (rest_N1 - part_N1))[:, 0],
         (none_N1 | every_N1)[:, 0],
@@ -149,7 +149,7 @@ def theta(inside: Tensor, outside: Tensor) -> Tensor:
     return torch.where(4 * torch.minimum(inside, outside) > total, near, far)
 
 
-def bounds(found: Split, *, mean_N: Tensor, unit: float, K: int) -> Tensor:
+def bounds(found: RowSplit, *, mean_N: Tensor, unit: float, K: int) -> Tensor:
     """Return (lower, upper) of each row, (2, N), rounding of exponentials included.
 
     Args:

@@ -40,14 +40,14 @@ from equipoise.numerics.selection.distance import (
 )
 from equipoise.numerics.selection.heads import (
     AtSizes,
+    HeadMetricOptions,
     Selection,
-    Wanted,
     selection_of_blocks,
     selection_of_heads,
     selection_of_weights,
 )
 from equipoise.numerics.selection.tokens import (
-    Chosen,
+    SelectedTokens,
     WeightedTokens,
     chosen,
     ranked_at_random,
@@ -56,12 +56,12 @@ from equipoise.numerics.selection.tokens import (
 
 __all__ = [
     "AtSizes",
-    "Chosen",
+    "SelectedTokens",
     "CriticalTop",
     "Distance",
     "Selection",
     "Separability",
-    "Wanted",
+    "HeadMetricOptions",
     "WeightedTokens",
     "capacity",
     "capacity_at",

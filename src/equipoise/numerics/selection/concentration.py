@@ -20,7 +20,7 @@ from equipoise.numerics.normalisers import Normaliser, rows
 from equipoise.numerics.normalisers.closed_form import Softmax
 
 
-class Interval(NamedTuple):
+class ConcentrationInterval(NamedTuple):
     """Proven bounds."""
 
     lower: Float[Tensor, "*x"]
@@ -38,7 +38,7 @@ class Concentration:
     rho: Float[Tensor, "*x"]
     """Range of the visible logits over T."""
     p_max: Float[Tensor, "*x"]
-    weight: Interval
+    weight: ConcentrationInterval
     """Lemma 1, tight: where every weight of a softmax row of this ρ and n must lie."""
     entropy: Float[Tensor, "*x"]
     """In nats, of the weights over their total."""
@@ -70,7 +70,9 @@ def logit_range(
     return (top_x - low_x).masked_fill(dark_x, 0.0)
 
 
-def weight_interval(rho: Float[Tensor, "*x"], visible: Float[Tensor, "*x"]) -> Interval:
+def weight_interval(
+    rho: Float[Tensor, "*x"], visible: Float[Tensor, "*x"]
+) -> ConcentrationInterval:
     """Return Lemma 1 with its best constants: 1/(1+(n−1)e^ρ) ≤ α ≤ 1/(1+(n−1)e^−ρ).
 
     For α = F(l)/ΣF(l) with any positive F, ρ = ln(max F/min F); for softmax it is the
@@ -79,10 +81,12 @@ def weight_interval(rho: Float[Tensor, "*x"], visible: Float[Tensor, "*x"]) -> I
 
     Example:
         >>> weight_interval(torch.tensor(0.0), torch.tensor(4.0))
-        Interval(lower=tensor(0.2500), upper=tensor(0.2500))
+        ConcentrationInterval(lower=tensor(0.2500), upper=tensor(0.2500))
     """
     others = visible - 1
-    return Interval(1 / (1 + others * rho.exp()), 1 / (1 + others * (-rho).exp()))
+    return ConcentrationInterval(
+        1 / (1 + others * rho.exp()), 1 / (1 + others * (-rho).exp())
+    )
 
 
 def entropy_floor(

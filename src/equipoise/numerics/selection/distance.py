@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.errors import InputError
 from equipoise.numerics.selection.tokens import (
-    Chosen,
+    SelectedTokens,
     WeightedTokens,
     chosen,
     ranked_at_random,
@@ -84,7 +84,7 @@ def distance(given: WeightedTokens, top: int) -> Distance:
     return distance_of(chosen(given, top))
 
 
-def distance_of(picked: Chosen) -> Distance:
+def distance_of(picked: SelectedTokens) -> Distance:
     """Return the same of a set already chosen, by weight or otherwise."""
     given, top = picked.given, picked.top
     rest_xQK = picked.rest_xQK.to(given.w_xQK.dtype)  # once: products read it thrice
@@ -102,7 +102,7 @@ def distance_of(picked: Chosen) -> Distance:
     )
 
 
-def _bounds(picked: Chosen, rest_xQK: Tensor) -> tuple[Tensor, Tensor]:
+def _bounds(picked: SelectedTokens, rest_xQK: Tensor) -> tuple[Tensor, Tensor]:
     """Return (upper, lower) from y_i − s = α_i(x_i − c) + (α_i − ᾱ)c.
 
     With ᾱ = 0 there is no c; the same split around 0, ‖y_i‖ + ‖s‖, takes its place.
@@ -159,7 +159,7 @@ def _per_pair(n_xQ1: Tensor, top: int) -> Tensor:
     return torch.where(pairs > 0, top * (n_xQ1 - 1 - top) / pairs, 0.0)
 
 
-def published_bound(picked: Chosen) -> PerQuery:
+def published_bound(picked: SelectedTokens) -> PerQuery:
     """Return Theorem 1's bound, (A−ᾱ)·d₁ + max_{j∈I}‖x_j‖·Σ_{i∉I}|ᾱ − α_i|.
 
     d₁ is the largest distance between a chosen and another visible token, A = Σα (1 in
@@ -226,7 +226,9 @@ def separability(
     return separability_of(chosen(given, top), metric=metric)
 
 
-def separability_of(picked: Chosen, *, metric: Metric = "euclidean") -> Separability:
+def separability_of(
+    picked: SelectedTokens, *, metric: Metric = "euclidean"
+) -> Separability:
     """Return the same of a set already chosen, by weight or otherwise."""
     if metric not in _NEARNESS:
         raise InputError(f"metric {metric!r}: give one of {', '.join(_NEARNESS)}")
@@ -269,12 +271,12 @@ def random_separability(
 Nearness = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
 
 
-def _euclidean(picked: Chosen) -> Nearness:
+def _euclidean(picked: SelectedTokens) -> Nearness:
     square_xQ = picked.length_xQ.square()
     return picked.closeness_xQK, square_xQ, lambda near: root(square_xQ - near)
 
 
-def _cosine(picked: Chosen) -> Nearness:
+def _cosine(picked: SelectedTokens) -> Nearness:
     """The follow-up adds 1e-12 below; among equal tokens that would rank by weight.
 
     Only a token without a direction needs care: its distance is 1.
@@ -285,7 +287,7 @@ def _cosine(picked: Chosen) -> Nearness:
     return near_xQK, torch.ones_like(picked.mass_xQ), lambda near: 1 - near
 
 
-_NEARNESS: dict[str, Callable[[Chosen], Nearness]] = {
+_NEARNESS: dict[str, Callable[[SelectedTokens], Nearness]] = {
     "euclidean": _euclidean,
     "cosine": _cosine,
 }

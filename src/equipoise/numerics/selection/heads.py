@@ -32,7 +32,7 @@ from equipoise.numerics.selection.distance import (
     separability_of,
 )
 from equipoise.numerics.selection.tokens import (
-    Chosen,
+    SelectedTokens,
     WeightedTokens,
     chosen,
     ranked_at_random,
@@ -75,7 +75,7 @@ TOPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class HeadMetricOptions:
     """What to measure; each part can be left out where only another is needed."""
 
     tops: tuple[int, ...] = TOPS
@@ -178,7 +178,7 @@ def selection_of_heads(
     k_BGKD: Float[Tensor, "B G K D"],
     tokens_BGKF: Float[Tensor, "B G2 K F"],
     *,
-    wanted: Wanted | None = None,
+    wanted: HeadMetricOptions | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -205,7 +205,9 @@ def selection_of_heads(
     Example:
         >>> rng = torch.Generator().manual_seed(0)
         >>> q, k, v = torch.randn(3, 1, 2, 16, 8, generator=rng)
-        >>> found = selection_of_heads(q, k, v, wanted=Wanted(tops=(1, 4)), causal=True)
+        >>> found = selection_of_heads(
+        ...     q, k, v, wanted=HeadMetricOptions(tops=(1, 4)), causal=True
+        ... )
         >>> found.at.euclidean.recall.shape, found.concentration.rho.shape
         (torch.Size([1, 2, 16, 2]), torch.Size([1, 2, 16]))
     """
@@ -224,7 +226,7 @@ def selection_of_blocks(
     blocks: Blocks,
     tokens_BGKF: Float[Tensor, "B G K F"],
     *,
-    wanted: Wanted | None = None,
+    wanted: HeadMetricOptions | None = None,
     temperature: float = 1.0,
     normaliser: Normaliser | None = None,
 ) -> Selection:
@@ -238,7 +240,7 @@ def selection_of_blocks(
         temperature: τ, which divides the scores.
         normaliser: Softmax unless given.
     """
-    wanted, rule = wanted or Wanted(), normaliser or Softmax()
+    wanted, rule = wanted or HeadMetricOptions(), normaliser or Softmax()
     rng = torch.Generator().manual_seed(wanted.seed)
     flat, parts = [], []
     for _, z_BHqk in blocks:
@@ -258,7 +260,7 @@ def selection_of_weights(
     weights_BHQK: Float[Tensor, "B H Q K"],
     tokens_BGKF: Float[Tensor, "B G K F"],
     *,
-    wanted: Wanted | None = None,
+    wanted: HeadMetricOptions | None = None,
     mask: Tensor | None = None,
 ) -> AtSizes:
     """Return the metrics per size where only the weights are known, not the scores.
@@ -269,7 +271,7 @@ def selection_of_weights(
         >>> found.distance.value[0, 0, 0, 2]  # L = 8, N = 4, all alike: L/4 − ½
         tensor(1.5000, dtype=torch.float64)
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or HeadMetricOptions()
     rng = torch.Generator().manual_seed(wanted.seed)
     seen = None if mask is None else mask.expand_as(weights_BHQK)
     return _block(weights_BHQK, seen, tokens_BGKF, wanted, rng)
@@ -279,7 +281,7 @@ def _block(
     w_BHqk: Tensor,
     seen_BHqk: Tensor | None,
     tokens_BGKF: Tensor,
-    wanted: Wanted,
+    wanted: HeadMetricOptions,
     rng: torch.Generator,
 ) -> AtSizes:
     """Return the readings of one block, a few rows at a time."""
@@ -313,7 +315,9 @@ def _pieces(w_xQk: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(x, x + max(1, some // Q)), slice(at, at + some)
 
 
-def _at_sizes(given: WeightedTokens, wanted: Wanted, rng: torch.Generator) -> AtSizes:
+def _at_sizes(
+    given: WeightedTokens, wanted: HeadMetricOptions, rng: torch.Generator
+) -> AtSizes:
     orders = [ranked_at_random(given, rng) for _ in range(wanted.random)]
     found = []
     for top in wanted.tops:
@@ -334,7 +338,7 @@ def _at_sizes(given: WeightedTokens, wanted: Wanted, rng: torch.Generator) -> At
     return joined(found, partial(torch.stack, dim=-1))
 
 
-def _separable(picked: Chosen) -> tuple[Separability, Separability]:
+def _separable(picked: SelectedTokens) -> tuple[Separability, Separability]:
     return separability_of(picked), separability_of(picked, metric="cosine")
 
 

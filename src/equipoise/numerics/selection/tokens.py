@@ -64,7 +64,7 @@ class WeightedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedTokens:
     """A set of ``top`` keys per row and its context vector s = Σ_{i in the set} y_i."""
 
     given: WeightedTokens
@@ -163,7 +163,7 @@ def ranked_at_random(
     return replace(given, rank_xQK=rank_xQK[..., place_K])
 
 
-def chosen(given: WeightedTokens, top: int) -> Chosen:
+def chosen(given: WeightedTokens, top: int) -> SelectedTokens:
     """Return the ``top`` keys ranked first and the products every metric needs.
 
     Two matrix products: O(K·D) per query.
@@ -175,7 +175,7 @@ def chosen(given: WeightedTokens, top: int) -> Chosen:
     w_xQK = given.w_xQK * inside_xQK
     context_xQD = w_xQK @ given.x_xKD
     onto_xQK = context_xQD @ given.x_xKD.mT
-    return Chosen(given, top, inside_xQK, context_xQD, onto_xQK, w_xQK.sum(-1))
+    return SelectedTokens(given, top, inside_xQK, context_xQD, onto_xQK, w_xQK.sum(-1))
 
 
 def _ranks(w_xQK: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from equipoise.watching.ranks.merge import Message
+from equipoise.watching.ranks.merge import RankSample
 
 log = logging.getLogger("equipoise")
 
@@ -30,13 +30,13 @@ class Ranks(Protocol):
 
     def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
 
-    def first_rank_says(self, name: str, value: str) -> str: ...
+    def broadcast(self, name: str, value: str) -> str: ...
 
     def reserve(self, size: int) -> None: ...
 
-    def exchange(self, message: Message) -> Sequence[Message]: ...
+    def exchange(self, message: RankSample) -> Sequence[RankSample]: ...
 
-    def final_exchange(self, message: Message) -> Sequence[Message]: ...
+    def final_exchange(self, message: RankSample) -> Sequence[RankSample]: ...
 
 
 class SingleRank:
@@ -51,16 +51,16 @@ class SingleRank:
         assert start is not None
         return start
 
-    def first_rank_says(self, name: str, value: str) -> str:
+    def broadcast(self, name: str, value: str) -> str:
         return value
 
     def reserve(self, size: int) -> None:
         pass  # nothing travels
 
-    def exchange(self, message: Message) -> Sequence[Message]:
+    def exchange(self, message: RankSample) -> Sequence[RankSample]:
         return [message]
 
-    def final_exchange(self, message: Message) -> Sequence[Message]:
+    def final_exchange(self, message: RankSample) -> Sequence[RankSample]:
         return [message]
 
 
@@ -91,7 +91,7 @@ class GroupRanks:
         path, step = self._store.get("start").decode().split("\n")
         return path, step
 
-    def first_rank_says(self, name: str, value: str) -> str:
+    def broadcast(self, name: str, value: str) -> str:
         """Return the value that the first rank gives, on every rank."""
         if self.rank == 0:
             self._store.set(name, value)
@@ -100,9 +100,9 @@ class GroupRanks:
 
     def reserve(self, size: int) -> None:
         """Make room for so many bytes more, as the first rank counts them."""
-        self._capacity += int(self.first_rank_says("room", str(size)))
+        self._capacity += int(self.broadcast("room", str(size)))
 
-    def exchange(self, message: Message) -> Sequence[Message]:
+    def exchange(self, message: RankSample) -> Sequence[RankSample]:
         """Return every rank's message; none if one did not fit.
 
         Raises:
@@ -115,15 +115,15 @@ class GroupRanks:
             self._capacity = 2 << (max(sizes) + 8).bit_length()
             return []
         parts = zip(received, sizes, strict=True)
-        return [Message.from_bytes(part[8 : 8 + size]) for part, size in parts]
+        return [RankSample.from_bytes(part[8 : 8 + size]) for part, size in parts]
 
-    def final_exchange(self, message: Message) -> Sequence[Message]:
+    def final_exchange(self, message: RankSample) -> Sequence[RankSample]:
         """Return every rank's last message, through the store: some may be gone."""
         names = [f"bye/{rank}" for rank in range(self.count)]
         try:
             self._store.set(names[self.rank], message.to_bytes())
             self._store.wait(names, timedelta(seconds=FINAL_TIMEOUT_S))
-            return [Message.from_bytes(self._store.get(name)) for name in names]
+            return [RankSample.from_bytes(self._store.get(name)) for name in names]
         except RuntimeError:
             return [message]
 

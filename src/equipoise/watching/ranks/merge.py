@@ -1,8 +1,8 @@
 """Merge the ranks' shares of a sampled step into one, the same on every rank.
 
-A share travels as a ``Message``, packed into bytes. Ranks that saw the same heads (data
-parallel) are reduced; ranks that hold different heads of one site (tensor parallel) are
-put side by side, in the order of the heads.
+A share travels as a ``RankSample``, packed into bytes. Ranks that saw the same heads
+(data parallel) are reduced; ranks that hold different heads of one site (tensor
+parallel) are put side by side, in the order of the heads.
 
 Axes, in this file:  H head · Z bin · R rank.
 """
@@ -20,14 +20,14 @@ import torch
 
 from equipoise.anatomy.sharding import Split
 from equipoise.probes.attention import BINS, HISTOGRAM, QUANTILES, quantile
-from equipoise.probes.capture import Cell, Table
-from equipoise.probes.sharding import Part, Parts
+from equipoise.probes.capture import SiteValues, Table
+from equipoise.probes.sharding import Parts, Shard
 from equipoise.records import Finding
 from equipoise.watching.step.readings import NORM, NORM_PART, Entry
 
 
 @dataclass(slots=True, kw_only=True)
-class Message:
+class RankSample:
     """One rank's share of a sampled step."""
 
     table: Table = field(default_factory=dict)
@@ -77,13 +77,13 @@ class Message:
         raw = (part.values.numpy().tobytes() for _, _, part in self._each_part())
         return packed + b"".join(raw)
 
-    def _each_part(self) -> Iterator[tuple[str, str, Part]]:
+    def _each_part(self) -> Iterator[tuple[str, str, Shard]]:
         for probe, parts in self.parts.items():
             for name, part in parts.items():
                 yield probe, name, part
 
     @classmethod
-    def from_bytes(cls, packed: bytes) -> "Message":
+    def from_bytes(cls, packed: bytes) -> "RankSample":
         unpacker = zlib.decompressobj()
         raw = unpacker.decompress(packed)
         end = 8 + int.from_bytes(raw[:8], "little")
@@ -110,12 +110,12 @@ class Message:
         )
 
 
-def steps_by_rank(messages: Sequence[Message]) -> str:
+def steps_by_rank(messages: Sequence[RankSample]) -> str:
     """Return which step each rank is at, in words; nothing where all are at one."""
     return _by_rank([message.step for message in messages])
 
 
-def cleared_by_rank(messages: Sequence[Message]) -> str:
+def cleared_by_rank(messages: Sequence[RankSample]) -> str:
     """Return how many batches each rank has left out, in words, where they differ."""
     return _by_rank([message.cleared for message in messages])
 
@@ -128,14 +128,14 @@ def _by_rank(counts: Sequence[int]) -> str:
 
 
 def _parts(names: list[Any], raw: bytearray) -> dict[str, Parts]:
-    found: dict[str, dict[str, Part]] = {}
+    found: dict[str, dict[str, Shard]] = {}
     start = 0
     for probe, name, part, parts, shape in names:
         count = math.prod(shape)
         values = torch.frombuffer(
             raw, dtype=torch.float32, count=count, offset=4 * start
         )
-        one = Part(values.reshape(shape), Split(part, parts))
+        one = Shard(values.reshape(shape), Split(part, parts))
         found.setdefault(probe, {})[name] = one
         start += count
     return dict(found)
@@ -146,13 +146,13 @@ def _table(names: list[Any], numbers: list[float]) -> Table:
     start = 0
     for quantity, site, how, first, width in names:
         values = tuple(numbers[start : start + width])
-        table.setdefault(quantity, {})[site] = Cell(values, how, first)
+        table.setdefault(quantity, {})[site] = SiteValues(values, how, first)
         start += width
     return table
 
 
 Row = Sequence[float]
-Share = tuple[int, Cell]
+Share = tuple[int, SiteValues]
 """A rank, and what it measured."""
 INNER = {f"attention.theta.{n}": q for n, q in QUANTILES.items() if 0 < q < 1}
 
@@ -189,7 +189,7 @@ def add_shared(table: Table, shared: Table) -> Table:
             known = merged.setdefault(quantity, {}).get(site)
             both = known is not None and cell.how == "norm"
             values = _reduced([known, cell]) if known and both else cell.values
-            merged[quantity][site] = Cell(tuple(values), cell.how)
+            merged[quantity][site] = SiteValues(tuple(values), cell.how)
     return merged
 
 
@@ -202,14 +202,14 @@ class Counts:
     """How many each head has."""
 
     @classmethod
-    def of(cls, cell: Cell) -> "Counts":
+    def of(cls, cell: SiteValues) -> "Counts":
         counts_HZ = np.reshape(cell.values, (-1, BINS))
         return cls(counts_HZ, counts_HZ.sum(1).tolist())
 
 
 def _side_by_side(
     quantity: str, shares: Sequence[Share], counted: Mapping[int, Counts]
-) -> Cell:
+) -> SiteValues:
     values: list[float] = []
     for together in _groups(shares):
         rows = [counted[rank] for rank, _ in together if rank in counted]
@@ -220,7 +220,7 @@ def _side_by_side(
             values += _weighted([cell.values for _, cell in together], rows)
         else:
             values += _reduced([cell for _, cell in together])
-    return Cell(tuple(values), shares[0][1].how)
+    return SiteValues(tuple(values), shares[0][1].how)
 
 
 def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
@@ -257,7 +257,7 @@ def _weighted(values: Sequence[Row], ranks: Sequence[Counts]) -> list[float]:
     return means
 
 
-def _reduced(cells: Sequence[Cell]) -> Row:
+def _reduced(cells: Sequence[SiteValues]) -> Row:
     how = cells[0].how
     if how == "last":
         return cells[0].values
@@ -285,10 +285,10 @@ REDUCTIONS: dict[str, Callable[[Row], float]] = {
 }
 
 
-def merge_messages(messages: Sequence[Message]) -> Message:
+def merge_messages(messages: Sequence[RankSample]) -> RankSample:
     """Return the step as all ranks together saw it."""
     tables = [message.table for message in messages]
-    return Message(
+    return RankSample(
         table={**join_tables(tables), **disagreement(tables)},
         scalars=_scalars([message.scalars for message in messages]),
         findings=_findings([message.findings for message in messages]),
@@ -319,7 +319,7 @@ def disagreement(tables: Sequence[Table]) -> Table:
     if not held:
         return {}
     largest = max(1 - min(norms) / max(norms) for norms in held)
-    return {"ranks.disagreement": {"": Cell((largest,), "max")}}
+    return {"ranks.disagreement": {"": SiteValues((largest,), "max")}}
 
 
 def _scalars(ranks: Sequence[list[Entry]]) -> list[Entry]:

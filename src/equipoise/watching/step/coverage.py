@@ -271,7 +271,7 @@ class CoverageCheck:
         return found
 
 
-class Shown(Protocol):
+class HandleView(Protocol):
     """What a watch handle shows of itself."""
 
     anatomy: Anatomy
@@ -288,14 +288,14 @@ class Shown(Protocol):
     def verdict(self) -> Verdict: ...
 
 
-def describe_watch(handle: Shown) -> str:
+def describe_watch(handle: HandleView) -> str:
     """Return a handle in one line: model, step, state and file."""
     state = "closed" if handle.closed else "watching"
     found = f"step {handle.current_step}, {handle.verdict.state}"
     return f"Watch({handle.anatomy.family}, {state}, {found}, {str(handle.path)!r})"
 
 
-def watch_html(handle: Shown) -> str:
+def watch_html(handle: HandleView) -> str:
     """Return a handle as a table for notebooks."""
     verdict = handle.verdict
     rows = [

@@ -21,7 +21,7 @@ MARKED = 16
 """Parameters looked at to tell whether a backward pass reached the model."""
 
 
-class StepLosses:
+class LossCollector:
     """Collects a step's losses, not those of another model (a teacher's, a critic's).
 
     A backward pass that changed the gradient of no parameter we look at is another

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, named
 from equipoise.probes.capture import (
-    Arriving,
     Boundary,
     Capture,
     Collector,
+    HostTransfer,
     PassCoverage,
     Pending,
     Table,
@@ -32,7 +32,7 @@ from equipoise.probes.protocols import (
     StepProbe,
     UpdateProbe,
     WithAnatomy,
-    is_a,
+    implements,
 )
 from equipoise.probes.sharding import Parts, copies_late
 from equipoise.probes.window import (
@@ -89,7 +89,7 @@ class Sampler:
             return
         self._shared = True
         late = str(copies_late(self.anatomy.model) and not acts)
-        self.late, numbers = ranks.first_rank_says("late", late) == str(True), [0]
+        self.late, numbers = ranks.broadcast("late", late) == str(True), [0]
 
         def begin(probe: SharingProbe) -> None:
             numbers.append(probe.begin(self.anatomy))
@@ -101,7 +101,7 @@ class Sampler:
     def arm(self, step: int) -> None:
         """Wait for the next forward pass, of this step."""
         for probe in self.probes:
-            if is_a(probe, StepProbe):
+            if implements(probe, StepProbe):
                 probe.begin_step(step)
         self.coverage, self.armed, self._replayed = PassCoverage(), True, False
         self._capture, self._updated = None, False
@@ -127,10 +127,10 @@ class Sampler:
         with self._capture.open():
             yield
 
-    def settle(self) -> None:
+    def finish_closing(self) -> None:
         """Finish a closing that began where a mode cannot leave the stack."""
         if self._capture is not None:
-            self._capture.settle()
+            self._capture.finish_closing()
 
     def _renew(self) -> None:
         """Find the sites anew where modules were added, replaced or removed."""
@@ -174,7 +174,7 @@ class Sampler:
         parameters = self.anatomy.model.parameters()
         self._gradients_seen |= any(p.grad is not None for p in parameters)
         for probe in self.probes:
-            if is_a(probe, GradientProbe):
+            if implements(probe, GradientProbe):
                 read = self.boundary.guarded(probe.name, probe.on_gradients)
                 read(self.anatomy, self._collector, scale=scale)
         self._probe_pass()
@@ -187,7 +187,7 @@ class Sampler:
     def before_update(self, optimizer: Optimizer) -> None:
         """Let probes copy weights that an optimiser is about to move."""
         for probe in self.probes if self.armed else ():
-            if is_a(probe, BeforeUpdateProbe):
+            if implements(probe, BeforeUpdateProbe):
                 copy = self.boundary.guarded(probe.name, probe.before_update)
                 copy(optimizer, self._collector)
 
@@ -195,11 +195,11 @@ class Sampler:
         """Read what an optimiser did to the weights."""
         self._updated = True
         for probe in self.probes if self.armed else ():
-            if is_a(probe, UpdateProbe):
+            if implements(probe, UpdateProbe):
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
-    def disarm(self, also: Pending | None = None) -> Arriving:
+    def disarm(self, also: Pending | None = None) -> HostTransfer:
         """Take everything off the model, and send what was measured to the host.
 
         What is ``also`` waiting on the device comes with the same transfer.
@@ -222,7 +222,7 @@ class Sampler:
             found[probe.name] = dict(probe.facts())
 
         for probe in self.probes:
-            if is_a(probe, FactProbe):
+            if implements(probe, FactProbe):
                 self.boundary.guarded(probe.name, state)(probe)
         return found
 
@@ -240,7 +240,7 @@ class Sampler:
                 self.boundary.guarded(probe.name, probe.on_parts)(theirs, emit)
         return emit.pop()
 
-    def separate(self) -> None:
+    def leave_group(self) -> None:
         """Have every probe read for this rank alone from now on."""
         self.late = False
         for probe in self.probes:
@@ -248,7 +248,7 @@ class Sampler:
                 probe.ranks = 1
 
     def _sharing(self) -> list[SharingProbe]:
-        return [probe for probe in self.probes if is_a(probe, SharingProbe)]
+        return [probe for probe in self.probes if implements(probe, SharingProbe)]
 
     def close(self) -> None:
         """Take everything off the model."""
@@ -276,7 +276,7 @@ class Sampler:
         due["gain"] = due["magnitudes"] = bool(self.coverage.read)
         for probe in self.probes if self.opened else ():
             # What takes all ranks comes later, from their exchange.
-            exchanged = self._shared and is_a(probe, SharingProbe)
+            exchanged = self._shared and implements(probe, SharingProbe)
             off = exchanged or probe.name in self.boundary.failed
             family = PROMISED.get(probe.name) if not off else None
             absent = family is not None and not self._collector.has(family)

@@ -18,7 +18,7 @@ from equipoise.judging.checks.checker import Checker
 from equipoise.judging.facts import Facts
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import STATES, Verdict
-from equipoise.probes.capture import Arriving, Boundary
+from equipoise.probes.capture import Boundary, HostTransfer
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
@@ -34,7 +34,7 @@ from equipoise.watching.findings import (
 )
 from equipoise.watching.ranks.group import Ranks, SingleRank
 from equipoise.watching.ranks.merge import (
-    Message,
+    RankSample,
     add_shared,
     cleared_by_rank,
     merge_messages,
@@ -43,8 +43,8 @@ from equipoise.watching.ranks.merge import (
 from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.readings import (
     Entry,
-    Moving,
-    Received,
+    HostSample,
+    PendingSample,
     StepScalars,
     derived_readings,
     scalar_readings,
@@ -117,7 +117,7 @@ class Recorder:
     checker: Checker = field(default_factory=Checker)
     """Checks what the loop does, on what all ranks saw."""
     scalars: StepScalars = field(default_factory=StepScalars)
-    moving: Moving | None = None
+    moving: PendingSample | None = None
     """What was sent to the host and is not written yet, from one process alone."""
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
@@ -134,13 +134,13 @@ class Recorder:
         """Keep findings of this rank until the next write."""
         self._findings += findings
 
-    def send(self, step: int | None, readings: Arriving) -> None:
+    def send(self, step: int | None, readings: HostTransfer) -> None:
         """Write these once they have arrived; scalars gathered from now on wait."""
-        self.moving = Moving(step, readings, self.scalars)
+        self.moving = PendingSample(step, readings, self.scalars)
         self.scalars = StepScalars()
 
     @contextmanager
-    def received(self) -> Iterator[Received]:
+    def received(self) -> Iterator[HostSample]:
         """Give what was sent, with the scalars of that time; wait for it if need be."""
         assert self.moving is not None
         moving, self.moving = self.moving, None
@@ -148,7 +148,7 @@ class Recorder:
         try:
             table = moving.readings.table()
             parts, facts = moving.readings.parts(), moving.readings.facts()
-            yield Received(moving.step, table, parts, facts)
+            yield HostSample(moving.step, table, parts, facts)
         finally:
             self.scalars.extend(newer)
 
@@ -164,10 +164,10 @@ class Recorder:
             return self._write_sample(received.step, received, meter, sampler)
 
     def _write_sample(
-        self, step: int, received: Received, meter: Meter, sampler: Sampler
+        self, step: int, received: HostSample, meter: Meter, sampler: Sampler
     ) -> list[Finding]:
         """Write a sampled step; return the findings all ranks agree on."""
-        message = Message(
+        message = RankSample(
             table=received.table,
             parts=received.parts if self.ranks.count > 1 else {},
             scalars=self.scalars.entries(),  # they are pending until they are written
@@ -181,13 +181,13 @@ class Recorder:
         try:
             messages = self.ranks.exchange(message)
         except RuntimeError as error:
-            self.separate(self.not_exchanged(step, error), sampler)
+            self.leave_group(self.not_exchanged(step, error), sampler)
             return self.flush_if_due()
         if not messages:
             self.schedule.soon()  # the buffer was too small, and is larger now
             return []
         if steps := steps_by_rank(messages):
-            self.separate(at_other_steps(step, steps), sampler)
+            self.leave_group(at_other_steps(step, steps), sampler)
             return self.flush_if_due()
         self.scalars.pop()
         merged = merge_messages(messages) if len(messages) > 1 else message
@@ -252,10 +252,10 @@ class Recorder:
         for step, name, value in scalars:
             self.scalars.add(step, name, value)
 
-    def _scalars_and_findings(self) -> Message:
-        return Message(scalars=self.scalars.pop(), findings=self._findings)
+    def _scalars_and_findings(self) -> RankSample:
+        return RankSample(scalars=self.scalars.pop(), findings=self._findings)
 
-    def _flush(self, messages: Sequence[Message]) -> list[Finding]:
+    def _flush(self, messages: Sequence[RankSample]) -> list[Finding]:
         self._findings = []
         merged = merge_messages(messages) if len(messages) > 1 else messages[0]
         readings = scalar_readings(merged.scalars)
@@ -271,7 +271,7 @@ class Recorder:
         return found
 
     def _write(
-        self, step: int, merged: Message, findings: Sequence[Finding]
+        self, step: int, merged: RankSample, findings: Sequence[Finding]
     ) -> list[Finding]:
         scalars = scalar_readings(merged.scalars)
         now = [reading for reading in scalars if reading.step == step]
@@ -281,7 +281,7 @@ class Recorder:
         found = [*findings, *self._judged(readings, findings)]
         return found + self.writer.write(readings, found, self.judge)
 
-    def _write_alone(self, received: Received) -> None:
+    def _write_alone(self, received: HostSample) -> None:
         step = received.step
         if step is None:
             return
@@ -297,21 +297,21 @@ class Recorder:
         """Return that the exchange with the other ranks failed."""
         return not_exchanged(step, self.ranks.rank, self.ranks.count, error)
 
-    def separate(self, why: Finding, sampler: Sampler) -> None:
+    def leave_group(self, why: Finding, sampler: Sampler) -> None:
         """Go on without the other ranks; what was shared with them is not written."""
         self.add_findings([why])
         self.ranks = SingleRank(self.ranks.rank)
-        sampler.separate()
+        sampler.leave_group()
         self.schedule.soon()
 
-    def _left_out(self, step: int, messages: Sequence[Message]) -> list[Finding]:
+    def _left_out(self, step: int, messages: Sequence[RankSample]) -> list[Finding]:
         left_out = cleared_by_rank(messages)
         if not left_out or self._left_out_reported:
             return []
         self._left_out_reported = True
         return [batches_left_out(step, left_out)]
 
-    def _adapt(self, step: int, merged: Message) -> list[Finding]:
+    def _adapt(self, step: int, merged: RankSample) -> list[Finding]:
         interval = self.schedule.adapt(cost=merged.cost, plain=merged.plain)
         old = self._interval_reported or self.schedule.every
         if interval is None or 1 / 2 < interval / old < 2:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
-from equipoise.probes.capture import Arriving, Table
+from equipoise.probes.capture import HostTransfer, Table
 from equipoise.probes.sharding import Parts, Transfer, copy_count, is_partial
 from equipoise.records import Reading
 
@@ -112,16 +112,16 @@ class StepScalars:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class PendingSample:
     """What is on its way to the host: a sampled step and scalars, or only those."""
 
     step: int | None
-    readings: Arriving
+    readings: HostTransfer
     scalars: StepScalars
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class HostSample:
     """What has arrived on the host of a sampled step, or of scalars alone."""
 
     step: int | None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.numerics.selection import (
-    Chosen,
+    SelectedTokens,
     chosen,
     distance_of,
     published_bound,
@@ -94,11 +94,11 @@ def _jensen_gap(w_N1K: Tensor, x_NKD: Tensor, top: int) -> Tensor:
     return (K - top) / K * total_N
 
 
-def _upper(picked: Chosen) -> Tensor:
+def _upper(picked: SelectedTokens) -> Tensor:
     return distance_of(picked).upper
 
 
-def _lower(picked: Chosen) -> Tensor:
+def _lower(picked: SelectedTokens) -> Tensor:
     return distance_of(picked).lower
 
 

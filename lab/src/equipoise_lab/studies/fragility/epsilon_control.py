@@ -26,7 +26,7 @@ from equipoise.remedies.epsilon import (
     published_rule,
 )
 from equipoise.theory.baek_v2 import bgss_scores
-from equipoise_lab.studies.fragility.measurement import Subject
+from equipoise_lab.studies.fragility.measurement import FragilityModel
 from equipoise_lab.studies.fragility.published import PublishedBlocks, published_blocks
 
 HALF = FORMATS["fp16"]
@@ -60,7 +60,7 @@ class Controlled:
 
 
 def controlled(
-    subject: Subject, name: str, policy: Policy, *, seed: int, steps: int
+    subject: FragilityModel, name: str, policy: Policy, *, seed: int, steps: int
 ) -> Controlled:
     """Train once under a policy and return what came of it."""
     torch.manual_seed(seed)
@@ -173,7 +173,7 @@ def by_rule(rule: Callable[..., float]) -> Policy:
 Ranking = Callable[[PublishedBlocks], list[float]]
 
 
-def by_bgss(subject: Subject, ranking: Ranking) -> Policy:
+def by_bgss(subject: FragilityModel, ranking: Ranking) -> Policy:
     """Return BGSS with its warm-up, trigger and budget, and a ranking of layers."""
     controllers: list[Bgss] = []
 
@@ -205,7 +205,7 @@ def at_random(seed: int) -> Ranking:
     return lambda paper: torch.rand(len(paper.v2), generator=rng).tolist()
 
 
-def policies(subject: Subject, seed: int) -> dict[str, Policy]:
+def policies(subject: FragilityModel, seed: int) -> dict[str, Policy]:
     """Return every policy under comparison; doing nothing comes first."""
     return {
         "nothing": nothing,

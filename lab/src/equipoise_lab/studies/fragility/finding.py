@@ -9,13 +9,13 @@ import numpy as np
 
 from equipoise.numerics.formats import FORMATS
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
-from equipoise_lab.results.statistics import Paired, corrected, holm, paired
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
+from equipoise_lab.results.statistics import PairedDifference, corrected, holm, paired
 from equipoise_lab.studies.fragility.measurement import (
     COLUMNS,
     PREDICTORS,
-    Reading,
+    FragilityReading,
     leading,
     predictions,
     tracking,
@@ -24,14 +24,14 @@ from equipoise_lab.studies.fragility.measurement import (
 HALF = FORMATS["fp16"]
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Say who foresees the error, whether κ leads it, and whether ε moves it."""
     followed = _readings(evidence, "tracking")
     series = _readings(evidence, "leading")
     control: dict[str, list[dict[str, Any]]] = dict(evidence.curves["control"])
     rows = tracking(followed)
     found = [_tracked(rows), _led(series), _moved(control, evidence.digits)]
-    return Finding(
+    return StudyFinding(
         verdict=" ".join(text for text, _ in found),
         grids=[grid for _, grid in found],
         figures=[
@@ -42,9 +42,9 @@ def finding(evidence: Evidence) -> Finding:
     )
 
 
-def _readings(evidence: Evidence, name: str) -> list[Reading]:
+def _readings(evidence: Evidence, name: str) -> list[FragilityReading]:
     return [
-        Reading(
+        FragilityReading(
             subject=subject,
             **dict(zip(COLUMNS, values, strict=True)),
         )
@@ -53,7 +53,7 @@ def _readings(evidence: Evidence, name: str) -> list[Reading]:
     ]
 
 
-def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
+def _tracked(rows: list[dict[str, Any]]) -> tuple[str, StudyGrid]:
     names = ("points", "log-correlation", "median measured/predicted", "p5", "p95")
     cells = [
         [row["format"], row["predictor"], *(_formatted(row[name]) for name in names)]
@@ -75,10 +75,10 @@ def _tracked(rows: list[dict[str, Any]]) -> tuple[str, Grid]:
     )
     head = ["format", "predictor", "points", "log-correlation", "median", "p5", "p95"]
     title = "Experiment 1: measured ÷ predicted error"
-    return text, Grid(title=title, head=head, cells=cells)
+    return text, StudyGrid(title=title, head=head, cells=cells)
 
 
-def _led(series: list[Reading]) -> tuple[str, Grid]:
+def _led(series: list[FragilityReading]) -> tuple[str, StudyGrid]:
     rows = [
         (run[0].seed, name, leading(run, against=against))
         for run in _by_run(series)
@@ -99,7 +99,7 @@ def _led(series: list[Reading]) -> tuple[str, Grid]:
         f"({alone} taken one by one, where chance gives {0.05 * len(rows):.1f})."
     )
     head = ["", "κ_softmax against", *leading(_by_run(series)[0]), "p, Holm"]
-    return text, Grid(title="Experiment 2: who leads", head=head, cells=cells)
+    return text, StudyGrid(title="Experiment 2: who leads", head=head, cells=cells)
 
 
 POLICIES = [
@@ -116,13 +116,13 @@ POLICIES = [
 ENDS = ("tail_loss", "final_mismatch", "worst_mismatch")
 
 
-def _lower(pair: Paired | None) -> bool:
+def _lower(pair: PairedDifference | None) -> bool:
     return pair is not None and pair.mean < 0 and pair.p < 0.05
 
 
 def _moved(
     control: dict[str, list[dict[str, Any]]], digits: int | None
-) -> tuple[str, Grid]:
+) -> tuple[str, StudyGrid]:
     plain = control["nothing"]
     seeds = len(plain)
     cells, helped, mended = [], [], []
@@ -153,7 +153,7 @@ def _moved(
         f"Holm over {sum(pair is not None for pair in given)} comparisons; the "
         "last column is the error's change on the very batch of each decision"
     )
-    return text, Grid(title=title, head=POLICIES, cells=cells)
+    return text, StudyGrid(title=title, head=POLICIES, cells=cells)
 
 
 def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
@@ -166,12 +166,12 @@ def _policy_cells(runs: Sequence[Any], compared: list[str]) -> list[str]:
     ]
 
 
-def _by_run(series: list[Reading]) -> list[list[Reading]]:
+def _by_run(series: list[FragilityReading]) -> list[list[FragilityReading]]:
     seeds = dict.fromkeys((look.subject, look.seed) for look in series)
     return [[k for k in series if (k.subject, k.seed) == key] for key in seeds]
 
 
-def _tracking_figures(found: list[Reading]) -> list[Figure]:
+def _tracking_figures(found: list[FragilityReading]) -> list[Figure]:
     figures = []
     for name in dict.fromkeys(look.format for look in found):
         some = [look for look in found if look.format == name]
@@ -182,9 +182,9 @@ def _tracking_figures(found: list[Reading]) -> list[Figure]:
                 f"tracking-{name}",
                 f"{name}: every predictor, and two that know nothing",
                 [
-                    Line(name="measured = predicted", x=exact, y=exact),
+                    FigureLine(name="measured = predicted", x=exact, y=exact),
                     *(
-                        Line(
+                        FigureLine(
                             name=predictor,
                             x=predictions(some, predictor),
                             y=measured,
@@ -201,17 +201,19 @@ def _tracking_figures(found: list[Reading]) -> list[Figure]:
     return figures
 
 
-def _series_figures(series: list[Reading]) -> list[Figure]:
+def _series_figures(series: list[FragilityReading]) -> list[Figure]:
     run = _by_run(series)[0]
     steps = [float(look.step) for look in run]
-    lines = [Line(name="measured", x=steps, y=[look.measured for look in run])]
+    lines = [FigureLine(name="measured", x=steps, y=[look.measured for look in run])]
     lines += [
-        Line(name=name, x=steps, y=predictions(run, name))
+        FigureLine(name=name, x=steps, y=predictions(run, name))
         for name in ("ours", "ε_mach alone", "constant")
     ]
     kappa = [look.kappa_softmax for look in run]
     scale = statistics.fmean(look.measured for look in run) / statistics.fmean(kappa)
-    lines.append(Line(name="κ_softmax, scaled", x=steps, y=[scale * k for k in kappa]))
+    lines.append(
+        FigureLine(name="κ_softmax, scaled", x=steps, y=[scale * k for k in kappa])
+    )
     title = f"{run[0].subject}, seed {run[0].seed}: fp16 error over training"
     return [chart("leading", title, lines, x="step", y="relative error", log="y")]
 
@@ -220,12 +222,14 @@ def _control_figure(control: dict[str, list[dict[str, Any]]]) -> Figure:
     plain = [run["final_mismatch"] for run in control["nothing"]]
     seeds = [float(run["seed"]) for run in control["nothing"]]
     lines = [
-        Line(name=policy, x=seeds, y=[r["final_mismatch"] for r in runs])
+        FigureLine(name=policy, x=seeds, y=[r["final_mismatch"] for r in runs])
         for policy, runs in control.items()
     ]
-    lines.append(Line(name="ε_mach alone", x=seeds, y=[HALF.spacing] * len(seeds)))
+    lines.append(
+        FigureLine(name="ε_mach alone", x=seeds, y=[HALF.spacing] * len(seeds))
+    )
     typical = float(np.exp(np.mean(np.log(plain))))
-    lines.append(Line(name="constant", x=seeds, y=[typical] * len(seeds)))
+    lines.append(FigureLine(name="constant", x=seeds, y=[typical] * len(seeds)))
     title = "fp16 error at the end, by seed and policy"
     return chart("control", title, lines, x="seed", y="relative error")
 

@@ -27,7 +27,7 @@ READ_ON = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class FragilityModel:
     """A kind of model, and its data."""
 
     name: str
@@ -38,7 +38,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FragilityReading:
     """One measurement during training."""
 
     subject: str
@@ -54,10 +54,10 @@ class Reading:
     """v1's, the largest over layers: the paper's early-warning signal."""
 
 
-COLUMNS = tuple(f.name for f in fields(Reading) if f.name != "subject")
+COLUMNS = tuple(f.name for f in fields(FragilityReading) if f.name != "subject")
 
 
-def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> Subject:
+def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> FragilityModel:
     """Return the paper's Tiny-ViT of 65 tokens, on digits or on CIFAR-10.
 
     Digits of 8 × 8 pixels have one pixel a patch, to keep the number of tokens.
@@ -65,7 +65,7 @@ def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> Subject:
     config = replace(vit_preset("baek-tiny"), width=width, ffn_width=2 * width)
     if data.source == "digits":
         config = replace(config, image=8, patch=1, channels=1)
-    return Subject(
+    return FragilityModel(
         name=f"Tiny-ViT {width}, {data.source}",
         built=lambda: ViT(config),
         batches=lambda seed: open_data(data, batch=batch, seed=seed).train,
@@ -74,14 +74,14 @@ def tiny_vit(width: int, data: DataOptions, *, batch: int = 16) -> Subject:
 
 def byte_gpt(
     width: int, *, depth: int = 2, context: int = 48, batch: int = 8
-) -> Subject:
+) -> FragilityModel:
     """Return a byte-level GPT on the embedded text."""
     config = GPTConfig(width=width, depth=depth, heads=4, context=context)
 
     def batches(seed: int) -> Batches:
         return open_data(DataOptions(), batch=batch, seed=seed, context=context).train
 
-    return Subject(
+    return FragilityModel(
         name=f"GPT {width}, bytes",
         built=lambda: GPT(config),
         batches=batches,
@@ -89,8 +89,13 @@ def byte_gpt(
 
 
 def readings(
-    subject: Subject, *, seed: int, steps: int, every: int, formats: tuple[str, ...]
-) -> Iterator[Reading]:
+    subject: FragilityModel,
+    *,
+    seed: int,
+    steps: int,
+    every: int,
+    formats: tuple[str, ...],
+) -> Iterator[FragilityReading]:
     """Train, and yield what is measured and predicted every few steps."""
     torch.manual_seed(seed)
     model, batches = subject.built(), subject.batches(seed)
@@ -109,14 +114,14 @@ def readings(
 def _read(
     model: nn.Module,
     x: Tensor,
-    seen: tuple[Subject, int, int, float],
+    seen: tuple[FragilityModel, int, int, float],
     formats: tuple[str, ...],
-) -> Iterator[Reading]:
+) -> Iterator[FragilityReading]:
     subject, seed, step, loss = seen
     bench, paper = Bench(model, x), published_blocks(model, x)
     for name in formats:
         storage = Storage.named(name)
-        yield Reading(
+        yield FragilityReading(
             subject=subject.name,
             seed=seed,
             step=step,
@@ -130,7 +135,7 @@ def _read(
         )
 
 
-def predictions(found: list[Reading], predictor: str) -> list[float]:
+def predictions(found: list[FragilityReading], predictor: str) -> list[float]:
     """Return what a predictor says at each look; the constant is their mean size."""
     if predictor == "ε_mach alone":
         return [Storage.named(look.format).format.spacing for look in found]
@@ -140,7 +145,7 @@ def predictions(found: list[Reading], predictor: str) -> list[float]:
     return [float(getattr(look, predictor)) for look in found]
 
 
-def tracking(found: list[Reading]) -> list[dict[str, float | str]]:
+def tracking(found: list[FragilityReading]) -> list[dict[str, float | str]]:
     """Return log-correlation and ratios of each predictor, within each format.
 
     The last rows mix formats, where a constant times ε_mach correlates as well as any.
@@ -155,7 +160,7 @@ def tracking(found: list[Reading]) -> list[dict[str, float | str]]:
     return rows
 
 
-def _fit(some: list[Reading], values: list[float]) -> dict[str, float]:
+def _fit(some: list[FragilityReading], values: list[float]) -> dict[str, float]:
     measured, foreseen = np.log([k.measured for k in some]), np.log(values)
     constant = float(np.ptp(foreseen)) < 1e-12
     r = math.nan if constant else float(np.corrcoef(measured, foreseen)[0, 1])
@@ -169,7 +174,9 @@ def _fit(some: list[Reading], values: list[float]) -> dict[str, float]:
     }
 
 
-def leading(found: list[Reading], *, against: str = "measured") -> dict[str, float]:
+def leading(
+    found: list[FragilityReading], *, against: str = "measured"
+) -> dict[str, float]:
     """Return what both procedures make of κ_softmax against the error or the loss."""
     x = [look.kappa_softmax for look in found]
     y = [float(getattr(look, against)) for look in found]

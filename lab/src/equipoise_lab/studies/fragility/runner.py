@@ -27,7 +27,7 @@ from equipoise_lab.running.workers import Failure, Watcher, Where, run_jobs, sta
 from equipoise_lab.studies.fragility.epsilon_control import controlled, policies
 from equipoise_lab.studies.fragility.measurement import (
     COLUMNS,
-    Subject,
+    FragilityModel,
     byte_gpt,
     readings,
     tiny_vit,
@@ -70,7 +70,7 @@ class Piece:
         return self.result.with_suffix(".log")
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> FragilityModel:
         if self.kind == "gpt":
             deep = {"depth": 4, "context": 32} if self.experiment == "control" else {}
             return byte_gpt(self.width, **deep)

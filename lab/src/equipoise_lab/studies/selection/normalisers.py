@@ -18,19 +18,19 @@ from torch.nn import functional as F
 
 from equipoise.errors import InputError
 from equipoise.numerics.normalisers import rows
-from equipoise.numerics.selection import Wanted, selection_of_heads
+from equipoise.numerics.selection import HeadMetricOptions, selection_of_heads
 from equipoise_lab.data import DataOptions, open_data
 from equipoise_lab.models import GPT, GPTConfig, SelfAttention
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid, against
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid, against
 from equipoise_lab.results.statistics import (
-    Paired,
+    PairedDifference,
     corrected,
     seeds_to_decide,
     summary,
 )
-from equipoise_lab.running.execution import NORMALISER_ARMS, Trained, normaliser_of
+from equipoise_lab.running.execution import NORMALISER_ARMS, TrainedModel, normaliser_of
 from equipoise_lab.running.experiment import FIVE_SEEDS, Arm, Experiment
 from equipoise_lab.training.options import TrainOptions
 
@@ -41,11 +41,11 @@ READ = 4
 """Sequences whose rows are read."""
 TOP = 8
 """Size of the selection whose separability is read."""
-WANTED = Wanted(tops=(TOP,), random=4)
+WANTED = HeadMetricOptions(tops=(TOP,), random=4)
 THETA_QUERIES = 4
 
 
-def measure(trained: Trained) -> dict[str, float]:
+def measure(trained: TrainedModel) -> dict[str, float]:
     """Return each measure at 1×, 2× and 4× the training length, as ``loss_4x``."""
     model = trained.model
     if not isinstance(model, GPT) or model.config.positions not in {"rope", "none"}:
@@ -200,11 +200,11 @@ TIMES = (1, 2, 4)
 BASE = "softmax"
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Say who loses, who keeps selecting, and what sensitivity that costs."""
     if BASE not in evidence.runs:
-        return Finding(verdict="softmax is not finished yet.", grids=[])
-    return Finding(
+        return StudyFinding(verdict="softmax is not finished yet.", grids=[])
+    return StudyFinding(
         verdict=" ".join(_sentences(evidence)),
         grids=[
             _losses(evidence),
@@ -214,7 +214,7 @@ def finding(evidence: Evidence) -> Finding:
     )
 
 
-def difference(evidence: Evidence, arm: str, measure: str) -> Paired | None:
+def difference(evidence: Evidence, arm: str, measure: str) -> PairedDifference | None:
     """Return arm minus softmax over the seeds both finished; None for softmax."""
     return against(evidence, (arm, BASE), measure)
 
@@ -239,7 +239,7 @@ def told_apart(evidence: Evidence, measure: str, *, sign: int) -> list[str]:
     ]
 
 
-def compared(evidence: Evidence, measure: str) -> dict[str, Paired | None]:
+def compared(evidence: Evidence, measure: str) -> dict[str, PairedDifference | None]:
     """Return arm → its difference from softmax, p corrected for all of them."""
     arms = list(evidence.runs)
     pairs = corrected([difference(evidence, arm, measure) for arm in arms])
@@ -278,7 +278,7 @@ def _open(evidence: Evidence) -> str:
     return f"; of those that are not, {min(found)} seeds would decide the clearest (4×)"
 
 
-def _seeds(pair: Paired | None) -> int | None:
+def _seeds(pair: PairedDifference | None) -> int | None:
     return None if pair is None else seeds_to_decide(pair)
 
 
@@ -310,7 +310,7 @@ def _cell(evidence: Evidence, arm: str, measure: str) -> str:
     return str(summary(found)) if found else "–"
 
 
-def _losses(evidence: Evidence) -> Grid:
+def _losses(evidence: Evidence) -> StudyGrid:
     short, long = (compared(evidence, f"loss_{m}x") for m in (1, 4))
     cells = [
         [
@@ -321,7 +321,7 @@ def _losses(evidence: Evidence) -> Grid:
         ]
         for arm in evidence.runs
     ]
-    return Grid(
+    return StudyGrid(
         title="Loss on the same held-out targets with 1, 2 and 4 training lengths of "
         "context: mean ± sd over (seeds), and paired differences with 95 % intervals, "
         "p by Holm over the rivals",
@@ -351,12 +351,12 @@ CHANGES = {
 }
 
 
-def _changes(evidence: Evidence, title: str, columns: Mapping[str, str]) -> Grid:
+def _changes(evidence: Evidence, title: str, columns: Mapping[str, str]) -> StudyGrid:
     cells = [
         [arm, *(_change(evidence, arm, name) for name in columns)]
         for arm in evidence.runs
     ]
-    return Grid(title=title, head=["1× → 4×", *columns.values()], cells=cells)
+    return StudyGrid(title=title, head=["1× → 4×", *columns.values()], cells=cells)
 
 
 def _change(evidence: Evidence, arm: str, name: str) -> str:
@@ -376,7 +376,7 @@ def _figures(evidence: Evidence) -> list[Figure]:
             f"{name}-over-context",
             title,
             [
-                Line(
+                FigureLine(
                     name=arm,
                     x=TIMES,
                     y=[evidence.mean(arm, f"{name}_{m}x") for m in TIMES],

@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from equipoise.numerics.normalisers import rows
 from equipoise.numerics.selection import (
-    Wanted,
+    HeadMetricOptions,
     critical_top,
     published_sphere_recall,
     selection_of_heads,
     step_sensitivity,
 )
 from equipoise_lab.results.evidence import Evidence, rounded, surroundings
-from equipoise_lab.studies.selection.reader import Heads, Reader, reader
+from equipoise_lab.studies.selection.reader import Reader, SelectionHeads, reader
 
 NAME, RAW = "selection-paper", "raw.json"
 QUERIES, QUICK_QUERIES = 64, 8
@@ -93,7 +93,7 @@ def saved_figures(root: Path) -> Evidence | None:
     return Evidence.from_json(place.read_text(encoding="utf-8"))
 
 
-def read(one: Heads, wanted: Wanted) -> dict[str, Tensor]:
+def read(one: SelectionHeads, wanted: HeadMetricOptions) -> dict[str, Tensor]:
     """Return a layer's readings: means over queries, by head."""
     found = selection_of_heads(
         one.q_BHQD,
@@ -107,7 +107,7 @@ def read(one: Heads, wanted: Wanted) -> dict[str, Tensor]:
     return found.per_head()
 
 
-def _all(layers: list[Heads], wanted: Wanted) -> dict[str, Tensor]:
+def _all(layers: list[SelectionHeads], wanted: HeadMetricOptions) -> dict[str, Tensor]:
     """Return readings of every head of the model: (M,) or (M, T)."""
     found = [read(one, wanted) for one in layers]
     return {name: torch.cat([one[name] for one in found]) for name in found[0]}
@@ -123,9 +123,9 @@ DISTANCES = {
 }
 
 
-def algorithm_1(layers: Mapping[int, list[Heads]]) -> Curve:
+def algorithm_1(layers: Mapping[int, list[SelectionHeads]]) -> Curve:
     """Return d̃ of the top 5, its bounds and its expectation, over the length."""
-    wanted = Wanted(tops=(FIRST,), separability=False, published=True)
+    wanted = HeadMetricOptions(tops=(FIRST,), separability=False, published=True)
     read = [_all(some, wanted) for some in layers.values()]
     return {"x": [float(n) for n in layers]} | {
         name: [one[key].nanmean().item() for one in read]
@@ -133,17 +133,19 @@ def algorithm_1(layers: Mapping[int, list[Heads]]) -> Curve:
     }
 
 
-def algorithm_2(layers: list[Heads]) -> Curve:
+def algorithm_2(layers: list[SelectionHeads]) -> Curve:
     """Return the same over the size of the selection, at the longest context."""
     K = layers[0].k_BGKD.shape[2]
     tops = tuple(n for n in SIZES if n < K)
-    found = _all(layers, Wanted(tops=tops, separability=False, published=True))
+    found = _all(
+        layers, HeadMetricOptions(tops=tops, separability=False, published=True)
+    )
     return {"x": [float(n) for n in tops]} | {
         name: found[key].nanmean(0).tolist() for name, key in DISTANCES.items()
     }
 
 
-def algorithm_3(layers: Mapping[int, list[Heads]]) -> Curve:
+def algorithm_3(layers: Mapping[int, list[SelectionHeads]]) -> Curve:
     """Return per length the first N at which d̃ and E[d̃] are not told apart.
 
     E[d̃] is an interval: its lower end is the paper's main term. Both ends are tried;
@@ -152,7 +154,7 @@ def algorithm_3(layers: Mapping[int, list[Heads]]) -> Curve:
     found: Curve = {"x": [], "low": [], "high": [], "detectable": []}
     for length, some in layers.items():
         tops = [n for n in GRID if n <= length // 2]
-        read = _all(some, Wanted(tops=tuple(tops), separability=False))
+        read = _all(some, HeadMetricOptions(tops=tuple(tops), separability=False))
         rng = torch.Generator().manual_seed(0)
         ends = [
             critical_top(
@@ -173,12 +175,12 @@ def algorithm_3(layers: Mapping[int, list[Heads]]) -> Curve:
     return found
 
 
-def algorithm_4(layers: list[Heads]) -> Curve:
+def algorithm_4(layers: list[SelectionHeads]) -> Curve:
     """Return N_s/N of unit tokens over heads, with its control and bounds."""
     K = layers[0].k_BGKD.shape[2]
     tops = tuple(2**i for i in range(9) if 2**i < K)
     unit = [replace(one, v_BGKD=F.normalize(one.v_BGKD, dim=-1)) for one in layers]
-    found = _all(unit, Wanted(tops=tops, distance=False, random=4))
+    found = _all(unit, HeadMetricOptions(tops=tops, distance=False, random=4))
     recall_MT = found["euclidean.recall"]
     quartiles = {
         name: recall_MT.nanquantile(q, 0).tolist()
@@ -197,7 +199,7 @@ def algorithm_4(layers: list[Heads]) -> Curve:
     }
 
 
-def _sphere(one: Heads, tops: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _sphere(one: SelectionHeads, tops: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return Theorem 2's rebuilt bounds, δ and r as the paper's experiments set them.
 
     A few queries suffice: the bounds are means over all of them.
@@ -227,18 +229,18 @@ def _sphere(one: Heads, tops: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return torch.stack(low), torch.stack(high)
 
 
-def _scores(one: Heads, *, scale: float) -> Tensor:
+def _scores(one: SelectionHeads, *, scale: float) -> Tensor:
     H, G = one.q_BHQD.shape[1], one.k_BGKD.shape[1]
     k_BHKD = one.k_BGKD.repeat_interleave(H // G, 1)
     z_BHQK = one.q_BHQD @ k_BHKD.mT * scale
     return z_BHQK[0].masked_fill(~one.seen_QK, -math.inf)
 
 
-def _weights(one: Heads) -> Tensor:
+def _weights(one: SelectionHeads) -> Tensor:
     return one.rule.weights(rows(_scores(one, scale=one.scale)))
 
 
-def algorithm_5(layers: list[Heads]) -> dict[str, dict[str, list[float]]]:
+def algorithm_5(layers: list[SelectionHeads]) -> dict[str, dict[str, list[float]]]:
     """Return g(T, ε): mean over queries, largest over heads; T divides q·k itself."""
     rng = torch.Generator().manual_seed(0)
     found: dict[str, dict[str, list[float]]] = {}

