@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 HOME = Path(__file__).parent
 FILES = (
     "findings.toml",
-    "checks.toml",
+    *sorted(f"checks/{file.name}" for file in (HOME / "checks").glob("*.toml")),
     "rules.toml",
     "weights.toml",
     "starts.toml",

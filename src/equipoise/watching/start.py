@@ -19,6 +19,7 @@ from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
 from equipoise.store import RunWriter, open_run, run_path
+from equipoise.watching.facts import fact_probes
 from equipoise.watching.handle import Watch
 from equipoise.watching.options import (
     WatchArguments,
@@ -83,6 +84,7 @@ def watch(
     ranks = connect_ranks()
     if probes is None:
         probes = preset_probes(chosen.preset, ranks=ranks.count, rows=chosen.rows)
+    probes = [*probes, *fact_probes()]
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})

@@ -1,1 +1,13 @@
-"""Readers of facts: what the loop does, as data for checks and the card."""
+"""Facts of the loop: one reader for each section of the card; they never judge."""
+
+from collections.abc import Callable
+
+from equipoise.probes.protocols import FactProbe
+
+READERS: tuple[Callable[[], FactProbe], ...] = ()
+"""What makes the readers of one watched model, in the order of the card."""
+
+
+def fact_probes() -> list[FactProbe]:
+    """Return the readers of the loop's facts, new."""
+    return [make() for make in READERS]

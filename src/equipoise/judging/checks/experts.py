@@ -1,0 +1,1 @@
+"""Checks of mixtures of experts."""

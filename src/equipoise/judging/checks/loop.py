@@ -1,0 +1,1 @@
+"""Checks of optimisers, clipping, schedules, batches and ranks."""

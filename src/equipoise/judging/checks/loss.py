@@ -1,0 +1,1 @@
+"""Checks of the loss and its targets."""

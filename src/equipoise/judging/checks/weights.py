@@ -1,0 +1,1 @@
+"""Checks of weights and their gradients."""
