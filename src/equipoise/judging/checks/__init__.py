@@ -10,6 +10,6 @@ from equipoise.judging.checks import experts, forward, loop, loss, weights
 from equipoise.judging.checks.registry import CHECKS, Check, declare
 
 for area in (weights, loss, forward, loop, experts):
-    declare(area.__file__)
+    declare(str(area.__file__))
 
 __all__ = ["CHECKS", "Check"]
