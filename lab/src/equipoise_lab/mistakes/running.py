@@ -6,9 +6,14 @@ what it trains unwatched: the weights must be the same, bit for bit.
 """
 
 import contextlib
+import datetime
 import importlib
+import json
+import os
 import pkgutil
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 import equipoise
 from equipoise_lab.mistakes.case import CASES, Case, Half
@@ -35,7 +41,7 @@ class Outcome:
     first: dict[str, int] = field(default_factory=dict)
     """Code of each warning or error → the step at which it was first found."""
     seconds: float = 0.0
-    """CPU time of the run, the instrument's included."""
+    """CPU time of the run, of all its ranks, the instrument's included."""
     error: str = ""
     """What the program raised, if it did."""
 
@@ -85,11 +91,10 @@ class Recording:
         number = len(self.handles) + len(self.callbacks)
         return {"run": self._folder / f"{number}.eqp", "quiet": True, **self._options}
 
-    def runs(self) -> list[Path]:
-        """Close what is open, and return the run files, in order."""
+    def close(self) -> None:
+        """Close what is open, so that the run files are whole."""
         for handle in self.handles:
             handle.close()
-        return sorted(self._folder.glob("*.eqp"))
 
 
 class Unwatched:
@@ -112,6 +117,9 @@ class Unwatched:
 
         return Callback()
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -129,17 +137,22 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def outcome(case: Case, *, wrong: bool, seed: int = 0, **options: Any) -> Outcome:
-    """Run a case of one process under the instrument, and return what it found."""
-    assert case.ranks == 1, f"{case.name} runs on {case.ranks} ranks"
-    began, error = time.process_time(), ""
-    with tempfile.TemporaryDirectory() as folder, seeded(seed):
-        watch = Recording(Path(folder), options)
-        try:
-            case.run(wrong, watch)
-        # A boundary: a mistake may well end in an exception of the program's own.
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        runs = [equipoise.open_run(path) for path in watch.runs()]
+    """Run a case under the instrument, and return what it found."""
+    began, error = _cpu_seconds(), ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if case.ranks > 1:
+            error = run_ranks(case, folder, wrong=wrong, seed=seed, options=options)
+        else:
+            watch = Recording(folder, options)
+            with seeded(seed):
+                try:
+                    case.run(wrong, watch)
+                # A boundary: a mistake may well end in an exception of the program's.
+                except Exception as raised:
+                    error = f"{type(raised).__name__}: {raised}"
+            watch.close()
+        runs = [equipoise.open_run(path) for path in sorted(folder.glob("*.eqp"))]
         found = [f for run in runs for f in run.findings if f.severity != "info"]
         states = [run.verdict.state for run in runs]
     first: dict[str, int] = {}
@@ -150,19 +163,123 @@ def outcome(case: Case, *, wrong: bool, seed: int = 0, **options: Any) -> Outcom
         wrong=wrong,
         state=states[0] if states else "",
         first=first,
-        seconds=time.process_time() - began,
+        seconds=_cpu_seconds() - began,
         error=error,
     )
 
 
-def trained(case: Case, *, wrong: bool, watched: bool, seed: int = 0) -> list[Any]:
-    """Return the weights that a case ends with, watched or not."""
-    with tempfile.TemporaryDirectory() as folder, seeded(seed):
-        watch: Any = Recording(Path(folder), {}) if watched else Unwatched()
-        case.run(wrong, watch)
-        if watched:
-            watch.runs()
-        return [[p.detach().clone() for p in m.parameters()] for m in watch.models]
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def trained(
+    case: Case, *, wrong: bool, watched: bool, seed: int = 0
+) -> list[list[Tensor]]:
+    """Return the weights of each model that a case attached, watched or not.
+
+    Those of a case of several ranks follow one another, rank 0 first.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if case.ranks == 1:
+            watch = Recording(folder, {}) if watched else Unwatched()
+            with seeded(seed):
+                case.run(wrong, watch)
+            watch.close()
+            return weights(watch)
+        options: dict[str, Any] | None = {} if watched else None
+        error = run_ranks(case, folder, wrong=wrong, seed=seed, options=options)
+        assert not error, error
+        saved = (torch.load(folder / f"weights-{r}.pt") for r in range(case.ranks))
+        return [model for rank in saved for model in rank]
+
+
+def weights(watch: "Recording | Unwatched") -> list[list[Tensor]]:
+    """Return copies of the parameters of what was attached; of a shard, this rank's."""
+    return [[_local(p) for p in model.parameters()] for model in watch.models]
+
+
+def _local(parameter: Tensor) -> Tensor:
+    local = getattr(parameter, "to_local", None)
+    return (parameter if local is None else local()).detach().clone()
+
+
+RANK_SECONDS = 300
+"""A group that takes longer is ended: a rank waits for another that has left."""
+
+
+def run_ranks(
+    case: Case,
+    folder: Path,
+    *,
+    wrong: bool,
+    seed: int,
+    options: dict[str, Any] | None,
+) -> str:
+    """Run a case in one process per rank, as torchrun does, and return what it raised.
+
+    Without options it runs unwatched. Each rank leaves its weights in the folder.
+    """
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_WAIT
+    )
+    (folder / "job.json").write_text(
+        json.dumps(
+            {
+                "case": case.name,
+                "half": case.half,
+                "wrong": wrong,
+                "seed": seed,
+                "options": options,
+            }
+        )
+    )
+    shared = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(case.ranks),
+        "LOCAL_WORLD_SIZE": str(case.ranks),
+    }
+    logs = [folder / f"rank-{rank}.log" for rank in range(case.ranks)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as said:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "equipoise_lab.mistakes.rank", str(folder)],
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return _ended(processes, logs)
+
+
+_WAIT = datetime.timedelta(seconds=60)
+
+
+def _ended(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> str:
+    """Wait for all ranks; return the last line of the first that failed."""
+    ends = time.monotonic() + RANK_SECONDS
+    try:
+        for process in processes:
+            process.wait(timeout=max(0.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return f"TimeoutExpired: after {RANK_SECONDS} s, ranks waited for each other"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            lines = log.read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else f"exit code {process.returncode}"
+    return ""
 
 
 def rates(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Cases run as programs: on one rank or several, unchanged when watched."""
+
+import pytest
+import torch
+
+from equipoise_lab.mistakes import running
+from equipoise_lab.mistakes.case import Case
+
+OPENED = {case.name: case for case in running.load("opened")}
+
+
+def same(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
+    assert [len(model) for model in one] == [len(model) for model in other]
+    pairs = zip(sum(one, []), sum(other, []), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_two_ranks_run_as_processes_of_their_own(wrong: bool) -> None:
+    """Both ranks' weights come back; only with the mistake do they drift apart."""
+    case = OPENED["the_module_is_called_instead_of_its_wrapper"]
+    first, second = running.trained(case, wrong=wrong, watched=False)
+    assert same([first], [second]) is not wrong
+
+
+def test_a_group_is_the_same_when_it_is_watched() -> None:
+    case = OPENED["a_decoder_in_shards"]
+    alone = running.trained(case, wrong=False, watched=False)
+    assert len(alone) == 2 and not same(alone[:1], alone[1:])
+    assert same(alone, running.trained(case, wrong=False, watched=True))
+
+
+def test_an_outcome_of_two_ranks_is_read_from_their_run() -> None:
+    case = OPENED["a_decoder_in_shards"]
+    found = running.outcome(case, wrong=False)
+    assert not found.error and found.state and found.seconds > 1
+
+
+def test_what_a_rank_raises_is_reported() -> None:
+    def stops(wrong: bool, watch: object) -> None:
+        raise AssertionError("never run: the ranks look the case up by its name")
+
+    missing = Case(
+        name="no_such_case", half="opened", codes=(), source="", ranks=2, run=stops
+    )
+    assert running.outcome(missing, wrong=False).error == "KeyError: 'no_such_case'"
