@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
 import equipoise
 from equipoise_lab.mistakes.case import CASES, Case, Half
@@ -222,7 +222,7 @@ def run_ranks(
 
     Without options it runs unwatched. Each rank leaves its weights in the folder.
     """
-    store = dist.TCPStore(
+    store = TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_WAIT
     )
     (folder / "job.json").write_text(
