@@ -18,6 +18,7 @@ from equipoise.watching.options import (
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_DENSE_START")
     return tmp_path
 
 

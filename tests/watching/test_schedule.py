@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.errors import InputError
-from equipoise.watching.step.schedule import Schedule
+from equipoise.judging.judge import LEAST_SAMPLES
+from equipoise.watching.step.schedule import FIRST_STEPS, Schedule
 from tests.watching.models import TinyModel, batches, objective, trained
 
 
@@ -45,6 +46,27 @@ def test_another_state_is_refused_and_changes_nothing(state: Any) -> None:
 
 def test_named_steps_are_sampled_besides() -> None:
     assert sampled(Schedule(every=4, at=[1, 8, 9]), 12) == [0, 1, 4, 8, 9]
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 10, 100, 10_000])
+def test_a_dense_start_samples_ten_of_thirty_steps_and_keeps_the_phase(
+    every: int,
+) -> None:
+    plain = sampled(Schedule(every=every), 100)
+    dense = sampled(Schedule(every=every, dense_start=True), 100)
+    assert dense[:3] == [0, 1, 2] and sum(step < 30 for step in dense) >= LEAST_SAMPLES
+    assert [step for step in dense if step >= 30] == [s for s in plain if s >= 30]
+
+
+def test_a_first_verdict_stands_by_step_thirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EQUIPOISE_DENSE_START")
+    _, handle = trained(TinyModel, run=tmp_path / "a.eqp", steps=30, every=1000)
+    assert handle is not None
+    assert handle.verdict.reason != "few_samples"
+    found = equipoise.open_run(handle.path).series("attention.entropy")
+    assert found["blocks.0.attention"][0].tolist() == [0, *FIRST_STEPS]
 
 
 @pytest.mark.parametrize(("start", "expected"), [(12, [12, 16, 20]), (13, [16, 20])])

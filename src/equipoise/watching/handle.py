@@ -66,7 +66,11 @@ class Watch:
         self.anatomy, self.options, self.path = anatomy, options, path
         self.closed, self.first_rank, self.optimizer = False, ranks.rank == 0, optimizer
         self._schedule = Schedule(
-            every=options.every, at=options.at, budget=options.budget, step=step
+            every=options.every,
+            at=options.at,
+            dense_start=options.dense_start,
+            budget=options.budget,
+            step=step,
         )
         self._meter, self._stored = Meter(), StoredBatch(anatomy.model)
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)

@@ -49,6 +49,9 @@ class WatchOptions:
     """Sample one step in this many, counted from the first."""
     at: Collection[int] = ()
     """Steps to sample besides, whatever ``every`` and ``budget`` say."""
+    dense_start: bool = True
+    """Sample nine more of the first 30 steps: a mistake of the loop is then named at
+    step 1 or 2, and a first verdict stands by step 30."""
     budget: float | None = None
     """Largest share of the training's time that sampling may take, such as 0.02.
     ``every`` is then the least interval, and grows until sampling fits the budget."""
@@ -105,6 +108,7 @@ class WatchArguments(TypedDict, total=False):
 
     every: int
     at: Collection[int]
+    dense_start: bool
     budget: float | None
     preset: Preset
     rows: int | Literal["all"]
@@ -244,6 +248,7 @@ def _boolean(text: str) -> bool:
 PARSERS: dict[str, Callable[[str], Any]] = {
     "every": int,
     "at": lambda text: tuple(int(word) for word in text.split(",")),
+    "dense_start": _boolean,
     "budget": float,
     "preset": str,
     "rows": lambda text: text if text == "all" else int(text),

@@ -150,6 +150,7 @@ class Trainer:
             run=run,
             every=self.options.every,
             at=self.options.at,
+            dense_start=False,  # a recipe says which steps it samples
             preset=cast(Preset, self.options.preset),  # checked by WatchOptions
             info=self.info,
         ) as watched:

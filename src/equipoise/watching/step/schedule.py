@@ -13,13 +13,19 @@ from typing import Any
 
 from equipoise.errors import InputError
 
+FIRST_STEPS = (1, 2, 5, 8, 10, 15, 20, 25, 28)
+"""Sampled after step 0 whatever the interval: most mistakes of a loop are decidable at
+the second sample, and a verdict takes ten."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """Samples every so many steps, and at the steps that were named."""
+    """Samples every N steps, at named steps, and densely at the start."""
 
     every: int = 10
     at: Collection[int] = ()
+    dense_start: bool = False
+    """Whether ``FIRST_STEPS`` are sampled as well."""
     budget: float | None = None
     """Share of the training's time that sampling may take."""
     step: int = 0
@@ -28,7 +34,7 @@ class Schedule:
     hurry: bool = False
 
     def __post_init__(self) -> None:
-        self.at = frozenset(self.at)
+        self.at = frozenset((*self.at, *(FIRST_STEPS if self.dense_start else ())))
         self.interval = self.every
         self.next_due = self.step
 
