@@ -87,8 +87,9 @@ def _watched_steps(
     model.train()
     optimizer = AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     times = []
-    options = {"every": 2, "dense_start": False, "quiet": True}
-    with watch(model, optimizer, run=path, **options) as handle:
+    with watch(
+        model, optimizer, run=path, every=2, dense_start=False, quiet=True
+    ) as handle:
         for _ in range(2 + 2 * PAIRS):
             start = time.process_time()
             output_of(model, batch).float().square().mean().backward()
