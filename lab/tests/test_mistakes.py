@@ -5,6 +5,7 @@ import torch
 
 from equipoise_lab.mistakes import running
 from equipoise_lab.mistakes.case import Case
+from lab.benchmarks import mistakes
 
 OPENED = {case.name: case for case in running.load("opened")}
 
@@ -44,3 +45,37 @@ def test_what_a_rank_raises_is_reported() -> None:
         name="no_such_case", half="opened", codes=(), source="", ranks=2, run=stops
     )
     assert running.outcome(missing, wrong=False).error == "KeyError: 'no_such_case'"
+
+
+def test_the_benchmark_counts_what_was_said() -> None:
+    """One mistake named late, a twin that was warned: both are in the record."""
+    cases = [OPENED["labels_shifted_twice"], OPENED["accumulation"]]
+    done = [
+        running.Outcome(
+            case=cases[0].name,
+            wrong=True,
+            state="at risk",
+            first={"check.labels_shift": 3, "gradient.vanishing": 9},
+        ),
+        running.Outcome(
+            case=cases[0].name,
+            wrong=False,
+            state="at risk",
+            first={"check.rows_mixed": 5},
+        ),
+        running.Outcome(case=cases[1].name, wrong=False, state="healthy"),
+    ]
+    rows = {row["area"]: row for row in mistakes.table(cases, done)}
+    assert list(rows) == ["loss", "controls", "all"]
+    assert rows["loss"]["named"] == "1/1 [2, 100] %"
+    assert rows["all"]["by step 2"] == "0/1 [0, 98] %"
+    assert rows["all"]["correct, warned by a check"] == "1/2 [1, 99] %"
+    record = mistakes.case_record(cases[0], done)
+    assert record["named"] and record["by step"] == 3
+    assert record["other findings"] == {"gradient.vanishing": 9}
+    assert record["correct program"]["warnings"] == {"check.rows_mixed": 5}
+
+
+def test_a_case_that_is_not_there_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no such case: gradients_cleared"):
+        mistakes.main(["gradients_cleared"])

@@ -84,11 +84,17 @@ CASES: dict[str, Case] = {}
 
 
 @cache
+def relations_by_area() -> dict[str, dict[str, str]]:
+    """Return area → code → the relation that must hold."""
+    path = Path(__file__).with_name("relations.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
 def relations() -> dict[str, str]:
     """Return code → the relation that must hold."""
-    path = Path(__file__).with_name("relations.toml")
-    groups = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {code: text for group in groups.values() for code, text in group.items()}
+    groups = relations_by_area().values()
+    return {code: text for group in groups for code, text in group.items()}
 
 
 def mistake(
