@@ -146,7 +146,7 @@ def test_the_stored_batch_of_a_model_that_returns_its_loss_is_tried(
 
 
 def test_without_an_optimiser_there_is_nothing_to_act_on(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="acts on the optimiser"):
+    with pytest.raises(InputError, match="acts on one optimiser.*none given"):
         equipoise.watch(Loop(1.0).model, run=tmp_path / "run.eqp", autopilot=True)
 
 

@@ -211,6 +211,16 @@ def test_scripts_of_every_shape(shape: str, tmp_path: Path) -> None:
         assert not [f for f in reader.findings if f.severity != "info"]
 
 
+def test_two_optimisers_of_one_model_are_one_run(tmp_path: Path) -> None:
+    """Its steps end when both have stepped, and both rates are recorded."""
+    script, run = tmp_path / "train.py", tmp_path / "run.eqp"
+    script.write_text(MODEL + SHARED)
+    (path,) = launched(script, [], run=run, every=2)
+    reader = equipoise.open_run(path)
+    assert reader.series("learning_rate")[""][1].tolist() == [0.1] * 5
+    assert reader.series("learning_rate.2")[""][1].tolist() == [0.001] * 5
+
+
 def test_a_model_that_is_never_called_keeps_the_scripts_numbers(
     tmp_path: Path,
 ) -> None:

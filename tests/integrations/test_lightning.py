@@ -146,3 +146,41 @@ def test_a_misspelt_option_is_refused_before_the_training() -> None:
     EquipoiseCallback(run="a.eqp", name="a", every=3)
     with pytest.raises(InputError, match="evry.*nearest is every"):
         EquipoiseCallback(evry=3)
+
+
+class TwoOptimizers(Module):
+    """As Lightning has it: several optimisers are stepped by the module itself."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__(fail_at)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in self.parameters() if p.ndim == 2]
+        rest = [p for p in self.parameters() if p.ndim != 2]
+        return [torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW(rest, lr=1e-3)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_ends_when_all_optimisers_have_stepped(tmp_path: Path) -> None:
+    path = tmp_path / "run.eqp"
+    trainer = lightning.Trainer(
+        max_steps=10, logger=False, accelerator="cpu", enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[EquipoiseCallback(run=path, every=2, strict=True)],
+    )  # fmt: skip
+    rows = TensorDataset(torch.randint(0, 11, (80, 13)))
+    trainer.fit(TwoOptimizers(), DataLoader(rows, batch_size=4))
+    run = equipoise.open_run(path)
+    # Lightning counts the steps of all optimisers together: ten are five of each.
+    assert list(run.series("loss")[""][0]) == [0, 1, 2, 3, 4]
+    assert run.series("learning_rate")[""][1].tolist() == [0.1] * 5
+    assert run.series("learning_rate.2")[""][1].tolist() == [0.001] * 5

@@ -116,5 +116,5 @@ def test_the_norm_that_clips_is_of_one_step() -> None:
     losses = LossCollector(model)
     for part, norm in zip(model, (3.0, 4.0), strict=True):
         own = list(part.parameters())
-        assert losses.clipped(torch.tensor(norm), own, None) == norm
+        assert losses.clipped(torch.tensor(norm), own, ()) == norm
         losses.pop()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -95,7 +95,7 @@ class _Launcher:
         self.handles: list[Watch] = []
         self._run, self._name, self._options = run, name, options
         # Weak: another optimiser may be born where one died, under the same id.
-        self._waiting: WeakSet[Optimizer] = WeakSet()
+        self._waiting: WeakKeyDictionary[Optimizer, None] = WeakKeyDictionary()
         self._known: WeakSet[Optimizer] = WeakSet()
 
     @contextmanager
@@ -126,7 +126,7 @@ class _Launcher:
                 launcher._called(module)
             return _CALL(module, *args, **kwargs)
 
-        self._waiting.add(optimizer)
+        self._waiting[optimizer] = None
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def _stop_waiting(self) -> None:
@@ -135,14 +135,21 @@ class _Launcher:
 
     def _called(self, module: nn.Module) -> None:
         mine = {id(parameter) for parameter in module.parameters()}
-        for optimizer in [o for o in self._waiting if not mine.isdisjoint(_ids(o))]:
-            self._waiting.discard(optimizer)
+        found = [o for o in self._waiting if not mine.isdisjoint(_ids(o))]
+        together = [o for o in found if _ids(o) <= mine]
+        if len(together) > 1 and sum(map(len, map(_ids, together))) == len(
+            set().union(*map(_ids, together))
+        ):
+            self._known.update(together)
+            self._attach(module, together)
+        for optimizer in found:
+            self._waiting.pop(optimizer, None)
             self._watch(optimizer)
         if not self._waiting:
             self._stop_waiting()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._waiting.discard(optimizer)
+        self._waiting.pop(optimizer, None)
         handle = self._watch(optimizer)
         if handle is not None:
             handle.continue_at(1)
@@ -153,11 +160,14 @@ class _Launcher:
             return None
         self._known.add(optimizer)
         model = owner(optimizer)
-        # Of two optimisers that share a model the first counts its steps.
-        if model is None or any(_same(h, model) for h in self.handles):
+        return None if model is None else self._attach(model, [optimizer])
+
+    def _attach(self, model: nn.Module, optimizers: list[Optimizer]) -> Watch | None:
+        """Watch a model that is not watched yet, and all optimisers that step it."""
+        if any(_same(h, model) for h in self.handles):
             return None
         path = _numbered(self._run, len(self.handles))
-        handle = watch(model, optimizer, run=path, name=self._name, **self._options)
+        handle = watch(model, optimizers, run=path, name=self._name, **self._options)
         self.handles.append(handle)
         return handle
 

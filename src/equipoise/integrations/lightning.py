@@ -15,8 +15,9 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
     """Watches the module a Lightning Trainer fits, with any option of ``watch``.
 
     Lightning calls ``training_step``, not the module: attention is measured from the
-    first part that the step calls to its backward pass. With several optimisers the
-    first one counts the steps. Steps have Lightning's numbers, a resumed fit's too.
+    first part that the step calls to its backward pass. With several optimisers a
+    step ends when all have stepped. Steps have Lightning's numbers, also when a fit
+    is resumed.
     """
 
     def __init__(self, **options: Unpack[CallbackArguments]) -> None:
@@ -25,7 +26,7 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
         self.handle: Watch | None = None
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self.handle = watch(module, trainer.optimizers[0], **self._options)
+        self.handle = watch(module, trainer.optimizers, **self._options)
         # Lightning counts the steps of all optimisers together.
         step = trainer.global_step // len(trainer.optimizers)
         if step:

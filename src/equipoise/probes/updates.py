@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 @dataclass(slots=True)
 class Updates(WithAnatomy):
-    """Emit ‖Δw‖₂ and ‖w‖₂ per block, whatever the optimiser.
+    """Emit ‖Δw‖₂ and ‖w‖₂ per block, whatever the optimisers.
 
     Of Adam and AdamW Δw = lr·m̂/(√v̂ + ε) is in the optimiser's own state once it has
     stepped: no copy is made, and decoupled weight decay is not part of Δw. Of any other
@@ -45,6 +45,11 @@ class Updates(WithAnatomy):
     _turns: "WeakKeyDictionary[Optimizer, int]" = field(
         default_factory=WeakKeyDictionary
     )
+    _parts: dict[str, dict[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """Block → optimiser → ‖Δw‖ and ‖w‖ of what it moves there in this step."""
+
+    def begin_step(self, step: int) -> None:
+        self._parts.clear()
 
     def before_update(self, optimizer: Optimizer, emit: Emit) -> None:
         """Copy the weights of the blocks whose turn it is."""
@@ -77,8 +82,11 @@ class Updates(WithAnatomy):
             else:
                 continue
             sizes = torch.stack(shares(parameters, self.ranks))
-            emit(site, "update.norm", self._norm(parameters, norms_P), how="norm")
-            emit(site, "weight.norm", _norm(sizes), how="norm")
+            parts = self._parts.setdefault(site, {})
+            parts[id(optimizer)] = self._norm(parameters, norms_P), _norm(sizes)
+            moved, held = map(torch.stack, zip(*parts.values(), strict=True))
+            emit(site, "update.norm", _norm(moved), how="norm")
+            emit(site, "weight.norm", _norm(held), how="norm")
 
     def _norm(self, parameters: list[nn.Parameter], norms_P: Tensor) -> Tensor:
         """Return this rank's share of the norm of all."""

@@ -3,7 +3,7 @@
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,13 @@ from equipoise.watching.findings import (
     OTHER_BATCHES,
     OTHER_OPTIMIZER,
 )
-from equipoise.watching.loop import optimizers, torch_events
+from equipoise.watching.loop import torch_events
+from equipoise.watching.loop.optimizers import (
+    Relations,
+    Round,
+    is_stepping,
+    successors,
+)
 from equipoise.watching.options import WatchOptions, one_number_each
 from equipoise.watching.ranks.group import Ranks
 from equipoise.watching.step import coverage, pipeline
@@ -45,9 +51,10 @@ if TYPE_CHECKING:
 class Watch:
     """Watches one model until closed; also a context manager.
 
-    A step ends at ``optimizer.step()`` when an optimiser was given, at ``.step()``
-    otherwise. Hooks exist during a sampled forward pass only; before it each module has
-    a stand-in for its call. Off-sample the model runs as if it were not watched.
+    A step ends at ``optimizer.step()`` when an optimiser was given, when all have
+    stepped that were given, and at ``.step()`` otherwise. Hooks exist during a sampled
+    forward pass only; before it each module has a stand-in for its call. Off-sample the
+    model runs as if it were not watched.
     """
 
     def __init__(
@@ -57,14 +64,15 @@ class Watch:
         writer: pipeline.StepWriter,
         *,
         path: Path,
-        optimizer: Optimizer | None,
+        optimizers: Sequence[Optimizer],
         options: WatchOptions,
         ranks: Ranks,
         judge: Judge,
         step: int = 0,
     ) -> None:
         self.anatomy, self.options, self.path = anatomy, options, path
-        self.closed, self.first_rank, self.optimizer = False, ranks.rank == 0, optimizer
+        self.closed, self.first_rank = False, ranks.rank == 0
+        self._round = Round(optimizers)
         self._schedule = Schedule(
             every=options.every,
             at=options.at,
@@ -75,9 +83,9 @@ class Watch:
         self._meter, self._stored = Meter(), StoredBatch(anatomy.model)
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)
         self._guarded = partial(self._boundary.guarded, "watch")
-        training = {"only_training": optimizer is not None}
+        training = {"only_training": bool(optimizers)}
         self._sampler = Sampler(anatomy, probes, boundary=self._boundary, **training)
-        self._losses = LossCollector(anatomy.model, optimizer)
+        self._losses = LossCollector(anatomy.model, optimizers)
         self._nonfinite = NonfiniteMonitor(anatomy.model, rank=ranks.rank, keep=path)
         self._coverage = coverage.CoverageCheck(anatomy, strict=options.strict)
         self.reporter = pipeline.Reporter(
@@ -94,12 +102,22 @@ class Watch:
         self._step_ended = list[Callable[[int, bool], Any]]()
         self._scaled = self._step_seen = self._updating = self._stop = False
         self._number, self._other = id(self), 0
-        self._relations = optimizers.Relations(anatomy.model)
+        self._relations = Relations(anatomy.model)
         torch_events.on_tracing(self, self._number)
         self._off, self._stack = ExitStack(), ExitStack()  # the first at any moment
         self._attach()
         self._guarded(self._sampler.begin)(ranks, acts=self.autopilot is not None)
         self._arm()
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimisers whose steps count: one that takes over takes a place here."""
+        return self._round.optimizers
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The first of the optimisers, if any was given."""
+        return self.optimizers[0] if self.optimizers else None
 
     @property
     def current_step(self) -> int:
@@ -188,7 +206,7 @@ class Watch:
         self.closed = True
         self._stack.close()
         self._recorder.add_findings(self._nonfinite.pop())
-        if self._losses.unseen_step(self.optimizer) and not self._step_seen:
+        if self._losses.unseen_step(self.optimizers) and not self._step_seen:
             self._recorder.add_findings(self._coverage.no_step(self.current_step))
         self._guarded(self._finish)(orderly)
         line = self.reporter.summary(self.current_step, self.verdict)
@@ -220,7 +238,7 @@ class Watch:
             self._note(OTHER_BATCHES)
 
     def _still_updating(self) -> bool:
-        return self._updating and optimizers.is_stepping(self.optimizer)
+        return self._updating and is_stepping(self.optimizers)
 
     def after_backward(self, loss: Tensor | None, scale: Tensor | None) -> None:
         self._scaled = scale is not None
@@ -236,7 +254,7 @@ class Watch:
             self._note(MODULES_CHANGED)
 
     def before_clipping(self, part: Tensor, parameters: object) -> None:
-        norm = self._losses.clipped(part, parameters, self.optimizer)
+        norm = self._losses.clipped(part, parameters, self.optimizers)
         if norm is None:
             return
         with self._meter.running():
@@ -245,14 +263,15 @@ class Watch:
             self._guarded(self._nonfinite.check_norm)(step, norm, scaled=self._scaled)
             self._guarded(self._sampler.read_missed_gradients)()
 
-    def after_scaler_update(self) -> None:
+    def after_scaler_update(self, asked: Collection[int]) -> None:
         """After an overflow a scaler leaves the optimiser out: the step is over."""
-        if self.optimizer is not None and self._losses.reached_model:
+        used = self._losses.reached_model or self._round.begun
+        if self.optimizer is not None and used and self._round.skipped(asked):
             self._end_step()
 
     def before_update(self, optimizer: Optimizer, *, closure: bool) -> None:
-        counted = optimizer is self.optimizer
-        own = self._relations.begin(optimizer, self.optimizer, self.current_step)
+        counted = self._counts(optimizer)
+        own = self._relations.begin(optimizer, self.optimizers, self.current_step)
         self._updating = counted or self._still_updating()
         # In a closure, and inside a backward pass, gradients are still to come.
         if counted and not (closure or torch_events.inside_backward()):
@@ -266,29 +285,32 @@ class Watch:
         """Follow the parameters: another optimiser may have taken over."""
         if self.optimizer is None or self.closed:
             return
-        if optimizer is self.optimizer:
+        if self._counts(optimizer):
             if self.autopilot is not None:  # its hooks have run: remedies may add some
                 self._guarded(self._actions.act)(optimizer)
             return
-        relation = self._relations.end(optimizer, self.optimizer, self.current_step)
+        relation = self._relations.end(optimizer, self.optimizers, self.current_step)
         # A wrapper (Lookahead) and the optimiser inside it take one step together.
         if self._updating or relation in ("another model", "wrapper"):
             return
         again, self._other = self._other == id(optimizer), id(optimizer)
         if relation == "same parameters" or again:
-            self._follow(optimizer)
+            self._note(OTHER_OPTIMIZER)
+            self._follow(successors(self.optimizers, optimizer))
             self._after_optimizer(optimizer, (), {})
         elif self._losses.step_is_over:
             self._note(LATE_OPTIMIZER)
         else:
             self._guarded(self._sampler.after_update)(optimizer)
 
-    def _follow(self, optimizer: Optimizer) -> None:
-        """Count the steps of this optimiser from now on."""
-        if self.optimizer is not None and optimizer is not self.optimizer:
-            self._note(OTHER_OPTIMIZER)
-        self.optimizer, self._other = optimizer, 0
-        self._relations.follow(optimizer, self._after_optimizer)
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Return whether the steps of this optimiser count."""
+        return any(optimizer is one for one in self.optimizers)
+
+    def _follow(self, counted: Sequence[Optimizer]) -> None:
+        """Count the steps of these optimisers from now on."""
+        self._round, self._other = Round(counted), 0
+        self._relations.follow(counted, self._after_optimizer)
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -297,9 +319,13 @@ class Watch:
         if self.closed:
             return
         self._updating, self._other, self._step_seen = False, 0, True
-        self._recorder.scalars.add_rate(self._schedule.step, optimizer)
+        number = self.optimizers.index(optimizer)
+        self._recorder.scalars.add_rate(self._schedule.step, optimizer, number)
         self._guarded(self._sampler.after_update)(optimizer)
-        self._end_step()
+        if len(self.optimizers) > 1:
+            self._losses.note_phase(optimizer)
+        if self._round.over(optimizer):
+            self._end_step()
 
     def traced(self) -> None:
         """Report at once that the step which is being compiled will not be seen."""
@@ -320,8 +346,7 @@ class Watch:
         self._off.callback(self._stored.close)
         self._stack.callback(self._off.close)
         self._stack.callback(self._relations.close)
-        if self.optimizer is not None:
-            self._follow(self.optimizer)
+        self._follow(self.optimizers)
         close = partial(pipeline.close_handle, weakref.ref(self))
         atexit.register(close)
         self._stack.callback(atexit.unregister, close)
@@ -337,6 +362,7 @@ class Watch:
 
     def _end_step(self, *, loss_given: bool = False) -> None:
         self._renew(self._sampler.anatomy)
+        self._round.begin()
         step, sampled, self._step_seen = self.current_step, self.sampling, True
         loss, reached_model, partial_loss = self._losses.pop()
         seen, add = self._sampler.coverage, self._recorder.add_findings

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeGuard, Unpack
 from weakref import WeakValueDictionary
 
 from torch import nn
@@ -15,6 +15,7 @@ from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, unwrapped
 from equipoise.errors import InputError
 from equipoise.judging.judge import Judge
+from equipoise.probes.optimizer_kinds import update_kinds
 from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
@@ -38,7 +39,7 @@ _written: "WeakValueDictionary[str, Watch]" = WeakValueDictionary()
 
 def watch(
     model: nn.Module,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     run: str | Path | None = None,
     name: str | None = None,
@@ -54,6 +55,7 @@ def watch(
     Args:
         model: Any PyTorch model. Watching changes nothing in it.
         optimizer: With it the loop needs no other edit; without it call ``.step()``.
+            A list of several is fine: a step ends when all of them have stepped.
         run: The run file; by default one under ``$EQUIPOISE_RUNS`` or ``./runs``. A
             run that exists is continued after its last step.
         name: What the run is called; by default the model's class.
@@ -67,14 +69,15 @@ def watch(
         RunFileError: If the run file cannot be written.
         MissingExtraError: If a sink needs a package that is not installed.
     """
-    chosen, optimizer = read_options(options), _check_arguments(model, optimizer)
-    if chosen.autopilot and optimizer is None:
+    chosen, optimizers = read_options(options), _check_arguments(model, optimizer)
+    if chosen.autopilot and len(optimizers) != 1:
         raise InputError(
-            "the autopilot acts on the optimiser: watch(model, optimizer, autopilot=…)"
+            "the autopilot acts on one optimiser: watch(model, optimizer, "
+            f"autopilot=…); {len(optimizers) or 'none'} given"
         )
     old = _watched.get(id(unwrapped(model)))
     if old is not None and not old.closed:
-        if _same(old, optimizer, run, chosen) and probes is None:
+        if _same(old, optimizers, run, chosen) and probes is None:
             return old
         log.info(
             "equipoise: %s is watched anew; closing %s", old.anatomy.family, old.path
@@ -88,8 +91,10 @@ def watch(
     anatomy = anatomy_of(model)
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
-    if optimizer is not None:
-        about.details.setdefault("optimizer", type(optimizer).__name__)
+    if optimizers:
+        about.details.setdefault("optimizer", type(optimizers[0]).__name__)
+        kinds = sorted({kind for one in optimizers for kind in update_kinds(one)})
+        about.details.setdefault("updates", kinds)
     run_writer, sinks = None, list[IsolatedSink]()
     if ranks.rank == 0:
         place = run_path(run, title)
@@ -101,7 +106,7 @@ def watch(
         probes,
         StepWriter(run_writer, sinks),
         path=Path(path),
-        optimizer=optimizer,
+        optimizers=optimizers,
         options=chosen,
         ranks=ranks,
         judge=_judge(about, run_writer if ranks.count == 1 else None),
@@ -135,8 +140,8 @@ def _close_writer_of(run: str | Path | None) -> None:
         stale.close()
 
 
-def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
-    """Return the optimiser whose steps count: of one that Accelerate wraps, the inner.
+def _check_arguments(model: object, optimizer: object) -> tuple[Optimizer, ...]:
+    """Return the optimisers whose steps count: of one that Accelerate wraps, the inner.
 
     Raises:
         InputError: If the one is no module, or the other no optimiser.
@@ -146,23 +151,45 @@ def _check_arguments(model: object, optimizer: object) -> Optimizer | None:
             f"watch was given a {type(model).__name__} where a model belongs: give it "
             "the torch.nn.Module that you train, then the optimiser"
         )
-    _refuse_deepspeed(model, optimizer)
+    if is_several(optimizer) and not optimizer:
+        raise InputError(
+            "watch was given an empty list of optimisers: name those that step this "
+            "model, or leave it out and call .step(loss=…)"
+        )
+    given = optimizer if is_several(optimizer) else [optimizer]
+    for one in given:
+        _refuse_deepspeed(model, one)
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise InputError(
             f"{type(model).__name__} has lazy layers whose weights do not exist yet: "
             "run one batch through the model, then watch it"
         )
-    inner = getattr(optimizer, "optimizer", optimizer)
-    if inner is not None and not isinstance(inner, Optimizer):
-        raise InputError(
-            f"{type(inner).__name__} is no torch.optim.Optimizer, so it cannot be seen "
-            "when its step ends: leave it out, and call .step(loss=…) on what watch "
-            "returns after each step"
-        )
-    if inner is not None and not _trains(inner, model):
+    inner = [] if optimizer is None else list(map(_step_counted, given))
+    if inner and not any(_trains(one, model) for one in inner):
         log.warning(
             "equipoise: the optimiser holds no parameter of %s: is it another model's?",
             type(model).__name__,
+        )
+    return tuple({id(one): one for one in inner}.values())
+
+
+def is_several(optimizer: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Return whether several optimisers were given, as a list or a tuple."""
+    return isinstance(optimizer, list | tuple)
+
+
+def _step_counted(optimizer: object) -> Optimizer:
+    """Return the optimiser inside what a trainer wrapped around it.
+
+    Raises:
+        InputError: If there is none.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not isinstance(inner, Optimizer):
+        raise InputError(
+            f"{type(inner).__name__} is not a torch.optim.Optimizer, so watch cannot "
+            "hook its step: leave it out, and call .step(loss=…) on what watch "
+            "returns after each step"
         )
     return inner
 
@@ -200,12 +227,13 @@ def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
 
 def _same(
     old: Watch,
-    optimizer: Optimizer | None,
+    optimizers: Sequence[Optimizer],
     run: str | Path | None,
     chosen: WatchOptions,
 ) -> bool:
     where = run is None or Path(run).expanduser() == old.path
-    same = old.optimizer is optimizer and old.options == chosen
+    same = list(map(id, old.optimizers)) == list(map(id, optimizers))
+    same = same and old.options == chosen
     # Apart: options are equal without them, but a sink that is new wants its numbers.
     sinks = list(old.options.sinks) == list(chosen.sinks)
     return where and same and sinks and old.options.on_finding == chosen.on_finding

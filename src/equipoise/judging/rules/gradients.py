@@ -12,7 +12,8 @@ NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
 EDGE = "curvature.edge_ratio"
 ORTHOGONALISED = ("Muon", "Dion")
-"""Classes of optimisers that orthogonalise the step of a matrix."""
+"""Classes that orthogonalise the step of a matrix, as older runs name them.
+"""
 Named = tuple[str, float]
 """A site and its value."""
 
@@ -136,7 +137,9 @@ def too_large(history: History) -> Measured | None:
     An orthogonalised step has a size of its own, the rate times a norm of the shape,
     whatever the gradient: it is large beside small weights by design.
     """
-    if history.details.get("optimizer") in ORTHOGONALISED:
+    kinds = history.details.get("updates", ())
+    named = history.details.get("optimizer") in ORTHOGONALISED
+    if "orthogonalised" in kinds or (named and not kinds):
         return None
     return of_median_block(by_block(history, RATIO))
 

@@ -7,7 +7,7 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.nn.utils.clip_grad as clip_grad
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -32,7 +33,7 @@ class LoopListener(Protocol):
 
     def before_clipping(self, part: Tensor, parameters: object) -> None: ...
 
-    def after_scaler_update(self) -> None: ...
+    def after_scaler_update(self, asked: Collection[int]) -> None: ...
 
     def before_update(self, optimizer: Optimizer, *, closure: bool) -> None: ...
 
@@ -173,9 +174,15 @@ def _scale(scaler: Any, outputs: Any) -> Any:
 
 
 def _update(scaler: Any, *args: Any, **kwargs: Any) -> None:
+    # Ids of the optimisers it was told to step; its own update forgets them.
+    asked = {
+        number
+        for number, state in getattr(scaler, "_per_optimizer_states", {}).items()
+        if state["stage"] is OptState.STEPPED
+    }
     _originals["update"](scaler, *args, **kwargs)
     for listener in _listeners():
-        listener.after_scaler_update()
+        listener.after_scaler_update(asked)
 
 
 def joined_norm(norms: list[Tensor]) -> Tensor:

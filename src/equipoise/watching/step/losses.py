@@ -1,6 +1,7 @@
 """The losses of a step, and whether its backward passes reached the model."""
 
 import weakref
+from collections.abc import Sequence
 from operator import is_
 from typing import Literal
 
@@ -31,13 +32,13 @@ class LossCollector:
     does not count.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        self._new_state = optimizer is not None and not optimizer.state
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
+        self._new_state = not any(one.state for one in optimizers)
         self._clipped: dict[frozenset[int], Tensor] = {}
         """Ids of parameters that were clipped in this step → their norm."""
         self.mark(model)
         # A teacher's: losses that reach no parameter of it may be of any model.
-        self._frozen = optimizer is None and not self._marked
+        self._frozen = not optimizers and not self._marked
         self._before: list[tuple[int, int] | None] = []
         self._after: list[tuple[int, int] | None] = []
         self._weights: list[int] = []
@@ -48,6 +49,10 @@ class LossCollector:
         """Whether weights changed between the last two backward passes."""
         self._own: Tensor | None = None
         self._others: Tensor | None = None
+        self._used: dict[int, Tensor] = {}
+        """Each of several optimisers → the loss whose gradients it used last."""
+        self._phases = False
+        """Whether one of several has stepped: what is cleared now is not lost."""
         self.reached_model = False
         """Whether a backward pass of this step reached the model."""
         self._partial: Partial = ""
@@ -74,7 +79,7 @@ class LossCollector:
         # On an accelerator this waits, so it is asked only after a write to gradients.
         written = self.reached_model and self._before != self._after
         lost = (written or in_closure) and self._all_zero()
-        cleared = lost and self.reached_model and not in_closure
+        cleared = lost and self.reached_model and not (in_closure or self._phases)
         self.cleared += cleared
         if lost:
             self._begin_anew()
@@ -87,14 +92,26 @@ class LossCollector:
         weights = [p._version for p in self._marked]
         return bool(self._weights) and weights != self._weights
 
-    def unseen_step(self, optimizer: Optimizer | None) -> bool:
+    def note_phase(self, optimizer: Optimizer) -> None:
+        """Keep the loss so far: one of several optimisers has used its gradients.
+
+        The last loss of one that steps often in a training step counts, not the sum,
+        which would jump with their number.
+        """
+        part = self._others if self._own is None else self._own
+        if part is not None:
+            self._used[id(optimizer)] = part
+        self._own = self._others = None
+        self._phases = True
+
+    def unseen_step(self, optimizers: Sequence[Optimizer]) -> bool:
         """Return whether an optimiser has stepped since watching began, seen or not."""
-        stepped = optimizer is not None and bool(optimizer.state)
+        stepped = any(one.state for one in optimizers)
         # State alone says little of a step that raised, once gradients were seen.
         return stepped and (self.moved_since() if self._weights else self._new_state)
 
     def clipped(
-        self, norm: Tensor, parameters: object, optimizer: Optimizer | None
+        self, norm: Tensor, parameters: object, optimizers: Sequence[Optimizer]
     ) -> Tensor | None:
         """Return the norm of all that was clipped in this step; of another model none.
 
@@ -103,7 +120,7 @@ class LossCollector:
         """
         if not isinstance(parameters, list | tuple | Tensor):
             return norm  # a generator must not be used up
-        ids = clipped_ids(parameters, self._model(), optimizer)
+        ids = clipped_ids(parameters, self._model(), optimizers)
         if ids is None:
             return None
         others = {k: v for k, v in self._clipped.items() if k.isdisjoint(ids)}
@@ -154,8 +171,11 @@ class LossCollector:
             total = None
         if total is None and inside_backward():  # not of a pass that raised
             total = self._running
-        popped = total, self.reached_model, self._partial
+        for part in self._used.values():
+            total = added(total, part)
+        popped = total, self.reached_model or self._phases, self._partial
         self._begin_anew()
+        self._used, self._phases = {}, False
         self._running, self._ended, self._clipped = None, True, {}
         return popped
 

@@ -57,11 +57,16 @@ class StepScalars:
         value = value.detach() if isinstance(value, Tensor) else float(value)
         self._pending.append((step, name, value))
 
-    def add_rate(self, step: int, optimizer: Optimizer) -> None:
-        """Add the learning rate, copied: a scheduler may change the tensor in place."""
+    def add_rate(self, step: int, optimizer: Optimizer, number: int = 0) -> None:
+        """Add the learning rate, copied: a scheduler may change the tensor in place.
+
+        The rate of a second optimiser is ``learning_rate.2``, and so on.
+        """
         rate = optimizer.param_groups[0]["lr"]
         rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
-        self.add(step, "learning_rate", rate)
+        self.add(
+            step, f"learning_rate.{number + 1}" if number else "learning_rate", rate
+        )
 
     def add_norm(self, step: int, norm: Tensor, *, ranks: int) -> Tensor:
         """Add the norm that clips, or this rank's share of it; return what is here."""
