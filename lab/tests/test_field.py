@@ -1,14 +1,30 @@
 """The field: its manifests are fixed, its units run, what is kept judges as the run."""
 
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from equipoise.errors import InputError
-from equipoise_lab.storms.field import architectures, faults, manifest, tasks, training
-from equipoise_lab.storms.field.recording import read, write
+from equipoise.records import Finding
+from equipoise_lab.commands import storms
+from equipoise_lab.storms.field import (
+    architectures,
+    bars,
+    faults,
+    judged,
+    lock,
+    manifest,
+    tasks,
+    training,
+)
+from equipoise_lab.storms.field.recording import Recorded, read, write
 
 PARTS: tuple[architectures.Part, ...] = ("open", "locked")
 
@@ -106,3 +122,127 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(InputError, match="unit.field is damaged"):
         read(path)
+
+
+def _recorded(name: str, losses: Sequence[float], validation: float) -> Recorded:
+    return Recorded(
+        unit=name,
+        losses=losses,
+        validation=validation,
+        details={},
+        readings=[],
+        findings=[],
+    )
+
+
+FALLING = [5.0 - 0.03 * step for step in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("validation", "expected"),
+    [(2.06, "survived"), (2.09, "between"), (2.2, "failed"), (math.inf, "failed")],
+)
+def test_what_became_of_a_fault_is_told_by_the_loss_beside_its_twin(
+    validation: float, expected: str
+) -> None:
+    unit = _short("rate jump")
+    twin = _recorded("twin", FALLING, 2.04)
+    found = judged.outcome(unit, _recorded(unit.name, FALLING, validation), twin)
+    assert found == expected
+
+
+def test_a_solved_task_has_not_failed_by_a_hundredth_of_a_nat() -> None:
+    twin = _recorded("twin", FALLING, 0.001)
+    close = _recorded("close", FALLING, 0.009)
+    assert judged.outcome(_short("rate jump"), close, twin) == "survived"
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        (FALLING, "healthy"),
+        ([5.0] * 100, "void"),
+        (FALLING[:50] + FALLING[:50][::-1], "void"),
+        ([*FALLING[:99], math.nan], "void"),
+    ],
+)
+def test_a_run_that_learnt_nothing_or_came_back_up_is_not_called_healthy(
+    losses: list[float], expected: str
+) -> None:
+    unit = _short()
+    assert judged.outcome(unit, _recorded(unit.name, losses, 2.0), None) == expected
+
+
+def _one(**changed: Any) -> judged.Judged:
+    return judged.Judged(
+        **{
+            "unit": _short(),
+            "outcome": "healthy",
+            "shown": None,
+            "warnings": (),
+            "state": "healthy",
+            "headline": "",
+            **changed,
+        }
+    )
+
+
+def test_warnings_before_the_fault_do_not_count_as_naming_it() -> None:
+    early, late = (Finding.warn(step, "update.too_large") for step in (3, 20))
+    unit = replace(_short("rate jump"), onset=12)
+    failed = {"unit": unit, "outcome": "failed", "shown": 60}
+    before = _one(**failed, warnings=(early,), headline="update.too_large")
+    after = _one(**failed, warnings=(early, late), headline="gradient.spike")
+    wrong = _one(**failed, headline="residual.embedding_large")
+    found = {share.what: share for share in bars.counts([before, after, wrong]).shares}
+    assert found["failing units named"].count == 1
+    assert after.lead == 40 and before.lead is None
+    assert [one.cause for one in (before, after, wrong)] == ["right", "none", "wrong"]
+
+
+def test_each_group_is_counted_by_itself_and_each_rule_by_its_units() -> None:
+    warned = _one(warnings=(Finding.warn(3, "gradient.spike"),) * 2)
+    found = bars.counts([warned, _one(unit=replace(_short(), architecture="gpt2"))])
+    rows = {name: row[0].count for name, row in found.groups["architecture"].items()}
+    assert rows == {"gpt2": 0, "nano": 1}
+    assert found.alarms == (2, 48)
+    assert list(found.by_rule) == ["gradient.spike"]
+    assert len(found.by_rule["gradient.spike"]) == 1
+
+
+def test_the_locked_part_opens_once(tmp_path: Path) -> None:
+    units = [replace(_short(), part="locked", name="a")]
+    told: list[str] = []
+    assert lock.open_once(units, tmp_path, told.append, "abc").shares
+    lines = (tmp_path / lock.LOG).read_text().splitlines()
+    assert [set(json.loads(line)) - {"at"} for line in lines] == [
+        {"opened", "units"},
+        {"counts"},
+    ]
+    assert len(told) == 1 and "loss" not in told[0]
+    with pytest.raises(InputError, match="opened before"):
+        lock.open_once(units, tmp_path, told.append, "abc")
+    assert (tmp_path / lock.LOG).read_text().splitlines() == lines
+
+
+def test_a_refused_unit_leaves_the_lock_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(unit: manifest.Unit) -> Recorded:
+        return replace(_recorded(unit.name, [], math.inf), refused="no optimiser")
+
+    monkeypatch.setattr("equipoise_lab.storms.field.making.run", refused)
+    units = [replace(_short(), part="locked", name="a")]
+    with pytest.raises(InputError, match="the lock still holds"):
+        lock.open_once(units, tmp_path, print, "abc")
+    lock.refuse_if_opened(tmp_path)
+
+
+def test_the_command_judges_what_is_recorded(tmp_path: Path) -> None:
+    runner, asked = CliRunner(), ["--tier", "field", "--judge-only"]
+    found = runner.invoke(storms.app, [*asked, "--records", str(tmp_path), "--json"])
+    assert found.exit_code == 0, found.output
+    shares = {one["what"]: one for one in json.loads(found.stdout)["shares"]}
+    assert shares["cause right"]["of"] == 0
+    shown = runner.invoke(storms.app, [*asked, "--records", str(tmp_path)])
+    assert "healthy units" in shown.output and "0 of 0" in shown.output

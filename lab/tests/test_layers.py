@@ -22,6 +22,7 @@ equipoise.numerics.fragility equipoise.numerics.hessian_products
 equipoise.numerics.normalisers equipoise.numerics.normalisers.closed_form
 equipoise.numerics.norms equipoise.numerics.rounding equipoise.numerics.rows.balance
 equipoise.numerics.rows.statistics equipoise.numerics.scaling
+equipoise.judging.judge equipoise.judging.rules
 equipoise.numerics.selection equipoise.numerics.spectra.estimate
 equipoise.probes.logits
 equipoise.records

@@ -1,5 +1,6 @@
 """``equipoise storms``: labels of the benchmark's runs, and scores of forecasters."""
 
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,17 +12,100 @@ from equipoise.cli.arguments import Json, print_json
 from equipoise.cli.progress import working
 
 if TYPE_CHECKING:
+    from equipoise_lab.storms.field.bars import Counts
     from equipoise_lab.storms.scoring import Score
 
-HELP = "Score a forecaster on recorded runs that failed, and on stable ones."
-EXAMPLES = ("equipoise storms labels", "equipoise storms score --help")
+HELP = "Score rules and forecasters on runs that failed, and on healthy ones."
+EXAMPLES = (
+    "equipoise storms --tier field",
+    "equipoise storms labels",
+    "equipoise storms score --help",
+)
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(add_completion=False)
 
 Runs = Annotated[
     Path | None,
     typer.Option(help="Where the runs are; storms in the lab's folder unless given."),
 ]
+
+
+Records = Annotated[
+    Path | None,
+    typer.Option(help="Where recorded units are; lab/field of a checkout by default."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def tier(
+    context: typer.Context,
+    *,
+    tier: Annotated[
+        str, typer.Option(help="field: make what is missing of it, and judge all.")
+    ] = "",
+    records: Records = None,
+    judge_only: Annotated[
+        bool, typer.Option("--judge-only", help="Train nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Judge rules on the field, or score a forecaster on storms."""
+    if context.invoked_subcommand is not None:
+        return
+    if not tier:
+        typer.echo(context.get_help())
+        raise typer.Exit(0)
+    # Here, not above: --help must not load torch.
+    from equipoise_lab.options import one_of
+    from equipoise_lab.storms.field.bars import counts
+    from equipoise_lab.storms.field.judged import judge_all
+    from equipoise_lab.storms.field.making import make
+    from equipoise_lab.storms.field.manifest import units
+
+    one_of("--tier", tier, ("field",))
+    part, folder = units("open"), _records(records)
+    if not judge_only:
+        make(part, folder, lambda line: typer.echo(line, err=True))
+    with working("judging", total=None):
+        found = counts(judge_all(part, folder))
+    _show_field(found, json=json)
+
+
+@app.command("open-locked", epilog=epilog("equipoise storms open-locked"))
+def open_locked(*, records: Records = None, json: Json = False) -> None:
+    """Judge the field's locked part: once, written to a log, refused ever after."""
+    from equipoise_lab.storms.field.lock import open_once
+    from equipoise_lab.storms.field.manifest import units
+
+    folder = _records(records)
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
+    found = open_once(
+        units("locked"),
+        folder,
+        lambda line: typer.echo(line, err=True),
+        commit.strip() or "not a checkout",
+    )
+    _show_field(found, json=json)
+
+
+def _show_field(found: "Counts", *, json: bool) -> None:
+    from equipoise_lab.storms.field.tables import as_json, field_tables
+
+    if json:
+        print_json(as_json(found))
+    else:
+        Console().print(field_tables(found))
+
+
+def _records(given: Path | None) -> Path:
+    """Return where recorded units are: lab/field of a checkout."""
+    from equipoise_lab.running.runner import lab_directory
+
+    beside = Path(__file__).parents[3] / "field"
+    return given or (
+        beside if beside.parent.name == "lab" else lab_directory() / "field"
+    )
 
 
 @app.command("labels", epilog=epilog("equipoise storms labels --runs lab-runs/storms"))

@@ -293,3 +293,9 @@ CLAIMS: dict[str, Family | None] = {
     "attention.logits_growing": "attention",
 }
 """Code → the family it says is at fault; a code that is not here states a fact."""
+OF_CHECKS: dict[str, Family] = {
+    "check.loss": "data",
+    "check.labels": "data",
+    "check.same_batch": "data",
+}
+"""Beginning of a check's code → the family it names; the rest of them state facts."""

@@ -1,5 +1,6 @@
 """Makes the units of a part that are not recorded yet; one at a time, resumable."""
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,13 +25,14 @@ def is_recorded(path: Path) -> bool:
 
 
 def make(units: Sequence[Unit], folder: Path, report: Report) -> None:
-    """Train and record what is missing. A program's own end by an error is an error."""
+    """Train and record what is missing; what the instrument says is not shown."""
     torch.set_num_threads(1)
+    logging.getLogger("equipoise").setLevel(logging.CRITICAL)
     for unit in missing(units, folder):
         random.seed(unit.seed)
         np.random.seed(unit.seed)
         recorded = run(unit)
         write(place(folder, unit), recorded)
         kind = f"{unit.architecture}, {unit.optimiser}, {unit.fault or 'healthy'}"
-        became = recorded.refused or f"{recorded.validation:.4g}"
+        became = recorded.refused or "recorded"
         report(f"{unit.name} ({kind}): {became}, {recorded.seconds:.1f} s")

@@ -91,7 +91,7 @@ def _lists(part: Part) -> tuple[list[str], list[str], list[str]]:
 
 
 def _dealt(names: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """Return so many names, all of them once in random order before any comes again."""
+    """Return ``count`` names: each once in random order before any comes again."""
     found: list[str] = []
     while len(found) < count:
         found += rng.sample(list(names), len(names))

@@ -33,7 +33,7 @@ class Task:
     vocabularies: tuple[int, ...]
     draw: Draw
     batches: int = 0
-    """Different batches there are; 0 is no end. A task with few is memorised."""
+    """Different batches, if there is an end to them; a short cycle is memorised."""
 
     def batch(
         self, seed: int, step: int, rows: int, length: int, vocabulary: int
