@@ -62,3 +62,9 @@ def test_an_empty_file_is_not_a_run_yet(tmp_path: Path) -> None:
         open_run(path)
     RunWriter(path, INFO).close()
     assert open_run(path).info == INFO
+
+
+@pytest.mark.parametrize("file", ["version1.eqp", "version2.eqp"])
+def test_a_file_without_a_card_opens_and_says_so(file: str) -> None:
+    run = open_run(OLD.with_name(file))
+    assert not run.card and str(run.card) == "" and run.damage == []

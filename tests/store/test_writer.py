@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from equipoise.errors import RunFileError
+from equipoise.judging.card import Card
 from equipoise.records import Applied, Finding, Reading
 from equipoise.store import RunWriter, network, open_run
 from tests.conftest import PATIENCE
@@ -219,3 +220,15 @@ def test_nan_is_a_reading(path: Path) -> None:
     values = open_run(path).series("q")["a"][1]
     np.testing.assert_array_equal(values, [[math.nan, math.inf, -math.inf, -0.0]])
     assert math.copysign(1, values[0, 3]) == -1
+
+
+def test_the_latest_card_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.eqp"
+    with RunWriter(path, INFO) as writer:
+        assert not open_run(path).card
+        for step in (1, 2):
+            writer.append((), card=Card(step=step, sections={"loss": {"shift": step}}))
+            assert open_run(path).card.sections == {"loss": {"shift": step}}
+    with RunWriter.resume(path) as writer:
+        writer.append(())
+    assert open_run(path).card.step == 2

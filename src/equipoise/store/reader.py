@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import InputError, RunFileError
+from equipoise.judging.card import Card
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Applied, Finding, Reading, RunInfo
@@ -31,6 +32,7 @@ from equipoise.store.level_of_detail import (
 from equipoise.store.lock import State, writer_state
 from equipoise.store.packing import Array, Layout, unpack
 from equipoise.store.schema import reading
+from equipoise.text.card import worded as worded_card
 from equipoise.text.render import render
 from equipoise.text.verdict_text import worded
 
@@ -135,6 +137,14 @@ class Run:
     @property
     def applied(self) -> list[Applied]:
         return [Applied.from_json(body) for body in self._events("applied")]
+
+    @property
+    def card(self) -> Card:
+        """What the loop was seen to do; empty where nothing was recorded of it."""
+        with self._reading() as db:
+            query = "SELECT key, value, sum FROM meta WHERE key = 'card'"
+            rows = self._damage.sound(db.execute(query).fetchall(), "card")
+        return worded_card(Card.from_json(rows[0][1])) if rows else Card()
 
     @property
     def verdict(self) -> Verdict:

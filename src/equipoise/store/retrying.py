@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from equipoise.errors import RunFileError
+from equipoise.judging.card import Card
 from equipoise.records import Applied, Finding, Reading
 from equipoise.store.writer import RunWriter
 
@@ -27,6 +28,7 @@ class RetryingWriter:
         self._waiting: deque[tuple[list[Reading], list[Finding], list[Applied]]] = (
             deque()
         )
+        self._card: Card | None = None
         self._step = self._values = self._dropped = 0
         self._failing = False
 
@@ -35,10 +37,12 @@ class RetryingWriter:
         readings: Sequence[Reading],
         findings: Sequence[Finding] = (),
         applied: Sequence[Applied] = (),
+        card: Card | None = None,
     ) -> list[Finding]:
         """Write, or keep; return what there is to say about the file itself."""
         steps = [*(r.step for r in readings), *(f.step for f in findings)]
         self._step = max([self._step, *steps])
+        self._card = card or self._card
         self._keep(list(readings), list(findings), list(applied))
         try:
             self._flush()
@@ -75,8 +79,11 @@ class RetryingWriter:
     def _flush(self) -> None:
         while self._waiting:
             readings, findings, applied = self._waiting[0]
-            if readings or findings or applied:
-                self._writer.append(readings, findings=findings, applied=applied)
+            card = self._card
+            if readings or findings or applied or card is not None:
+                records = {"findings": findings, "applied": applied}
+                self._writer.append(readings, **records, card=card)
+                self._card = None
             self._waiting.popleft()
             self._values -= _size(readings)
 

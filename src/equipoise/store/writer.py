@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,7 @@ from typing import Self
 import numpy as np
 
 from equipoise.errors import RunFileError
+from equipoise.judging.card import Card
 from equipoise.records import Applied, Finding, Reading, RunInfo
 from equipoise.store import schema, summaries
 from equipoise.store.bins import Integers, row_bins
@@ -135,6 +137,13 @@ def _turns(slots: Sequence[int]) -> Iterator[slice | Integers]:
         yield np.flatnonzero(turn_R == turn)
 
 
+def _put_card(db: sqlite3.Connection, card: Card) -> None:
+    """Put a run's card in the place of its last one."""
+    facts = replace(card, text={}, opening=())  # a reader has words of its own
+    row = with_checksum("card", facts.to_json())
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", row)
+
+
 class RunWriter:
     """Append readings, findings and remedies; each append is all or nothing.
 
@@ -227,6 +236,7 @@ class RunWriter:
         *,
         findings: Iterable[Finding] = (),
         applied: Iterable[Applied] = (),
+        card: Card | None = None,
     ) -> None:
         """Add them in one transaction: when this returns, kill -9 loses none of it.
 
@@ -250,6 +260,8 @@ class RunWriter:
                     self._add_readings(db, readings)
                     self._add_events(db, "finding", map(render, findings))
                     self._add_events(db, "applied", applied)
+                    if card is not None:
+                        _put_card(db, card)
                     (series,) = db.execute("SELECT max(id) FROM series").fetchone()
                     self._totals = self._totals._replace(series=series or 0)
                     write_totals(db, self._totals)

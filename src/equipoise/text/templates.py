@@ -6,7 +6,7 @@ specs of our own: ``{sites:more}`` is *and 2 more* of three sites, and nothing o
 
 import string
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,12 +85,70 @@ def _plain(name: str) -> str:
     return name.replace("_", " ")
 
 
+def _names(given: Iterable[Any]) -> str:
+    """Return a list in words; of a long one its first six."""
+    names = [str(name) for name in given]
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more
+
+
+def _pairs(given: Mapping[str, Any]) -> str:
+    """Return names with their values, but those that are off.
+
+    >>> _pairs({"lr": 0.0003, "betas": [0.9, 0.95], "fused": None, "amsgrad": False})
+    'lr 0.0003, betas 0.9/0.95'
+    """
+    found = {n: v for n, v in given.items() if not (v is None or v is False or v == [])}
+    return ", ".join(f"{name} {_brief(value)}" for name, value in found.items())
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return f"({_pairs(value)})"
+    if isinstance(value, list | tuple):
+        many = "/…" if len(value) > 6 else ""
+        return "/".join(map(_brief, value[:6])) + many
+    return str(value)
+
+
+def _count(number: float) -> str:
+    """Return a count in three digits.
+
+    >>> _count(124_439_808), _count(8192), _count(512)
+    ('124 M', '8.19 k', '512')
+    """
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in per cent: exact at the ends, where a rounded one would lie.
+
+    >>> _percent(0.0), _percent(0.00001), _percent(0.256), _percent(0.9999), _percent(1)
+    ('0 %', 'less than 0.1 %', '25.6 %', 'more than 99.9 %', '100 %')
+    """
+    if 0 < share < 0.001:
+        return "less than 0.1 %"
+    if 0.999 < share < 1:
+        return "more than 99.9 %"
+    return f"{100 * share:.3g} %"
+
+
 SPECS: Mapping[str, Callable[[Any], str]] = {
     "more": _more,
     "after": _after,
     "others": _others,
     "times": _times,
     "plain": _plain,
+    "names": _names,
+    "pairs": _pairs,
+    "brief": _brief,
+    "count": _count,
+    "percent": _percent,
 }
 
 

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import Anatomy
+from equipoise.judging.card import Card
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import Boundary, Collector
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding
+from equipoise.text.card import worded as worded_card
 from equipoise.text.verdict_text import worded
 from equipoise.watching.autopilot_bridge import AutopilotBridge
 from equipoise.watching.findings import (
@@ -140,6 +142,12 @@ class Watch:
         """What is the matter with the run so far; the same on every rank."""
         self._flush()
         return worded(self._recorder.judge.verdict)
+
+    @property
+    def card(self) -> Card:
+        """What the loop was seen to do so far; the same on every rank."""
+        self._flush()
+        return worded_card(self._recorder.card)
 
     @property
     def autopilot(self) -> "Pilot | None":

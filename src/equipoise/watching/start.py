@@ -21,6 +21,7 @@ from equipoise.records import RunInfo
 from equipoise.sinks import IsolatedSink, open_sinks
 from equipoise.store import RunWriter, open_run, run_path
 from equipoise.watching.facts import fact_probes
+from equipoise.watching.facts.secrets import masked
 from equipoise.watching.handle import Watch
 from equipoise.watching.options import (
     WatchArguments,
@@ -277,7 +278,7 @@ def _run_info(name: str, anatomy: Anatomy, given: dict[str, Any]) -> RunInfo:
         "blocks": list(anatomy.blocks),
         "guessed": list(anatomy.guessed),
         "classes": _classes(model),
-        **given,
+        **masked(given),
     }
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return RunInfo(

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from equipoise.probes.protocols import FactProbe
+from equipoise.watching.facts.setup import SetupFacts
 
-READERS: tuple[Callable[[], FactProbe], ...] = ()
+READERS: tuple[Callable[[], FactProbe], ...] = (SetupFacts,)
 """What makes the readers of one watched model, in the order of the card."""
 
 

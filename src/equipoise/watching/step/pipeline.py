@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from equipoise.judging.card import Card
 from equipoise.judging.checks.checker import Checker
 from equipoise.judging.facts import Facts
 from equipoise.judging.judge import Judge
@@ -53,6 +54,7 @@ from equipoise.watching.step.readings import (
 from equipoise.watching.step.schedule import Meter, Schedule
 
 log = logging.getLogger("equipoise")
+EARLY_CARDS = 16
 VERDICT = "verdict.state"
 """Sent to sinks at sampled steps: the state's place in ``verdict.STATES``."""
 Check = Callable[[list[Entry]], list[Finding]]
@@ -76,13 +78,14 @@ class StepWriter:
         readings: Sequence[Reading],
         findings: Sequence[Finding],
         judge: Judge | None = None,
+        card: Card | None = None,
     ) -> list[Finding]:
         """Write to the run file and the sinks; return what went wrong with them."""
-        if self._run is None or not (readings or findings or self.applied):
+        if self._run is None or not (readings or findings or self.applied or card):
             return []
         findings = list(map(render, findings))
         applied, self.applied = self.applied, []
-        found = self._run.append(readings, findings, applied)
+        found = self._run.append(readings, findings, applied, card)
         steps = by_step(readings) if self._sinks else {}
         self._step = max((r.step for r in readings), default=self._step)
         if judge is not None and self._sinks:
@@ -116,6 +119,8 @@ class Recorder:
     """Judges what is written, in the order of writing: the same on every rank."""
     checker: Checker = field(default_factory=Checker)
     """Checks what the loop does, on what all ranks saw."""
+    card: Card = field(default_factory=Card)
+    """What the loop was seen to do so far."""
     scalars: StepScalars = field(default_factory=StepScalars)
     moving: PendingSample | None = None
     """What was sent to the host and is not written yet, from one process alone."""
@@ -196,7 +201,7 @@ class Recorder:
         merged.table = add_shared(merged.table, shared)
         facts = Facts(step=step, ranks=tuple(message.facts for message in messages))
         found = [*self._left_out(step, messages), *self._adapt(step, merged)]
-        found += self.checker.add(facts)
+        found += self._checked(facts)
         return self._write(step, merged, [*merged.findings, *found])
 
     @property
@@ -224,7 +229,8 @@ class Recorder:
             message.findings.append(
                 rank_lost(self.schedule.step, self.ranks.rank, self.ranks.count)
             )
-        return self._flush(last or [message]) + self.writer.close()
+        found = self._flush(last or [message], self.card or None)
+        return found + self.writer.close()
 
     def add_failures(self, step: int, boundary: Boundary) -> None:
         """Add a finding for each probe that failed since the last step."""
@@ -255,12 +261,14 @@ class Recorder:
     def _scalars_and_findings(self) -> RankSample:
         return RankSample(scalars=self.scalars.pop(), findings=self._findings)
 
-    def _flush(self, messages: Sequence[RankSample]) -> list[Finding]:
+    def _flush(
+        self, messages: Sequence[RankSample], card: Card | None = None
+    ) -> list[Finding]:
         self._findings = []
         merged = merge_messages(messages) if len(messages) > 1 else messages[0]
         readings = scalar_readings(merged.scalars)
         findings = [*merged.findings, *self._judged(readings, merged.findings)]
-        return findings + self.writer.write(readings, findings)
+        return findings + self.writer.write(readings, findings, card=card)
 
     def _judged(
         self, readings: Sequence[Reading], findings: Sequence[Finding]
@@ -269,6 +277,18 @@ class Recorder:
         found = self.judge.add(readings)
         self.judge.note(map(render, findings))
         return found
+
+    def _checked(self, facts: Facts) -> list[Finding]:
+        """Put facts on the card; return what the checks find in them."""
+        self.card = self.card.after(facts)
+        return self.checker.add(facts)
+
+    def _card_due(self) -> bool:
+        """Whether the card is written with this sample: early ones, then each 16th.
+
+        A card of a large model is some kilobytes, and changes little after the start.
+        """
+        return self.card.samples <= EARLY_CARDS or self.card.samples % EARLY_CARDS == 0
 
     def _write(
         self, step: int, merged: RankSample, findings: Sequence[Finding]
@@ -279,7 +299,8 @@ class Recorder:
         derived = derived_readings(step, [*now, *sampled], self.blocks)
         readings = [*scalars, *sampled, *derived]
         found = [*findings, *self._judged(readings, findings)]
-        return found + self.writer.write(readings, found, self.judge)
+        card = self.card if self._card_due() else None
+        return found + self.writer.write(readings, found, self.judge, card)
 
     def _write_alone(self, received: HostSample) -> None:
         step = received.step
@@ -287,7 +308,7 @@ class Recorder:
             return
         message = self._scalars_and_findings()
         message.table, self._findings = received.table, []
-        found = self.checker.add(Facts(step=step, ranks=(received.facts,)))
+        found = self._checked(Facts(step=step, ranks=(received.facts,)))
         if self.ranks.count > 1:
             message = merge_messages([message])
             message.findings.append(not_shared(step, self.ranks.rank, self.ranks.count))

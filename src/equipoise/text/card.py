@@ -1,0 +1,183 @@
+"""Makes the lines of a card: facts through the templates of ``card.toml``.
+
+A line is a list of templates over the facts of its section, the fullest first: the
+first one whose facts are all there is the line, and where none is there is no line.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from equipoise.judging.card import UNSEEN, Card
+from equipoise.judging.facts import Section
+from equipoise.text.templates import filled
+
+FILE = Path(__file__).with_name("card.toml")
+OTHER = "other"
+"""The case of a value that has no words of its own."""
+MOST_EACH = 6
+"""Lines for the items of one list: groups, layer types."""
+
+Say = str | Sequence[str]
+"""One template, or several: the fullest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTemplate:
+    """What the card says of one fact, or of a few that belong together."""
+
+    code: str
+    """``section.name``."""
+    say: Say | Mapping[str, Say] = ()
+    """Templates; by the value of a field, where ``by`` names one."""
+    short: Say | Mapping[str, Say] = ()
+    """The same as a verb or a noun, for one line of several facts."""
+    by: str = ""
+    each: str = ""
+    """A field that holds several items, each of which gets a line; or one mapping."""
+    varies: bool = False
+    """Whether it changes from step to step: not compared between runs."""
+
+    @property
+    def section(self) -> str:
+        return self.code.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardWords:
+    """The whole of ``card.toml``."""
+
+    titles: Mapping[str, str]
+    opening: Mapping[str, Sequence[str]]
+    """Line → the codes whose short forms it joins."""
+    unseen: Mapping[str, str]
+    reasons: Mapping[str, str]
+    lines: Sequence[LineTemplate] = field(default=())
+
+
+@cache
+def card_words() -> CardWords:
+    """Return the templates, in the order of the card."""
+    given = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    lines = [LineTemplate(code=code, **own) for code, own in given["lines"].items()]
+    return CardWords(**{**given, "lines": lines})
+
+
+def worded(card: Card) -> Card:
+    """Return a card with the lines of this version."""
+    words = card_words()
+    text = {title: tuple(lines) for title, lines in _titled(card) if lines}
+    found = [_opening(card, name, codes) for name, codes in words.opening.items()]
+    return replace(card, text=text, opening=tuple(filter(None, found)))
+
+
+def _titled(card: Card) -> Iterator[tuple[str, list[str]]]:
+    for name, title in card_words().titles.items():
+        section = card.sections.get(name)
+        if section is not None:
+            lines = [line for _, line in section_lines(name, section, card)]
+            yield title, [*lines, *_unseen_lines(section), *_ranks(name, card)]
+
+
+def section_lines(
+    name: str, section: Section, card: Card
+) -> Iterator[tuple[LineTemplate, str]]:
+    """Yield the lines of one section, with the template of each."""
+    for one in card_words().lines:
+        if one.section == name:
+            facts = _facts(section, card, name)
+            yield from ((one, line) for line in _said(one, one.say, facts))
+
+
+def _facts(section: Section, card: Card, name: str) -> Mapping[str, Any]:
+    """Return the words of a section: its facts, and those of its first step."""
+    first = card.first.get(name, {})
+    return {**section, **{f"first_{key}": value for key, value in first.items()}}
+
+
+def _said(
+    one: LineTemplate, say: Say | Mapping[str, Say], facts: Mapping[str, Any]
+) -> Iterator[str]:
+    for words in _items(one, facts):
+        chosen = say
+        if isinstance(chosen, Mapping):
+            if one.by not in words:
+                continue
+            case = str(words[one.by]).lower()
+            chosen = chosen.get(case, chosen.get(OTHER, ()))
+        line = _first_filled(chosen, words)
+        if line:
+            yield line
+
+
+def _items(one: LineTemplate, facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if not one.each:
+        return [facts]
+    given = facts.get(one.each, ())
+    if isinstance(given, Mapping) and not _holds_mappings(given):
+        return [{**facts, **given}]
+    if isinstance(given, Mapping):
+        given = [{"name": name, **own} for name, own in given.items()]
+    own = given if isinstance(given, list | tuple) else []
+    return [{**facts, **item} for item in own if isinstance(item, Mapping)][:MOST_EACH]
+
+
+def _holds_mappings(given: Mapping[str, Any]) -> bool:
+    """Return whether a field is a mapping of items, and not one item."""
+    return bool(given) and all(isinstance(own, Mapping) for own in given.values())
+
+
+def _first_filled(say: Say, words: Mapping[str, Any]) -> str:
+    known = {name: value for name, value in words.items() if value is not None}
+    templates = (say,) if isinstance(say, str) else say
+    found = (filled(one, known) for one in templates)
+    return next((line for line in found if line), "")
+
+
+def _unseen_lines(section: Section) -> list[str]:
+    given = section.get(UNSEEN)
+    if not isinstance(given, Mapping) or not given:
+        return []
+    named = [unseen(what, why) for what, why in given.items()]
+    return [f"not seen: {', '.join(named)}"]
+
+
+def unseen(what: str, why: object) -> str:
+    """Return what was not seen and why, in words.
+
+    >>> unseen("targets", "fused_loss")
+    'the targets (fused loss)'
+    """
+    words = card_words()
+    what = what.rpartition(".")[2]
+    named = words.unseen.get(what, what.replace("_", " "))
+    reason = words.reasons.get(str(why), str(why).replace("_", " "))
+    return f"{named} ({reason})" if reason else named
+
+
+def _ranks(name: str, card: Card) -> Iterator[str]:
+    """Yield what differs between the ranks."""
+    for key, values in card.differing.items():
+        section, _, what = key.partition(".")
+        if section == name:
+            shown = ", ".join(map(str, values[:4]))
+            more = f", … ({len(values)} ranks)" if len(values) > 4 else ""
+            yield f"differs between ranks: {what.replace('_', ' ')} {shown}{more}"
+
+
+def _opening(card: Card, name: str, codes: Sequence[str]) -> str:
+    """Return one line that joins the short forms of several facts."""
+    shorts = [text for one, text in shorts_of(card) if one.code in codes]
+    return f"{name}: {', '.join(shorts)}" if shorts else ""
+
+
+def shorts_of(card: Card) -> Iterator[tuple[LineTemplate, str]]:
+    """Yield the short form of every fact that has one, in the order of the card."""
+    for one in card_words().lines:
+        section = card.sections.get(one.section)
+        if section is not None and one.short:
+            facts = _facts(section, card, one.section)
+            yield from ((one, text) for text in _said(one, one.short, facts))
