@@ -81,8 +81,9 @@ class RetryingWriter:
             readings, findings, applied = self._waiting[0]
             card = self._card
             if readings or findings or applied or card is not None:
-                records = {"findings": findings, "applied": applied}
-                self._writer.append(readings, **records, card=card)
+                self._writer.append(
+                    readings, findings=findings, applied=applied, card=card
+                )
                 self._card = None
             self._waiting.popleft()
             self._values -= _size(readings)

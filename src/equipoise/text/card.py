@@ -113,7 +113,7 @@ def _said(
             yield line
 
 
-def _items(one: LineTemplate, facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _items(one: LineTemplate, facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     if not one.each:
         return [facts]
     given = facts.get(one.each, ())

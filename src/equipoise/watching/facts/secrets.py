@@ -119,7 +119,7 @@ def _is_secret(name: str, value: Any) -> bool:
     words = _words(name)
     pairs = {*zip(words, words[1:], strict=False)}
     if {*words} & SECRET or pairs & SECRET_PAIRS:
-        return value != ""
+        return bool(value != "")
     named = bool(words) and words[-1] in LAST and not {*words} & OF_TEXT
     return named and isinstance(value, str) and value != ""
 
