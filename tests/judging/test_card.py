@@ -1,4 +1,4 @@
-"""The card: facts in, lines out; what is absent is no line and no error."""
+"""The card: facts in, lines out; an absent fact makes no line and no error."""
 
 import itertools
 from typing import Any

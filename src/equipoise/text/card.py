@@ -1,7 +1,8 @@
 """Makes the lines of a card: facts through the templates of ``card.toml``.
 
 A line is a list of templates over the facts of its section, the fullest first: the
-first one whose facts are all there is the line, and where none is there is no line.
+first one whose facts are all there is the line. Where a fact is absent in all of them
+the card has nothing to say.
 """
 
 import tomllib
@@ -146,7 +147,7 @@ def _unseen_lines(section: Section) -> list[str]:
 
 
 def unseen(what: str, why: object) -> str:
-    """Return what was not seen and why, in words.
+    """Name a thing that was not seen, with the reason.
 
     >>> unseen("targets", "fused_loss")
     'the targets (fused loss)'
@@ -159,7 +160,7 @@ def unseen(what: str, why: object) -> str:
 
 
 def _ranks(name: str, card: Card) -> Iterator[str]:
-    """Yield what differs between the ranks."""
+    """Yield a line for each fact in which the ranks differ."""
     for key, values in card.differing.items():
         section, _, what = key.partition(".")
         if section == name:

@@ -65,7 +65,7 @@ class SetupFacts(WithAnatomy):
 
 
 def read_setup(model: nn.Module) -> Json:
-    """Return what a run was started with; what cannot be known is absent."""
+    """Return command, code, machine, versions, options; what is unknown is absent."""
     found: Json = {
         "command": " ".join(masked_command(_command())),
         "git": _git(_home()) if os.environ.get("RANK", "0") == "0" else None,
