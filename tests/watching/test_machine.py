@@ -374,7 +374,7 @@ class Loop:
         return self
 
     def said(self) -> str:
-        """Return what was done since the last time, without what every step does."""
+        """Return the effects since the last call, without those of every step."""
         done, self.done = self.done, []
         every = f"{END} STORE_BATCH CHECK_LOSS SNAPSHOT ACT REPORT CALL_BACK".split()
         return " ".join(name for name in done if name not in every)
@@ -449,7 +449,7 @@ def test_two_optimisers_make_one_step() -> None:
 
 
 def test_phases_of_several_optimisers_keep_the_loss_of_each() -> None:
-    """Of one that steps thrice the last loss counts; what it used is not left out."""
+    """An optimiser that steps thrice has its last loss; no batch was left out."""
     cleared = BackwardBegins(loss(0.5), lost=True)
     loop = sampled_loop()
     for value in (1.0, 2.0, 3.0):
@@ -468,7 +468,7 @@ def test_an_optimiser_inside_backward_ends_the_step_with_its_loss() -> None:
     loop.post(ForwardBegins(in_backward=True), end)
     assert loop.said() == "" and loop.step.phase is Phase.ARMED
     assert loop.step.losses.total is None, "the rest of the pass is of no step"
-    # Of a pass that raised nothing is left.
+    # A pass that raised leaves no loss.
     loop.post(begin, UpdateBegins(MINE), UpdateEnds(MINE))
     assert loop.losses == [5.0, None]
 

@@ -131,7 +131,7 @@ class Losses:
     own: "Tensor | None" = None
     others: "Tensor | None" = None
     running: "Tensor | None" = None
-    """Of the backward pass under way."""
+    """The loss whose backward pass is under way."""
     used: tuple[tuple[int, "Tensor"], ...] = ()
     """Id of an optimiser, and the loss whose gradients it used last: of one that steps
     often in a step the last loss counts, as their sum would jump with their number."""
@@ -388,7 +388,7 @@ def _begin(step: Step, event: Begin) -> Outcome:
 
 
 def _dropped(step: Step) -> tuple[Effect, ...]:
-    """Return what takes a sample off the model that is not recorded."""
+    """Return the effects that take an unrecorded sample off the model."""
     return (*_closing(step), *((Effect.DROP,) if step.sampled else ()))
 
 
