@@ -23,13 +23,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import publish
-from equipoise.numerics.spectra import (
-    Estimate,
-    Search,
-    fixed_steps,
-    spectral_norm,
-    tracked_norm,
-)
+from equipoise.numerics.spectra.estimate import Estimate, Search
+from equipoise.numerics.spectra.norm import spectral_norm
+from equipoise.numerics.spectra.tracking import fixed_steps, tracked_norm
 
 WIDTH, STD, MATRICES = 1280, 0.02, 3
 PROVEN, CLOSE = Search(), Search(failure=None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from equipoise.auditing.audit import Audit, audit
     from equipoise.numerics.attention_sensitivity import sensitivity
     from equipoise.numerics.rows.balance import Balance, balance
-    from equipoise.numerics.spectra import Estimate
+    from equipoise.numerics.spectra.estimate import Estimate
     from equipoise.planning import plan
     from equipoise.report.notebook import show
     from equipoise.store import Run, open_run
@@ -42,7 +42,7 @@ __all__ = [
 _LAZY = {
     "Audit": "equipoise.auditing.audit",
     "Balance": "equipoise.numerics.rows.balance",
-    "Estimate": "equipoise.numerics.spectra",
+    "Estimate": "equipoise.numerics.spectra.estimate",
     "Run": "equipoise.store",
     "audit": "equipoise.auditing.audit",
     "balance": "equipoise.numerics.rows.balance",

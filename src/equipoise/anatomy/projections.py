@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from equipoise.anatomy import families
-from equipoise.anatomy.sdpa import HEAD_COUNTS, count
+from equipoise.anatomy.head_counts import HEAD_COUNTS, count
 from equipoise.anatomy.sharding import (
     Split,
     is_sharded,

@@ -16,12 +16,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, future_QK, masked_scores
+from equipoise.anatomy.head_counts import HEAD_COUNTS, count
 from equipoise.anatomy.operations import FUSED, Function
 
 NAMES = ("query", "key", "value", "attn_mask")
@@ -58,22 +59,6 @@ def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
     )
     at_L = torch.arange(longest, device=whole.device)
     return whole, at_L[None] < torch.tensor(lengths, device=whole.device)[:, None]
-
-
-HEAD_COUNTS = (
-    *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead"),
-    *("num_attn_heads", "attention_heads", "n_attn_heads", "nheads", "h"),
-)
-
-
-def count(module: nn.Module | None, names: tuple[str, ...]) -> int | None:
-    """Return the first of these attributes a module or its config has, if any."""
-    for owner in (module, getattr(module, "config", None)):
-        for name in names:
-            value = getattr(owner, name, None)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
 
 
 def four(x: Tensor, heads: int | None) -> Tensor:

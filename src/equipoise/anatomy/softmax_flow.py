@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import OTHER_WEIGHTS, AttentionCall
+from equipoise.anatomy.head_counts import HEAD_COUNTS, count
 from equipoise.anatomy.mixing import Axes, mixing_axes
 from equipoise.anatomy.operations import RESHAPES, SLICES, WINDOWS, Function
-from equipoise.anatomy.sdpa import HEAD_COUNTS, count, four
+from equipoise.anatomy.sdpa import four
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Reason
 

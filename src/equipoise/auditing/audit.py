@@ -4,32 +4,23 @@ The weights are read tensor by tensor. With a batch, everything ``watch`` measur
 measured once, on a copy, and the rules that make sense at one point judge it.
 """
 
-import copy
 import json
-import logging
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from equipoise.auditing.curvature.objective import calls, mean_loss
-from equipoise.auditing.subject import ModelSource, loaded, output_of
+from equipoise.auditing.subject import ModelSource, loaded
 from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.comparison import Comparison, compare
 from equipoise.auditing.weights.entries import Checkpoint, in_memory
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
-from equipoise.errors import InputError
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
-from equipoise.store import open_run
 from equipoise.text.verdict_text import worded
-from equipoise.watching import watch
 
 Auditable = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -112,6 +103,9 @@ def audit(
     judge = _judge(weights)
     judge.add_at_once(readings)
     if batch is not None:
+        # Here, not above: weights alone need nothing that watches.
+        from equipoise.auditing.one_pass import audit_batch
+
         assert isinstance(model, nn.Module)
         point = audit_batch(model, batch)
         judge.note(point.findings)
@@ -166,61 +160,3 @@ def _judge(weights: Measurement) -> Judge:
     coverage = {"tensors": measured, "unread": unread}
     reason = "packed" if packed else ""
     return Judge({"coverage": coverage, "reason": reason}, of="weights")
-
-
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """Log nothing of ours inside the block: the verdict comes first, and says it."""
-    log = logging.getLogger("equipoise")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """What one pass over a batch gave."""
-
-    readings: list[Reading]
-    findings: list[Finding]
-    notes: list[str]
-
-
-def audit_batch(model: nn.Module, batch: Any) -> Point:
-    """Return what ``watch`` reads in one pass over a batch, and what rules say of it.
-
-    A copy is run, so that gradients and buffers of the model stay as they are.
-    """
-    twin, notes = copy.deepcopy(model), []
-    with tempfile.TemporaryDirectory() as folder, unlogged():
-        path = Path(folder) / "point.eqp"
-        with watch(twin, run=path, every=1, quiet=True, preset="default") as handle:
-            try:
-                loss = _loss(twin, batch)
-            except InputError as error:
-                loss = None
-                notes.append(f"no loss, so no gradients were read: {error}")
-                with torch.no_grad():
-                    output_of(twin, batch)
-            if loss is not None:
-                loss.backward()
-            handle.step(loss=None if loss is None else loss.detach())
-        news, _ = open_run(path).since(0)
-    readings = list(news.readings)
-    return Point(
-        readings=readings,
-        findings=[*news.findings, *Judge().add_at_once(readings)],
-        notes=notes,
-    )
-
-
-def _loss(model: nn.Module, batch: Any) -> Tensor:
-    parts = calls(model, batch)
-    losses = [
-        part.weight * mean_loss(model(*part.args, **part.kwargs), part.target)
-        for part in parts
-    ]
-    return torch.stack(losses).sum()

@@ -18,7 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from equipoise.auditing.audit import Audit, unlogged
+from equipoise.auditing.audit import Audit
+from equipoise.auditing.one_pass import unlogged
 from equipoise.auditing.precision.study import lost_epsilons
 from equipoise.auditing.subject import ModelSource
 from equipoise.errors import InputError

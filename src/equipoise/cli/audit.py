@@ -95,9 +95,10 @@ def command(
 
 def save(result: "Audit", *, html: Path | None, json_file: Path | None) -> None:
     """Write an audit's page and its numbers where they were asked for."""
-    from equipoise.auditing.page import write_audit
-
     if html is not None:
+        # Here, not above: a page is written where one was asked for.
+        from equipoise.auditing.offline_page import write_audit
+
         typer.echo(f"wrote {write_audit(result, html)}")
     if json_file is not None:
         json_file.write_text(json.dumps(json.loads(result.to_json()), indent=1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from equipoise.records import Finding
 from equipoise.report.live import LiveCurve, LiveView, levels, shrunk
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 from equipoise.text.tones import terminal
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"

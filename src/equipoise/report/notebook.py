@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.report.live import Follower, LiveCurve, LiveView, levels, shrunk
 from equipoise.report.live_screen import Screen, duration, frame
-from equipoise.report.report_model import short
 from equipoise.store import Run, open_run
+from equipoise.text.numbers import short
 from equipoise.text.tones import STATES, TONES
 
 SHOWN = 8

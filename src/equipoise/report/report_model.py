@@ -12,11 +12,11 @@ from pathlib import Path
 from equipoise.judging.verdict import STATES, State, Verdict
 from equipoise.records import SEVERITIES, Finding, Reading, RunInfo
 from equipoise.store import Run
+from equipoise.text.numbers import ABSENT, short
 
 Runs = Mapping[str, Run]
 """What each run is called in the report → the run."""
 
-ABSENT = "not recorded"
 Rows = list[tuple[str, list[str]]]
 """What is measured, and its cell for each run."""
 
@@ -34,21 +34,6 @@ def table(runs: Runs) -> Rows:
     return [
         (name, [cell(run) for run in runs.values()]) for name, cell in measures.items()
     ]
-
-
-def short(value: float | None) -> str:
-    """Return a number for people: four digits, and NaN as ``NaN``.
-
-    >>> short(0.000123456), short(3.0), short(math.nan), short(None)
-    ('1.235e-04', '3', 'NaN', 'not recorded')
-    """
-    if value is None:
-        return ABSENT
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{'−' if value < 0 else ''}Inf"
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3e}"
-    return f"{value:.4g}"
 
 
 def _steps(run: Run) -> str:

@@ -12,8 +12,8 @@ import torch
 
 from equipoise.numerics.compiled import COMPILED, cache_folder
 from equipoise.numerics.rows import statistics
-from equipoise.numerics.spectra import spectral_norm
 from equipoise.numerics.spectra.lanczos import space
+from equipoise.numerics.spectra.norm import spectral_norm
 from equipoise.numerics.token_statistics import (
     adam_norms,
     kurtosis,

@@ -23,7 +23,7 @@ from equipoise.auditing.curvature.page import (
 )
 from equipoise.auditing.curvature.study import CurvatureStudy, study
 from equipoise.cli import application
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 from tests.auditing.curvature import subjects
 
 BATCH = subjects.pair(3)

@@ -39,7 +39,7 @@ from equipoise.auditing.subject import loaded, loaded_batch, output_of
 from equipoise.cli import main
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 from tests.auditing.precision.models import Residual, tokens
 
 BF16 = Storage.named("bf16")

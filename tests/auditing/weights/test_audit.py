@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
 from equipoise.auditing.audit import audit
+from equipoise.auditing.offline_page import write_audit
 from equipoise.auditing.page import (
     MEANINGS,
     PAGES,
@@ -20,7 +21,6 @@ from equipoise.auditing.page import (
     common_name,
     data_rows,
     layer_rows,
-    write_audit,
 )
 from equipoise.auditing.weights.entries import in_memory
 from equipoise.auditing.weights.layout import attentions, block_of
@@ -28,7 +28,7 @@ from equipoise.auditing.weights.measures import statistics
 from equipoise.cli import application
 from equipoise.judging.judge import Judge
 from equipoise.records import Reading
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 from tests.models import GPT, GPTConfig
 
 

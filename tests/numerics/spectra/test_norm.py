@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.spectra import Search, Status, spectral_norm, spectral_norms
-from equipoise.numerics.spectra.estimate import Estimate
+from equipoise.numerics.spectra.estimate import Estimate, Search, Status
 from equipoise.numerics.spectra.lanczos import (
     Krylov,
     Step,
@@ -20,6 +19,7 @@ from equipoise.numerics.spectra.lanczos import (
     matrix_step,
     operator_step,
 )
+from equipoise.numerics.spectra.norm import spectral_norm, spectral_norms
 from tests.conftest import FLOATS, error_budget
 from tests.oracles import spectra as oracle
 

@@ -8,13 +8,9 @@ import torch
 from hypothesis import given, settings
 
 from equipoise.errors import InputError
-from equipoise.numerics.spectra import (
-    Search,
-    Status,
-    extremes,
-    hutch_plus_plus,
-    hutchinson,
-)
+from equipoise.numerics.spectra.estimate import Search, Status
+from equipoise.numerics.spectra.extremes import extremes
+from equipoise.numerics.spectra.trace import hutch_plus_plus, hutchinson
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InputError
-from equipoise.numerics.spectra import fixed_steps, tracked_norm
 from equipoise.numerics.spectra import lanczos as gram
 from equipoise.numerics.spectra.tracking import (
     DISTURBED,
     _beside,
     _host_beside,
     _random,
+    fixed_steps,
+    tracked_norm,
 )
 from tests.conftest import FLOATS, error_budget
 from tests.oracles import spectra as oracle

@@ -11,7 +11,7 @@ from equipoise.auditing.curvature.study import CurvatureRow, CurvatureStudy
 from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.numerics.spectra.density import Density
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 
 NOTES = (
     "shares of tr H, of λ₁ and of vᵀHv along the next step; each column is an exact "

@@ -9,7 +9,7 @@ from rich.table import Table
 from equipoise.auditing.precision.study import FINITE, PrecisionRow, PrecisionStudy
 from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 
 NOTES = (
     "predicted: relative error of the output if only this module stored its numbers "

@@ -11,7 +11,7 @@ from rich.table import Table
 from equipoise.auditing.selection.study import SelectionRow, SelectionStudy
 from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.report.offline_pages import StudyPage
-from equipoise.report.report_model import short
+from equipoise.text.numbers import short
 
 COLUMNS = (
     *("layer", "head", "verdict", "even", "growth", "first"),

@@ -26,7 +26,6 @@ from equipoise.auditing.weights.gguf_file import open_gguf
 from equipoise.auditing.weights.torch_file import open_torch
 from equipoise.errors import InputError
 from equipoise.records import json_object
-from equipoise.store import open_run
 
 # What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
 DTYPES = {
@@ -264,6 +263,8 @@ def config_beside(path: Path) -> dict[str, Any]:
         if (place / "result.json").is_file():
             return _model_of(read_json(place / "result.json").get("task"))
         if (place / "run.eqp").is_file():
+            from equipoise.store import open_run
+
             return _model_of(open_run(place / "run.eqp").info.details.get("task"))
     return {}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.anatomy.sdpa import HEAD_COUNTS, count
+from equipoise.anatomy.head_counts import HEAD_COUNTS, count
 from equipoise.errors import InputError
 
 FORMS = (

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.anatomy.families import FAMILIES, Fused, Layout, Paired, Separate
-from equipoise.anatomy.sdpa import HEAD_COUNTS
+from equipoise.anatomy.head_counts import HEAD_COUNTS
 from equipoise.anatomy.sites import Interleaved
 from equipoise.auditing.weights.entries import Checkpoint, Entry
 
