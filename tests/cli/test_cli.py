@@ -353,3 +353,14 @@ def test_doctor_without_torch_says_what_is_missing(
     assert "runs can be read, not written" in out
     found = json.loads(run(capsys, "doctor", "--json")[1])
     assert found["versions"]["torch"] is None and found["model"] is None
+
+
+def test_json_without_a_file_is_printed_and_with_one_written(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, printed, _ = run(capsys, "runs", "--json", str(runs))
+    names = {row["name"] for row in json.loads(printed)}
+    file = tmp_path / "runs.json"
+    _, table, told = run(capsys, "runs", str(runs), "--json", str(file))
+    assert "wrote" in told and "pre" in table
+    assert names == {row["name"] for row in json.loads(file.read_text())} != set()

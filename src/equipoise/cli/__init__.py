@@ -23,12 +23,14 @@ import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import equipoise
 from equipoise.cli import plugins
+from equipoise.cli.arguments import with_json_target
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 
 COMMANDS = {
@@ -104,6 +106,7 @@ def application(given: list[str]) -> typer.Typer:
     words = _completed_words() or given
     wanted = next((word for word in words if not word.startswith("-")), None)
     app = typer.Typer(
+        cls=_Commands,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -116,6 +119,13 @@ def application(given: list[str]) -> typer.Typer:
     missing = {} if wanted in COMMANDS else _add_installed(app, wanted)
     app.callback(epilog=epilog(*EXAMPLES, *_how_to_install(missing)))(_root)
     return app
+
+
+class _Commands(TyperGroup):
+    """The commands; what ``--json`` without a file means is spelt out for each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_json_target(args))
 
 
 def _add_installed(app: typer.Typer, wanted: str | None) -> dict[str, str]:

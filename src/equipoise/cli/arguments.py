@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise.auditing import MODEL_FORMS
 from equipoise.errors import InputError
-from equipoise.report.offline_pages import check_page_path
-from equipoise.store import Run, open_run, runs_directory
-from equipoise.store.location import newest
+
+if TYPE_CHECKING:
+    from equipoise.store import Run
 
 RunOrFolder = Annotated[
     Path | None,
@@ -34,12 +34,18 @@ RunOrFolder = Annotated[
 
 def run_file(given: Path | None) -> Path:
     """Return the run file that was typed, or the newest of a folder."""
+    # Here, not above: a command without a run loads no store.
+    from equipoise.store import runs_directory
+    from equipoise.store.location import newest
+
     place = runs_directory() if given is None else given
     return newest(place) if given is None or place.is_dir() else place
 
 
-def opened_run(given: Path | None) -> Run:
+def opened_run(given: Path | None) -> "Run":
     """Return a reader of the run that was typed, or of the newest of a folder."""
+    from equipoise.store import open_run
+
     return open_run(run_file(given))
 
 
@@ -66,15 +72,16 @@ RandomTokens = Annotated[
         "--random-tokens", help="Run on random tokens; every verdict is marked."
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object instead of a table.")
-]
 Rows = Annotated[int, typer.Option(min=1, help="Rows of the table to show.")]
 
 
 def _page(path: Path | None) -> Path | None:
     """Refuse a page that cannot be written before the work, not after it."""
-    return None if path is None else check_page_path(path)
+    if path is None:
+        return None
+    from equipoise.report.offline_pages import check_page_path
+
+    return check_page_path(path)
 
 
 Html = Annotated[
@@ -82,23 +89,62 @@ Html = Annotated[
 ]
 
 
+PRINTED = Path("-")
+"""Where JSON goes if ``--json`` names no file: to the screen, in the table's place."""
+
+
 def _json_path(path: Path | None) -> Path | None:
     """Refuse early what cannot be written, and what is no JSON: weights, perhaps."""
-    if path is None:
-        return None
+    if path is None or path == PRINTED:
+        return path
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"{path}: name a file in a folder that is there")
-    if path.exists() and path.read_bytes()[:1] not in (b"", b"{"):
+    if path.exists() and path.read_bytes()[:1] not in (b"", b"{", b"["):
         raise InputError(f"{path} exists and is no JSON: it was not overwritten")
     return path
 
 
-JsonFile = Annotated[
+Json = Annotated[
     Path | None,
     typer.Option(
-        "--json", help="Write verdict and numbers as JSON.", callback=_json_path
+        "--json",
+        metavar="[FILE.json]",
+        help="Print JSON in place of the table, or write it to this file.",
+        callback=_json_path,
     ),
 ]
+
+
+def with_json_target(words: Sequence[str]) -> list[str]:
+    """Return a command's words with what ``--json`` alone means spelt out.
+
+    The word after it is its file if it looks like one: in ``runs --json sweeps`` the
+    folder is what to list. What follows a script's name is the script's own.
+
+    >>> with_json_target(["runs", "--json", "sweeps"])
+    ['runs', '--json', '-', 'sweeps']
+    >>> with_json_target(["audit", "m.pt", "--json", "m.json"])
+    ['audit', 'm.pt', '--json', 'm.json']
+    """
+    found: list[str] = []
+    for at, word in enumerate(words):
+        if word == "--" or word.endswith(".py"):
+            return [*found, *words[at:]]
+        found.append(word)
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if word == "--json" and after != "-" and not after.endswith(".json"):
+            found.append("-")
+    return found
+
+
+def put_json(text: str, target: Path) -> bool:
+    """Print JSON, or write it where it was asked for; say whether it was printed."""
+    if target == PRINTED:
+        typer.echo(text)
+        return True
+    target.write_text(f"{text}\n", encoding="utf-8")
+    typer.echo(f"wrote {target}", err=True)
+    return False
 
 
 Options = Mapping[str, tuple[type, str]]
@@ -142,10 +188,10 @@ def declared(
     return command
 
 
-def print_json(found: Any, **more: Any) -> None:
-    """Print a result as one JSON object: its fields, and what is added by name."""
+def as_json(found: Any, **more: Any) -> str:
+    """Return a result as one JSON object: its fields, and what is added by name."""
     fields = plain(found)
-    typer.echo(json.dumps({**fields, **plain(more)}, allow_nan=False))
+    return json.dumps({**fields, **plain(more)}, allow_nan=False)
 
 
 def plain(value: Any) -> Any:

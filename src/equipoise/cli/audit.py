@@ -1,6 +1,6 @@
 """``equipoise audit PATH|MODEL``: a verdict on a model as it stands."""
 
-import json
+import json as jsonlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +9,11 @@ import typer
 from equipoise.cli.arguments import (
     BatchFile,
     Html,
-    JsonFile,
+    Json,
     RandomTokens,
     Rows,
     TextFile,
+    put_json,
 )
 from equipoise.errors import InputError
 
@@ -60,7 +61,7 @@ def command(
     fail_on: FailOn = None,
     rows: Rows = 20,
     html: Html = None,
-    json_file: JsonFile = None,
+    json: Json = None,
 ) -> None:
     """Judge a model by its weights alone, or also on a batch."""
     if fail_on is not None and fail_on not in FAIL_ON:
@@ -86,23 +87,27 @@ def command(
             source=None if found is None else found.source,
             progress=progress,
         )
-    print_audit(result, rows=rows)
-    if found is not None:
-        _study(model, found, wanted)
-    save(result, html=html, json_file=json_file)
+    printed = json is not None and put_json(audit_json(result), json)
+    if not printed:
+        print_audit(result, rows=rows)
+        if found is not None:
+            _study(model, found, wanted)
+    write_page(result, html, quietly=printed)
     raise typer.Exit(_code(result, fail_on))
 
 
-def save(result: "Audit", *, html: Path | None, json_file: Path | None) -> None:
-    """Write an audit's page and its numbers where they were asked for."""
+def audit_json(result: "Audit") -> str:
+    """Return an audit's verdict and numbers, laid out to be read."""
+    return jsonlib.dumps(jsonlib.loads(result.to_json()), indent=1)
+
+
+def write_page(result: "Audit", html: Path | None, *, quietly: bool) -> None:
+    """Write an audit's page where one was asked for; say so beside JSON on stderr."""
     if html is not None:
-        # Here, not above: a page is written where one was asked for.
+        # Here, not above: only a page needs it.
         from equipoise.auditing.offline_page import write_audit
 
-        typer.echo(f"wrote {write_audit(result, html)}")
-    if json_file is not None:
-        json_file.write_text(json.dumps(json.loads(result.to_json()), indent=1))
-        typer.echo(f"wrote {json_file}")
+        typer.echo(f"wrote {write_audit(result, html)}", err=quietly)
 
 
 def _is_function(model: str) -> bool:

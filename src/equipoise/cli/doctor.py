@@ -15,8 +15,9 @@ from equipoise.cli.arguments import (
     Json,
     RandomTokens,
     TextFile,
+    as_json,
     plain,
-    print_json,
+    put_json,
 )
 from equipoise.cli.progress import working
 from equipoise.store import runs_directory
@@ -63,7 +64,7 @@ def command(
     batch: BatchFile = None,
     text: TextFile = None,
     random_tokens: RandomTokens = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Show versions, devices and kernels; of a model, what can be read and the cost.
 
@@ -83,8 +84,8 @@ def command(
             shown.now(f"training {model} for a few steps")
             checked = check_model(subject_.model, given)
             found["source"] = subject_.source
-    if json:
-        print_json(found, model=None if checked is None else _numbers(checked))
+    numbers = None if checked is None else _numbers(checked)
+    if json and put_json(as_json(found, model=numbers), json):
         return
     print_machine(found)
     if checked is not None:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.cli.arguments import Json, with_options
+from equipoise.cli.arguments import Json, put_json, with_options
 from equipoise.errors import InputError
 from equipoise.planning import (
     CHOICES,
@@ -55,7 +55,7 @@ def command(
         str | None,
         typer.Option(help=f"Also what its authors did: {' · '.join(PUBLISHED)}"),
     ] = None,
-    json: Json = False,
+    json: Json = None,
     **given: Any,
 ) -> None:
     """Recommend gains, residual multipliers, warm-up and ε, each with its reference.
@@ -63,9 +63,7 @@ def command(
     What a model's config.json says is taken from there; an option goes before it.
     """
     found = plan(**_complete({**_sizes(model or []), **given}))
-    if json:
-        typer.echo(found.to_json())
-    else:
+    if json is None or not put_json(found.to_json(), json):
         print_plan(found, beside=beside)
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import Html, JsonFile
-from equipoise.cli.audit import save
+from equipoise.cli.arguments import Html, Json, put_json
+from equipoise.cli.audit import audit_json, write_page
 from equipoise.errors import InputError
 
 # Everything behind the script is the script's, even if it looks like an option of ours.
@@ -38,7 +38,7 @@ def command(
         typer.Option(help="Exit with 1 at a finding this grave: warn, error or never."),
     ] = "warn",
     html: Html = None,
-    json_file: JsonFile = None,
+    json: Json = None,
 ) -> None:
     """Run a script for a few steps and judge its start; options before the script."""
     if fail_on not in {"warn", "error", "never"}:
@@ -54,8 +54,11 @@ def command(
         peak_lr=peak_lr,
         preset="deep" if deep else "default",
     )
-    print_verdict(found.verdict, facts=found.facts)
-    save(found.as_audit(script.name), html=html, json_file=json_file)
+    result = found.as_audit(script.name)
+    printed = json is not None and put_json(audit_json(result), json)
+    if not printed:
+        print_verdict(found.verdict, facts=found.facts)
+    write_page(result, html, quietly=printed)
     grave = {"warn": {"warn", "error"}, "error": {"error"}, "never": set()}[fail_on]
     failed = found.verdict.state == "not judged" and fail_on != "never"
     raise typer.Exit(int(failed or any(f.severity in grave for f in found.findings)))

@@ -2,12 +2,11 @@
 
 import json as jsonlib
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
+from equipoise.cli.arguments import Json, put_json
 from equipoise.judging.remedy_catalogue import CATALOGUE
 
 EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
@@ -15,13 +14,12 @@ EXAMPLES = ("equipoise remedies", "equipoise remedies --json")
 
 def command(
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    json: Json = None,
 ) -> None:
     """List the remedies: what each does, and the troubles it fits."""
     entries = CATALOGUE.values()
-    if json:
-        rows = [{**asdict(entry), "page": entry.page} for entry in entries]
-        typer.echo(jsonlib.dumps(rows, ensure_ascii=False))
+    rows = [{**asdict(entry), "page": entry.page} for entry in entries]
+    if json and put_json(jsonlib.dumps(rows, ensure_ascii=False), json):
         return
     table = Table(box=None)
     table.add_column("remedy", no_wrap=True)

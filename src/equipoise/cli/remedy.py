@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import opened_run
+from equipoise.cli.arguments import Json, opened_run, put_json
 from equipoise.judging.remedy_catalogue import CATALOGUE, RemedyEntry
 from equipoise.judging.rules import load_rules
 from equipoise.judging.verdict import Verdict
@@ -29,15 +29,14 @@ def command(
         ),
     ] = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = None,
 ) -> None:
     """Name the remedy to try first for a run's verdict, with the code for it."""
     verdict = opened_run(run).verdict
     offers = remedies_for(verdict)
-    if json:
-        rows = [{**asdict(entry), "page": entry.page} for entry in offers]
-        shown = {"state": verdict.state, "sentence": verdict.sentence}
-        typer.echo(jsonlib.dumps({**shown, "remedies": rows}, ensure_ascii=False))
+    rows = [{**asdict(entry), "page": entry.page} for entry in offers]
+    shown = {"state": verdict.state, "sentence": verdict.sentence, "remedies": rows}
+    if json and put_json(jsonlib.dumps(shown, ensure_ascii=False), json):
         return
     typer.echo(f"{verdict.state}: {verdict.sentence}")
     typer.echo(_advice(offers))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.cli.arguments import Json, print_json
+from equipoise.cli.arguments import Json, as_json, put_json
 from equipoise.cli.progress import working
 from equipoise.errors import InputError, RunFileError
 
@@ -29,7 +29,7 @@ def command(
         int | None, typer.Option(help="Which step; the last one saved unless given.")
     ] = None,
     *,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Repeat a step of a run with every probe on.
 
@@ -58,8 +58,8 @@ def command(
     summary = "every output is finite"
     if origin is not None:
         summary = render(origin_finding(chosen, origin, rank=0)).message
-    if json:
-        print_json({"run": run, "step": chosen, "summary": summary, "readings": table})
+    result = {"run": run, "step": chosen, "summary": summary, "readings": table}
+    if json and put_json(as_json(result), json):
         return
     typer.echo(f"step {chosen} of {run}: {summary}")
     for quantity, sites in table.items():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise.cli.arguments import opened_run
+from equipoise.cli.arguments import Json, opened_run, put_json
 from equipoise.cli.progress import working
 from equipoise.errors import InputError
 from equipoise.judging.verdict import STATES, State
@@ -39,7 +39,7 @@ def command(
         Path | None,
         typer.Option(help="Write one self-contained offline page to this file."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = None,
     fail_on: Annotated[
         str | None,
         typer.Option(
@@ -59,9 +59,7 @@ def command(
         found = None if page else (view(opened), _comparison(opened))
     if found is None:
         typer.echo(f"wrote {page}")
-    elif json:
-        typer.echo(report_json(*found))
-    else:
+    elif json is None or not put_json(report_json(*found), json):
         print_report(*found)
     if limit is not None and _is_bad(opened, limit):
         raise typer.Exit(BAD_VERDICT)

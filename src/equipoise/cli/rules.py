@@ -2,12 +2,11 @@
 
 import json as jsonlib
 from dataclasses import fields
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
+from equipoise.cli.arguments import Json, put_json
 from equipoise.judging.rules import Rule, configured
 
 EXAMPLES = ("equipoise rules", "equipoise rules --json")
@@ -15,12 +14,11 @@ EXAMPLES = ("equipoise rules", "equipoise rules --json")
 
 def command(
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    json: Json = None,
 ) -> None:
     """List the rules in force, over runs, weights and starts, with their sources."""
     rules = configured()
-    if json:
-        typer.echo(jsonlib.dumps([described(rule) for rule in rules]))
+    if json and put_json(jsonlib.dumps([described(rule) for rule in rules]), json):
         return
     table = Table(box=None)
     table.add_column("rule", no_wrap=True)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.cli.arguments import Json, put_json
 from equipoise.cli.progress import working
 from equipoise.errors import RunFileError
 from equipoise.report.terminal import listing, listing_json, print_listing
@@ -22,7 +23,7 @@ def command(
         typer.Argument(help="Where to look; $EQUIPOISE_RUNS or ./runs unless given."),
     ] = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    json: Json = None,
 ) -> None:
     """List the runs of a directory and of those inside it, newest first."""
     place = directory or runs_directory()
@@ -30,7 +31,5 @@ def command(
         raise RunFileError(f"{place}: no such directory of runs")
     with working("reading the runs"):
         found = listing(place)
-    if json:
-        typer.echo(listing_json(found))
-    else:
+    if json is None or not put_json(listing_json(found), json):
         print_listing(found)

@@ -20,8 +20,9 @@ from equipoise.cli.arguments import (
     RandomTokens,
     Rows,
     TextFile,
+    as_json,
     declared,
-    print_json,
+    put_json,
 )
 from equipoise.cli.progress import Spinner, working
 
@@ -79,7 +80,7 @@ def studies(
             random_tokens: RandomTokens = False,
             rows: Rows = rows,
             html: Html = None,
-            json: Json = False,
+            json: Json = None,
             **own: Any,
         ) -> None:
             with working(f"opening {model}") as shown:
@@ -93,13 +94,13 @@ def studies(
                     ),
                     **own,
                 )
-            if json:
-                print_json(study.result, source=study.source, **study.more)
-            else:
+            result = as_json(study.result, source=study.source, **study.more)
+            printed = json is not None and put_json(result, json)
+            if not printed:
                 study.page.print_study(study.result, rows=rows, source=study.source)
             if html is not None:
                 page = study.page.write_study(study.result, html, source=study.source)
-                typer.echo(f"wrote {page}", err=json)
+                typer.echo(f"wrote {page}", err=printed)
 
         _, *own = inspect.signature(measure).parameters.values()
         command.__doc__ = measure.__doc__

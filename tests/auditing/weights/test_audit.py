@@ -4,6 +4,8 @@ import copy
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,8 @@ from typer.testing import CliRunner
 
 from benchmarks.audit_faults import FAMILIES, FAULTS, half_loaded, is_named, swapped
 from equipoise.auditing.audit import audit
-from equipoise.auditing.offline_page import write_audit
+from equipoise.auditing.offline_page import MEANINGS, PAGES, write_audit
 from equipoise.auditing.page import (
-    MEANINGS,
-    PAGES,
     change_rows,
     common_name,
     data_rows,
@@ -297,9 +297,14 @@ def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
     assert CliRunner().invoke(application(clean), clean).exit_code != 0
     weights = (tmp_path / "m.pt").read_bytes()
     slip = [*words[:2], "--json", words[1]]
+    assert CliRunner().invoke(application(slip), slip).exit_code == 2
+    slip[-2:] = [f"--json={words[1]}"]
     refused = CliRunner().invoke(application(slip), slip)
     assert "is no JSON: it was not overwritten" in str(refused.exception)
     assert (tmp_path / "m.pt").read_bytes() == weights
+    alone = [*words[:2], "--json"]
+    printed = CliRunner().invoke(application(alone), alone)
+    assert json.loads(printed.stdout)["verdict"]["state"] == "dead"
     lost = [*words[:2], "--json", str(tmp_path / "no" / "a.json")]
     assert "is there" in str(CliRunner().invoke(application(lost), lost).exception)
 
@@ -334,3 +339,24 @@ def test_noise_marks_the_verdict(tmp_path: Path) -> None:
     assert marked in (tmp_path / "page.html").read_text()
     alone = CliRunner().invoke(application(words), words)
     assert alone.output.startswith("Healthy: ")
+
+
+LOADED_BY_AN_AUDIT = """
+import sys
+from equipoise.cli import main
+try:
+    main(["audit", sys.argv[1]])
+except SystemExit as end:
+    assert not end.code
+print(*(name for name in sys.modules if name.startswith("equipoise.")), sep=",")
+"""
+
+
+def test_an_audit_of_weights_loads_nothing_that_watches(tmp_path: Path) -> None:
+    torch.save(nn.TransformerEncoderLayer(32, 4, 64).state_dict(), tmp_path / "m.pt")
+    words = [sys.executable, "-c", LOADED_BY_AN_AUDIT, str(tmp_path / "m.pt")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split(",")
+    rooms = {name.split(".")[1] for name in loaded}
+    assert not rooms & {"watching", "probes", "store", "report", "sinks", "autopilot"}
+    assert len(loaded) <= 60

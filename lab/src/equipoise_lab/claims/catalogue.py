@@ -7,7 +7,6 @@ can rely on, from the results alone.
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from equipoise.errors import InputError
 from equipoise_lab.claims import (  # noqa: F401 - importing them registers their checks
@@ -109,8 +108,7 @@ def summary(results: Sequence[ClaimResult]) -> str:
     return f"{firm} of {len(results)} claims can be relied on as printed: {parts}"
 
 
-def write_json(results: Sequence[ClaimResult], path: Path) -> Path:
-    """Write the results as one JSON array."""
+def as_json(results: Sequence[ClaimResult]) -> str:
+    """Return the results as one JSON array."""
     rows = [json.loads(result.to_json()) for result in results]
-    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    return path
+    return json.dumps(rows, indent=1, ensure_ascii=False)

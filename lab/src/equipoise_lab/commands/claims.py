@@ -2,14 +2,13 @@
 
 import json as encoding
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.cli.arguments import Html, with_options
+from equipoise.cli.arguments import Html, Json, put_json, with_options
 
 if TYPE_CHECKING:
     from equipoise_lab.claims.result import ClaimResult
@@ -35,9 +34,7 @@ CHOICE = {
 @with_options(CHOICE, before="json")
 def command(
     *,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file.")
-    ] = None,
+    json: Json = None,
     html: Html = None,
     evidence: Annotated[
         bool, typer.Option(help="Print the numbers under each verdict.")
@@ -73,12 +70,11 @@ def command(
             progress=lambda one: status.update(f"checking {one.id}"),
             thorough=full,
         )
-    console.print(_table(results), highlight=False)
-    if evidence:
-        _print_evidence(console, results)
-    console.print(catalogue.summary(results), highlight=False)
-    if json is not None:
-        typer.echo(f"wrote {catalogue.write_json(results, json)}")
+    if json is None or not put_json(catalogue.as_json(results), json):
+        console.print(_table(results), highlight=False)
+        if evidence:
+            _print_evidence(console, results)
+        console.print(catalogue.summary(results), highlight=False)
     if html is not None:
         from equipoise_lab.claims.page import write_claims
 

@@ -44,7 +44,7 @@ Model = Annotated[
 
 
 @app.command("list", epilog=epilog("equipoise lab list", "equipoise lab list --json"))
-def list_experiments(*, json: Json = False) -> None:
+def list_experiments(*, json: Json = None) -> None:
     """List the experiments."""
     from equipoise_lab.commands import lab_actions
 
@@ -94,7 +94,7 @@ def status(
     name: Annotated[str | None, typer.Argument(help="All unless given.")] = None,
     *,
     out: Out = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Say how far each experiment is."""
     from equipoise_lab.commands import lab_actions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from equipoise.cli.arguments import print_json
+from equipoise.cli.arguments import as_json, put_json
 from equipoise.errors import EquipoiseError
 from equipoise.report.offline_pages import check_folder_path
 from equipoise_lab.claims.emadi import theorem_evidence
@@ -36,7 +36,7 @@ from equipoise_lab.studies.selection.paper import figures_of, saved_figures
 ALL, SELECTION, THEOREM = "all", "selection", "theorem"
 
 
-def list_experiments(*, json: bool) -> None:
+def list_experiments(*, json: Path | None) -> None:
     """Print the name, question and number of runs of every experiment."""
     rows: list[tuple[str, str, int, int]] = []
     for name in RECIPES:
@@ -47,8 +47,8 @@ def list_experiments(*, json: bool) -> None:
     question = "Which readings foresee that a training run fails?"
     rows.append((STORMS, question, len(plan(NORMAL)), len(plan(QUICK))))
     keys = ("name", "question", "runs", "quick_runs")
-    if json:
-        print_json({"experiments": [dict(zip(keys, r, strict=True)) for r in rows]})
+    result = as_json({"experiments": [dict(zip(keys, r, strict=True)) for r in rows]})
+    if json and put_json(result, json):
         return
     for name, question, runs, few in rows:
         Console().print(
@@ -140,7 +140,7 @@ def _listed(failures: list[Failure]) -> int:
     return len(failures)
 
 
-def status(name: str | None, *, out: Path | None, json: bool) -> None:
+def status(name: str | None, *, out: Path | None, json: Path | None) -> None:
     """Print how many runs of each experiment are done."""
     home, places = out or lab_directory(), list[tuple[str, Path, Sequence[Job]]]()
     for study in (Study(), Study(quick=True)) if name in (None, FRAGILITY) else ():
@@ -154,8 +154,8 @@ def status(name: str | None, *, out: Path | None, json: bool) -> None:
             root = _root(experiment, out)
             places.append((experiment.name, root, experiment.tasks))
     rows = [(what, len(standing(t, at).done), len(t)) for what, at, t in places]
-    if json:
-        print_json({what: {"done": done, "runs": runs} for what, done, runs in rows})
+    result = {what: {"done": done, "runs": runs} for what, done, runs in rows}
+    if json and put_json(as_json(result), json):
         return
     for what, done, runs in rows:
         Console().print(f"{what}: {done} of {runs} runs done")

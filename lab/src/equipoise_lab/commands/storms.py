@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from equipoise.cli import epilog
-from equipoise.cli.arguments import Json, print_json
+from equipoise.cli.arguments import Json, as_json, put_json
 from equipoise.cli.progress import working
 
 if TYPE_CHECKING:
@@ -109,16 +109,14 @@ def _records(given: Path | None) -> Path:
 
 
 @app.command("labels", epilog=epilog("equipoise storms labels --runs lab-runs/storms"))
-def show_labels(*, runs: Runs = None, json: Json = False) -> None:
+def show_labels(*, runs: Runs = None, json: Json = None) -> None:
     """Count what failed and what survived, family by family."""
     # Here, not above: --help must not load torch.
     from equipoise_lab.storms.labels import counts, labels
     from equipoise_lab.storms.tables import label_table
 
     found = labels(_place(runs))
-    if json:
-        print_json(counts(found))
-    else:
+    if json is None or not put_json(as_json(counts(found)), json):
         Console().print(label_table(found))
 
 
@@ -137,7 +135,7 @@ def score(
     split: Annotated[
         str, typer.Option(help="Tune on other seeds, or other families: seed, family.")
     ] = "seed",
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Score a forecaster: recall, false alarms per 10,000 stable steps, lead."""
     from equipoise_lab.options import one_of
@@ -154,9 +152,8 @@ def score(
     found = labels(_place(runs))
     with working("scoring", total=None):
         scores = score_all(makers, found, split=by)
-    if json:
-        print_json({name: _numbers(score) for name, score in scores.items()})
-    else:
+    result = as_json({name: _numbers(score) for name, score in scores.items()})
+    if json is None or not put_json(result, json):
         Console().print(score_table(scores))
 
 
