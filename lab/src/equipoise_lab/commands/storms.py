@@ -47,7 +47,7 @@ def tier(
     judge_only: Annotated[
         bool, typer.Option("--judge-only", help="Train nothing.")
     ] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Judge rules on the field, or score a forecaster on storms."""
     if context.invoked_subcommand is not None:
@@ -72,7 +72,7 @@ def tier(
 
 
 @app.command("open-locked", epilog=epilog("equipoise storms open-locked"))
-def open_locked(*, records: Records = None, json: Json = False) -> None:
+def open_locked(*, records: Records = None, json: Json = None) -> None:
     """Judge the field's locked part: once, written to a log, refused ever after."""
     from equipoise_lab.storms.field.lock import open_once
     from equipoise_lab.storms.field.manifest import units
@@ -89,13 +89,11 @@ def open_locked(*, records: Records = None, json: Json = False) -> None:
     _show_field(found, json=json)
 
 
-def _show_field(found: "Counts", *, json: bool) -> None:
-    from equipoise_lab.storms.field.tables import as_json, field_tables
+def _show_field(found: "Counts", *, json: Path | None) -> None:
+    from equipoise_lab.storms.field import tables
 
-    if json:
-        print_json(as_json(found))
-    else:
-        Console().print(field_tables(found))
+    if json is None or not put_json(as_json(tables.as_json(found)), json):
+        Console().print(tables.field_tables(found))
 
 
 def _records(given: Path | None) -> Path:
