@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from equipoise.auditing.subject import ModelSource, loaded
 from equipoise.auditing.weights.checkpoint import open_checkpoint
 from equipoise.auditing.weights.comparison import Comparison, compare
-from equipoise.auditing.weights.entries import Checkpoint, in_memory
+from equipoise.auditing.weights.entries import Checkpoint, in_memory, printable
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
+from equipoise.text.templates import template
 from equipoise.text.verdict_text import worded
 
 Auditable = str | Path | nn.Module | Mapping[str, Tensor]
@@ -142,6 +143,12 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
         lines.append(
             f"{weights.headless} attention modules without a known number of heads: "
             "heads were not looked at (put config.json beside the file)"
+        )
+    for (part, reason), sites in weights.unbounded.items():
+        why = template(f"bound.{reason}").message
+        lines.append(
+            f"no Lipschitz bound of {part} at {len(sites)} sites, such as "
+            f"{printable(sites[0])}: {why}"
         )
     if weights.unread:
         how = "; install the gguf package" if checkpoint.format == "gguf" else ""

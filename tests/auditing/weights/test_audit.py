@@ -64,30 +64,6 @@ def test_norms_are_those_of_svd(family: str) -> None:
             assert values == pytest.approx(norms, rel=1e-6)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_bound_of_a_gated_net_is_not_exceeded(fused: bool) -> None:
-    """Tokens as long as the norm lets them be, against autograd's Jacobian."""
-    rng = torch.Generator().manual_seed(0)
-    gate, up = (4 * torch.randn(24, 8, generator=rng) for _ in range(2))
-    down, name = 4 * torch.randn(8, 24, generator=rng), "model.layers.0"
-    maps = {"gate_proj": gate, "up_proj": up}
-    if fused:
-        maps = {"gate_up_proj": torch.cat([gate, up])}
-    state = {
-        f"{name}.mlp.{n}.weight": w for n, w in {**maps, "down_proj": down}.items()
-    }
-    found = audit({f"{name}.input_layernorm.weight": torch.ones(8), **state})
-    (bound,) = found.reading("weights.bound.feedforward")[name]
-
-    def net(x_D: torch.Tensor) -> torch.Tensor:
-        return down @ (nn.functional.silu(gate @ x_D) * (up @ x_D))
-
-    tokens = nn.functional.normalize(torch.randn(50, 8, generator=rng)) * 8**0.5
-    slopes = [torch.autograd.functional.jacobian(net, x_D) for x_D in tokens]
-    steepest = max(float(torch.linalg.matrix_norm(j, 2)) for j in slopes)
-    assert steepest <= 10**bound < 100 * steepest
-
-
 def test_the_output_projection_is_no_part_of_the_feedforward_bound() -> None:
     """BERT calls both output.dense."""
     model = FAMILIES["BERT"]()
@@ -98,7 +74,7 @@ def test_the_output_projection_is_no_part_of_the_feedforward_bound() -> None:
     found = audit(model).reading("weights.bound.feedforward")
     (bound,) = next(value for site, value in found.items() if site.endswith("layer.0"))
     assert len(norms) == 2
-    assert 10**bound == pytest.approx(1.13 * norms[0] * norms[1], rel=3e-4)
+    assert 10**bound == pytest.approx(1.128904 * norms[0] * norms[1], rel=3e-4)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

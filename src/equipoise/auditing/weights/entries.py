@@ -1,5 +1,7 @@
 """A checkpoint as it is handled here: names, shapes, and one tensor at a time."""
 
+import copy
+import math
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +64,8 @@ class Checkpoint:
     """Module → query heads, where a model in memory says so itself."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
     """Norm → ε, likewise."""
+    offsets: Mapping[str, float] = field(default_factory=dict)
+    """Norm → the number added to its stored γ; NaN where that is neither 0 nor 1."""
 
     def read(self, name: str) -> Tensor:
         """Return one tensor as stored."""
@@ -100,12 +104,54 @@ def in_memory(model: nn.Module | Mapping[str, Tensor], *, name: str) -> Checkpoi
         config=plain,
         heads={n: h for n, m in parts.items() if (h := count(m, HEAD_COUNTS))},
         epsilons={n: e for n, m in parts.items() if (e := _epsilon(m))},
+        offsets={n: _offset(m) for n, m in parts.items() if _is_norm(m)},
     )
 
 
 def _epsilon(module: nn.Module) -> float | None:
     found = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     return found if isinstance(found, float) else None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Say whether a module is a norm with γ, and perhaps β, and nothing else."""
+    own = dict(module.named_parameters())
+    weight = own.get("weight")
+    return (
+        "norm" in type(module).__name__.lower()
+        and own.keys() <= {"weight", "bias"}
+        and not any(True for _ in module.buffers())
+        and weight is not None
+        and weight.dim() == 1
+        and weight.numel() > 1
+        and not weight.is_meta
+    )
+
+
+@torch.no_grad()
+def _offset(norm: nn.Module) -> float:
+    """Return the number a norm adds to its stored γ, by running a copy on one token.
+
+    The token has mean 0 and rms 1, so LayerNorm and RMSNorm both leave γ·x + β.
+    """
+    copied = copy.deepcopy(norm).float()
+    weight, bias = copied.weight, getattr(copied, "bias", None)
+    assert isinstance(weight, Tensor)
+    pairs = weight.numel() // 2
+    x = weight.new_ones(weight.numel())
+    x[1 : 2 * pairs : 2] = -1
+    x[2 * pairs :] = 0
+    x *= math.sqrt(weight.numel() / (2 * pairs))
+    try:
+        y = copied.forward(x[None])[0]
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return math.nan
+    gain = ((y - bias if isinstance(bias, Tensor) else y) / x)[: 2 * pairs]
+    for offset in (0.0, 1.0):
+        declared = (weight + offset)[: 2 * pairs]
+        if torch.allclose(gain, declared, rtol=1e-3, atol=1e-5):
+            return offset
+    return math.nan
 
 
 def _fields(config: Any) -> dict[str, Any]:

@@ -1,29 +1,14 @@
-"""Heads of a layer by their weights, and the Lipschitz bounds made of them.
+"""Heads of a layer by their weights.
 
 Axes, in this file:  H head · G key-value head · R head width · D model width.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from equipoise.auditing.weights.entries import Checkpoint
-from equipoise.auditing.weights.layout import (
-    DOWN,
-    FUSED_GATE,
-    GATE,
-    UP,
-    AttentionLayout,
-    block_of,
-)
-
-Values = Mapping[str, Mapping[str, tuple[float, ...]]]
-"""Quantity → site → values."""
-STEEPEST = 1.13
-"""max|φ'| of GELU, the largest among the activations in use (SiLU 1.10, ReLU 1)."""
-BOUND = ("projection.vo", "weights.head.q", "weights.head.k")
+from equipoise.auditing.weights.layout import AttentionLayout
 
 
 def head_values(
@@ -100,58 +85,3 @@ def _likeness(stacks: dict[str, Tensor], shared: int) -> dict[str, list[float]]:
         "weights.head.likeness": most_H.tolist(),
         "weights.head.nearest": [float(h) for h in other_H.tolist()],
     }
-
-
-def layer_bounds(
-    checkpoint: Checkpoint, sites: list[AttentionLayout], values: Values
-) -> Iterator[tuple[str, str, float]]:
-    """Yield log₁₀ of Lipschitz bounds, for tokens as long as a norm lets them be."""
-    gains = values.get("weights.gain", {})
-    projections = {name for attention in sites for name in attention.tensors}
-    bounds = _feedforward(checkpoint, values, projections)
-    for attention in sites:
-        shape = checkpoint.entries[attention.q.tensor].shape
-        radius = _radius(gains, block_of(attention.site), shape[-1])
-        heads = [values.get(name, {}).get(attention.site, ()) for name in BOUND]
-        if all(heads):
-            width = shape[0] / len(heads[0])
-            total = sum(
-                vo * (1 + 2 * radius**2 * q * k / math.sqrt(max(width, 1)))
-                for vo, q, k in zip(*heads, strict=True)
-            )
-            yield "weights.bound.attention", attention.site, _log(total)
-    for block, bound in bounds.items():
-        yield "weights.bound.feedforward", block, _log(bound)
-
-
-def _radius(gains: Mapping[str, tuple[float, ...]], block: str, width: int) -> float:
-    own = [g[0] for name, g in gains.items() if block and block_of(name) == block]
-    return max(own, default=1.0) * math.sqrt(width)
-
-
-def _feedforward(
-    checkpoint: Checkpoint, values: Values, projections: Collection[str]
-) -> dict[str, float]:
-    """Block → ‖W_down‖·‖W_up‖·max|φ'|; a gate multiplies by ‖W_gate‖ and the token.
-
-    No bound of a block of which a map was not measured.
-    """
-    products: dict[str, float] = {}
-    norms, gains = values.get("weights.norm", {}), values.get("weights.gain", {})
-    for name, entry in checkpoint.entries.items():
-        block, part = block_of(name), UP.search(name) or DOWN.search(name)
-        # BERT's W_O is named like a feed-forward map: output.dense.
-        if not block or not part or "expert" in name or name in projections:
-            continue
-        (norm, *_) = norms.get(name, (math.nan,))
-        product = products.get(block, STEEPEST) * norm
-        if GATE.search(name):
-            product *= (1 + 1 / STEEPEST) * _radius(gains, block, entry.shape[-1])
-        if FUSED_GATE.search(name):  # each half is at most as large as the whole
-            product *= norm
-        products[block] = product
-    return {name: bound for name, bound in products.items() if not math.isnan(bound)}
-
-
-def _log(value: float) -> float:
-    return math.log10(value) if value > 0 else math.nan if value != 0 else -math.inf

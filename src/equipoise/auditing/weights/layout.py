@@ -35,9 +35,6 @@ DOWN = re.compile(
     r"(down_proj|fc2|mlp\.c_proj|fc_out|wo|dense_4h_to_h|output\.dense|linear2|w2|"
     r"ffn_down|lin2|ffn_output|mlp\.Wo|output_dense)\.weight$"
 )
-GATE = re.compile(r"(gate_proj|gate_up_proj|wi_0|w3|ffn_gate|mlp\.Wi)\.weight$")
-FUSED_GATE = re.compile(r"(gate_up_proj|mlp\.Wi)\.weight$")
-"""Gate and up as halves of one map."""
 NORM = re.compile(r"(norm|ln|layernorm|layer_norm)[\w.]*$", re.IGNORECASE)
 LAYER = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 EPSILONS = (

@@ -13,8 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.auditing.weights.bounds import (
+    Found,
+    attention_bound,
+    feedforward_bounds,
+    gain_offset,
+)
 from equipoise.auditing.weights.entries import Checkpoint
-from equipoise.auditing.weights.heads import head_values, layer_bounds
+from equipoise.auditing.weights.heads import head_values
 from equipoise.auditing.weights.layout import (
     DOWN,
     UP,
@@ -61,9 +67,21 @@ class Measurement:
     """Map that reads the residual stream → the model's width."""
     headless: int = 0
     """Attention modules whose number of heads is not known."""
+    uppers: dict[str, float] = field(default_factory=dict)
+    """Map → upper end of its spectral norm."""
+    unbounded: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Attention or feed-forward, and why it has no bound → sites."""
 
     def add(self, quantity: str, site: str, *values: float) -> None:
         self.values.setdefault(quantity, {})[site] = values
+
+    def bound(self, part: str, site: str, found: Found) -> None:
+        """Note log₁₀ of a bound, or why there is none."""
+        if found.reason:
+            self.unbounded.setdefault((part, found.reason), []).append(site)
+            return
+        log = math.log10(found.value) if found.value > 0 else -math.inf
+        self.add(f"weights.bound.{part}", site, log)
 
     def get(self, quantity: str, site: str) -> float:
         """Return one value of a site, NaN where there is none."""
@@ -97,8 +115,8 @@ def measure(
             _measure_constant(checkpoint, name, found)
         work.done([name])
     _measure_norms(checkpoint, found)
-    for quantity, site, value in layer_bounds(checkpoint, sites, found.values):
-        found.add(quantity, site, value)
+    for site, bound in feedforward_bounds(checkpoint, sites, found.uppers):
+        found.bound("feedforward", site, bound)
     _measure_plan(found)
     return found
 
@@ -162,11 +180,13 @@ def _measure_attention(
         found.add(f"projection.norm.{letter}", attention.site, norm)
         norms.append(norm)
     found.add("projection.G", attention.site, math.prod(norms))
-    if attention.heads is None:
-        found.headless += 1
-        return
-    for quantity, values in head_values(attention, maps).items():
+    heads = {} if attention.heads is None else head_values(attention, maps)
+    found.headless += attention.heads is None
+    for quantity, values in heads.items():
         found.add(quantity, attention.site, *values)
+    width = maps["q"].shape[0] // (attention.heads or 1)
+    bound = attention_bound(checkpoint, attention, {**heads, "width": [width]})
+    found.bound("attention", attention.site, bound)
 
 
 def _place(attention: AttentionLayout, letter: str) -> str:
@@ -187,6 +207,7 @@ def _measure_matrix(matrix: Tensor, name: str, found: Measurement) -> float:
     estimate = spectral_norm((matrix if rows >= columns else matrix.mT).contiguous())
     rms = float(matrix.norm()) / math.sqrt(matrix.numel())
     found.add("weights.norm", name, estimate.value)
+    found.uppers[name] = estimate.upper
     found.add("weights.map.rms", name, rms)
     if min(rows, columns) < NARROWEST:
         return estimate.value
@@ -211,7 +232,8 @@ def _measure_norms(checkpoint: Checkpoint, found: Measurement) -> None:
     for name, entry in checkpoint.entries.items():
         if not is_norm_gain(name, entry) or not entry.numel:
             continue
-        gain = checkpoint.read(name).float()
+        offset = gain_offset(checkpoint, name.rpartition(".")[0])
+        gain = checkpoint.read(name).float() + offset
         found.add("weights.gain", name, float(gain.abs().max()))
         epsilon = norm_epsilon(checkpoint, name)
         dtype = entry.dtype
