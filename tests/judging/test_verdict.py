@@ -10,6 +10,7 @@ from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading, RunInfo
 from equipoise.store import RunWriter, open_run
+from equipoise.text.render import render
 from equipoise.text.verdict_text import worded
 from tests.judging.histories import (
     BLOCKS,
@@ -290,6 +291,43 @@ def test_how_a_model_was_made_comes_before_what_it_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "before", "after", "code"),
+    [
+        ("weight_decay", 0.01, 30.0, "setting.grew"),
+        ("weight_decay", 0.0, 30.0, "setting.moved"),
+        ("weight_decay", 0.1, 0.0, None),
+        ("epsilon", 1e-8, 1.0, "setting.grew"),
+        ("beta2", 0.999, 0.3, "setting.moved"),
+        ("beta1", 0.9, 0.9995, "setting.moved"),
+        ("beta1", 0.9, 0.91, None),
+        ("momentum", 0.9, 0.999, "setting.moved"),
+    ],
+)
+@pytest.mark.parametrize("at", [96, 5])
+def test_an_optimisers_setting_that_moved_comes_in_front(
+    setting: str, before: float, after: float, code: str | None, at: int
+) -> None:
+    """A setting that moves from the first steps on is a schedule, no cause."""
+
+    def readings() -> Iterable[Reading]:
+        name = f"optimizer.{setting}"
+        yield Reading.scalar(0, name, before)
+        for reading in healthy(160):
+            if reading.quantity == "loss" and reading.step == at:
+                yield Reading.scalar(at, name, after)
+            yield reading
+            if reading.quantity == "gradient.norm":
+                rows = [[0.05 if reading.step >= 120 else 0.001]] * 4
+                yield per_site(reading.step, "update.ratio", rows, BLOCKS)
+
+    cause = judged(readings())[0].verdict.cause
+    assert (cause and cause.code) == (code if at == 96 else None)
+    if cause is not None:
+        assert (cause.params["setting"], cause.params["since"]) == (setting, at)
+        assert render(cause).message.startswith(("the ", "the optimiser's "))
+
+
+@pytest.mark.parametrize(
     ("rate", "moved"),
     [
         (lambda step: 0.03, False),
@@ -297,6 +335,12 @@ def test_how_a_model_was_made_comes_before_what_it_does() -> None:
         (lambda step: 0.001 * min(1, step / 20) * 1.05 ** max(0, step - 96), True),
         # A restart comes back to a rate that was there, and is no growth.
         (lambda step: 0.02 * min(1, (step + 1) / 20, 1.1 - step % 100 / 100), False),
+        # A jump that stands, one in the middle of a warm-up, and one that is over.
+        (lambda step: 0.001 if step < 96 else 0.03, True),
+        (lambda step: 0.001 * (step + 1) / 160 * (1 if step < 96 else 50), True),
+        (lambda step: 0.03 if 96 <= step < 136 else 0.001, True),
+        # It was back long before the trouble began.
+        (lambda step: 0.03 if 24 <= step < 40 else 0.001, False),
         # It grew after the trouble began, so it is not the cause.
         (lambda step: 0.001 * 1.05 ** max(0, step - 136), False),
     ],
@@ -320,7 +364,7 @@ def test_a_rate_that_grew_before_comes_in_front(
     if verdict.cause is not None:
         assert verdict.cause.code == "setting.grew"
         assert verdict.cause.params["setting"] == "learning_rate"
-        assert worded(verdict).sentence.startswith("the learning rate is ")
+        assert worded(verdict).sentence.startswith("the learning rate ")
 
 
 def test_a_plateau_far_below_chance_is_convergence() -> None:

@@ -7,7 +7,11 @@ import torch
 
 from equipoise.records import Reading
 from equipoise.watching.step.losses import LossCollector
-from equipoise.watching.step.readings import StepScalars, derived_readings
+from equipoise.watching.step.readings import (
+    OptimizerSettings,
+    StepScalars,
+    derived_readings,
+)
 
 BLOCKS = ["h.0", "h.1"]
 
@@ -26,6 +30,25 @@ def test_a_rate_that_a_scheduler_changes_in_place_was_copied() -> None:
         scalars.add_rate(step, optimizer)
         rate.mul_(0.5)
     assert [value for _, _, value in scalars.pop()] == [0.5, 0.25]
+
+
+def test_a_setting_is_recorded_as_it_moves_and_no_oftener() -> None:
+    weight, bias = (torch.zeros(1, requires_grad=True) for _ in range(2))
+    groups = [{"params": [bias], "weight_decay": 0.0}, {"params": [weight]}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    recorded = OptimizerSettings()
+    first = dict(recorded.moved(optimizer, 0))
+    assert first == {
+        "optimizer.weight_decay": 0.01,
+        "optimizer.epsilon": 1e-8,
+        "optimizer.beta1": 0.9,
+        "optimizer.beta2": 0.95,
+    }
+    assert recorded.moved(optimizer, 0) == []
+    optimizer.param_groups[1]["weight_decay"] = 30.0
+    settings = dict(recorded.moved(optimizer, 0))
+    assert settings == {"optimizer.weight_decay": 30.0}
+    assert "optimizer.beta2.2" in dict(recorded.moved(optimizer, 1))
 
 
 def table(*readings: Reading) -> dict[str, dict[str, tuple[float, ...]]]:

@@ -325,7 +325,7 @@ def _judged(judge: Judge) -> Verdict | None:
     loss = sorted((f for f in firing if about[f.code] == "loss"), key=_plainest)
     causes = [f for f in firing if about[f.code] != "loss"]
     first = now[(began_first(causes) if causes else loss[0]).code]
-    moved = moved_before(judge.history, first.since, first.rule.remedies)
+    moved = moved_before(judge.history, first.since)
     failing: State = "dead" if _is_stuck(judge, loss) else "failing"
     since = min(finding.since for finding in firing)
     lead = first.now

@@ -53,6 +53,11 @@ residual.B | Residual stream, largest token | ‖x‖ | log | high | hidden stat
 update.ratio | Update ÷ weight | ratio | log | high | optimiser
 gradient.norm.total | Gradient norm, whole model | ‖∂loss/∂w‖ | log | high | gradients
 learning_rate | Learning rate | | log | | training
+optimizer.weight_decay | Weight decay | | log | | optimiser
+optimizer.momentum | Momentum | | linear | | optimiser
+optimizer.beta1 | β₁ of the optimiser | | linear | | optimiser
+optimizer.beta2 | β₂ of the optimiser | | linear | | optimiser
+optimizer.epsilon | ε of the optimiser | | log | | optimiser
 router.load | Router load of experts | share | linear | high | router
 router.entropy | Router entropy | nats | linear | low | router
 router.max_violation | Largest over mean expert load, less 1 | | linear | high | router

@@ -328,7 +328,7 @@ class Watch:
             return
         self._updating, self._other, self._step_seen = False, 0, True
         number = self.optimizers.index(optimizer)
-        self._recorder.scalars.add_rate(self._schedule.step, optimizer, number)
+        self._recorder.add_settings(self._schedule.step, optimizer, number)
         self._guarded(self._sampler.after_update)(optimizer)
         if len(self.optimizers) > 1:
             self._losses.note_phase(optimizer)

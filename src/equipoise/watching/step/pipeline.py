@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.optim import Optimizer
+
 from equipoise.judging.card import Card
 from equipoise.judging.checks.checker import Checker
 from equipoise.judging.facts import Facts
@@ -45,6 +47,7 @@ from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.readings import (
     Entry,
     HostSample,
+    OptimizerSettings,
     PendingSample,
     StepScalars,
     derived_readings,
@@ -122,6 +125,7 @@ class Recorder:
     card: Card = field(default_factory=Card)
     """What the loop was seen to do so far."""
     scalars: StepScalars = field(default_factory=StepScalars)
+    settings: OptimizerSettings = field(default_factory=OptimizerSettings)
     moving: PendingSample | None = None
     """What was sent to the host and is not written yet, from one process alone."""
     _findings: list[Finding] = field(default_factory=list)
@@ -134,6 +138,12 @@ class Recorder:
     def note_remedy(self, applied: Applied) -> None:
         """Keep until the next write that a remedy was applied, or undone."""
         self.writer.applied.append(applied)
+
+    def add_settings(self, step: int, optimizer: Optimizer, number: int) -> None:
+        """Add the learning rate, and what else of an optimiser was set anew."""
+        self.scalars.add_rate(step, optimizer, number)
+        for name, value in self.settings.moved(optimizer, number):
+            self.scalars.add(step, name, value)
 
     def add_findings(self, findings: Sequence[Finding]) -> None:
         """Keep findings of this rank until the next write."""

@@ -44,6 +44,42 @@ Entry = tuple[int, str, float]
 
 
 @dataclass(slots=True)
+class OptimizerSettings:
+    """What optimisers are set to, beside the rate; a setting is recorded as it moves.
+
+    The first group speaks for all, as for the rate, but of the weight decay the
+    largest counts: vectors are often exempt from it.
+    """
+
+    _known: dict[tuple[int, str], float] = field(default_factory=dict)
+
+    def moved(self, optimizer: Optimizer, number: int) -> list[tuple[str, float]]:
+        """Return the settings that are not what they were at the last step."""
+        found = list[tuple[str, float]]()
+        for name, value in _settings(optimizer.param_groups):
+            if self._known.get((number, name)) != value:
+                self._known[number, name] = value
+                suffix = f".{number + 1}" if number else ""
+                found.append((f"optimizer.{name}{suffix}", value))
+        return found
+
+
+def _settings(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield name and value of settings that are plain numbers: no device is asked."""
+    decays = [group.get("weight_decay") for group in groups]
+    if numbers := [d for d in decays if isinstance(d, int | float)]:
+        yield "weight_decay", float(max(numbers))
+    first = groups[0]
+    betas = first.get("betas")
+    pairs = [("momentum", first.get("momentum")), ("epsilon", first.get("eps"))]
+    if isinstance(betas, Sequence):
+        pairs += [(f"beta{n + 1}", beta) for n, beta in enumerate(betas)]
+    for name, value in pairs:
+        if isinstance(value, int | float):
+            yield name, float(value)
+
+
+@dataclass(slots=True)
 class StepScalars:
     """Scalars of steps not yet written."""
 

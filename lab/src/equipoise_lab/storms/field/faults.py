@@ -280,7 +280,13 @@ _list("table scale", "locked", "start", at_start=True, prepare=_table_scale)
 _list("lost moments", "locked", "optimiser", needs="betas", before=_stale)
 
 CLAIMS: dict[str, Family | None] = {
-    "setting.grew": "rate",
+    "setting.grew:learning_rate": "rate",
+    "setting.grew:weight_decay": "decay",
+    "setting.moved:weight_decay": "decay",
+    "setting.grew:epsilon": "optimiser",
+    "setting.moved:beta1": "optimiser",
+    "setting.moved:beta2": "optimiser",
+    "setting.moved:momentum": "optimiser",
     "update.too_large": "rate",
     "curvature.beyond_edge": "rate",
     "loss.jumped": "data",
@@ -292,7 +298,8 @@ CLAIMS: dict[str, Family | None] = {
     "attention.logits_large": "attention",
     "attention.logits_growing": "attention",
 }
-"""Code → the family it says is at fault; a code that is not here states a fact."""
+"""Code, and of a setting which, → the family it says is at fault; others state a fact.
+"""
 OF_CHECKS: dict[str, Family] = {
     "check.loss": "data",
     "check.labels": "data",

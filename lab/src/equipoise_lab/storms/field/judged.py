@@ -92,8 +92,13 @@ def judged(unit: Unit, recorded: Recorded, twin: Recorded | None) -> Judged:
         shown=None if twin is None else onset(recorded.losses, twin.losses),
         warnings=tuple(sorted(warnings, key=lambda f: f.step)),
         state=verdict.state,
-        headline="" if first is None else first.code,
+        headline="" if first is None else _headline(first),
     )
+
+
+def _headline(first: Finding) -> str:
+    setting = first.params.get("setting")
+    return f"{first.code}:{setting}" if setting else first.code
 
 
 def outcome(unit: Unit, recorded: Recorded, twin: Recorded | None) -> Outcome:
