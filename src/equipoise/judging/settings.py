@@ -91,7 +91,7 @@ def growth(setting: str, curve: Curve) -> Moved | None:
 
 
 def _before_growth(points: Sequence[Point]) -> int | None:
-    """Return the place of the last point before a growth that is no warm-up."""
+    """Return the place of the last point before a growth that a warm-up cannot be."""
     began, peak, highest = -1, 0.0, 0.0
     for place, ((_, before), (_, now)) in enumerate(pairwise(points)):
         highest = max(highest, before)
@@ -107,7 +107,7 @@ def _before_growth(points: Sequence[Point]) -> int | None:
 def change(name: str, history: History) -> Moved | None:
     """Return the change of a setting that is recorded as it moves.
 
-    One that moves from the first steps on is a schedule.
+    Movement from the first steps on is a schedule.
     """
     first, curve = history.track(name).first, history.curve(name)
     if len(first) < 2 or first[1].step - first[0].step < STOOD:

@@ -140,7 +140,7 @@ class Recorder:
         self.writer.applied.append(applied)
 
     def add_settings(self, step: int, optimizer: Optimizer, number: int) -> None:
-        """Add the learning rate, and what else of an optimiser was set anew."""
+        """Add the learning rate, and the settings of an optimiser that moved."""
         self.scalars.add_rate(step, optimizer, number)
         for name, value in self.settings.moved(optimizer, number):
             self.scalars.add(step, name, value)
