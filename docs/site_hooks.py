@@ -14,6 +14,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 SECTIONS = {
     "Quantities": "quantities",
     "Rules": "rules",
+    "Checks": "checks",
     "Remedies": "remedies",
     "Theory": "theory",
     "Results": "results",

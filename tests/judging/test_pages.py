@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from docs import checks
 from docs.rules import HERE, pages, texts
 from equipoise.cli import main
+from equipoise.judging.checks import CHECKS
 from equipoise.judging.rules import RULES
 from equipoise.store import open_run
 
@@ -19,15 +21,25 @@ def test_pages_are_what_the_registry_says() -> None:
     assert {path.name for path in HERE.glob("*.md")} == pages().keys()
 
 
+def test_pages_of_checks_are_what_their_files_say() -> None:
+    for name, text in checks.pages().items():
+        found = (checks.HERE / name).read_text(encoding="utf-8")
+        assert found == text, "python -m docs.checks"
+    assert {path.name for path in checks.HERE.glob("*.md")} == checks.pages().keys()
+    assert {Path(check.page).name for check in CHECKS.values()} < {*checks.pages()}
+
+
 def test_the_command_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["rules", "--json"])
     listed = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in listed] == list(RULES)
-    assert all(one["source"] and one["measures"] and one["page"] for one in listed)
+    assert [one["name"] for one in listed] == [*RULES, *CHECKS]
+    assert all(one["source"] and one["page"] for one in listed)
+    assert all(one["measures"] for one in listed[: len(RULES)])
     with pytest.raises(SystemExit):
         main(["rules"])
-    assert "attention.entropy_collapsed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*RULES, *CHECKS))
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -96,6 +96,7 @@ class Watch:
         self._recorder = pipeline.Recorder(
             writer, ranks, self._schedule, list(anatomy.blocks), judge
         )
+        self._recorder.checker.expected = options.expected
         self._nonfinite.stored = self._stored.get
         self._sampler.replaced = self._losses.gradients_replaced
         self._actions = AutopilotBridge(

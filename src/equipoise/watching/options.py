@@ -21,6 +21,8 @@ from torch import Tensor
 from equipoise.autopilot.options import Given as GivenAutopilot
 from equipoise.autopilot.options import read_autopilot
 from equipoise.errors import InputError
+from equipoise.judging.checks import CHECKS
+from equipoise.judging.checks.expected import Expected, read_expected
 from equipoise.judging.rules import load_rules
 from equipoise.judging.rules.registry import FILE, settings_in
 from equipoise.judging.verdict import STATES
@@ -66,9 +68,12 @@ class WatchOptions:
     hold_batch: bool = False
     """Hold every step's batch by reference, so that a step whose loss turns non-finite
     is replayed at once and saved for ``equipoise replay``. Costs one hook per step."""
+    expect: Mapping[str, bool | str | Sequence[str]] = field(default_factory=dict)
+    """What a check would warn of and you mean: ``{"frozen": "layers.*"}`` names modules
+    or parameters, ``{"same_batch": True}`` all of the loop (``equipoise rules``)."""
     stop_on: Collection[str] = ()
-    """Rules or states at which ``handle.should_stop`` becomes true and callbacks stop
-    the training: ``"update.too_large"``, ``"failing"``."""
+    """Rules, checks or states at which ``handle.should_stop`` becomes true and
+    callbacks stop the training: ``"update.too_large"``, ``"failing"``."""
     autopilot: GivenAutopilot = False
     """Treat what a verdict finds: True, ``"dry-run"`` (only say what would be done), a
     function that is asked, or an :class:`Autopilot` (``docs/autopilot.md``)."""
@@ -96,11 +101,17 @@ class WatchOptions:
             )
         _check_rows(self.rows)
         _check_stops(self)
+        object.__setattr__(self, "expect", self.expected)
         read_autopilot(self.autopilot)
         if not is_sequence(self.sinks):
             object.__setattr__(self, "sinks", (self.sinks,))
         for sink in self.sinks:
             check(sink)
+
+    @property
+    def expected(self) -> Expected:
+        """What is meant, as patterns by key."""
+        return read_expected(self.expect, CHECKS)
 
 
 class WatchArguments(TypedDict, total=False):
@@ -114,6 +125,7 @@ class WatchArguments(TypedDict, total=False):
     rows: int | Literal["all"]
     strict: bool
     hold_batch: bool
+    expect: Mapping[str, bool | str | Sequence[str]]
     forecast: bool
     """Ignored: the fitted forecast was removed."""
     stop_on: Collection[str]
@@ -151,12 +163,12 @@ def _check_rows(rows: object) -> None:
 def _check_stops(options: WatchOptions) -> None:
     given = options.stop_on
     names = (given,) if isinstance(given, str) else tuple(given)
-    known = {*STATES, *load_rules()}
+    known = {*STATES, *load_rules(), *CHECKS}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise InputError(
-                f"stop_on={name!r}: no rule and no state; the nearest is {near[0]} "
+                f"stop_on={name!r}: no rule, check or state; the nearest is {near[0]} "
                 "(equipoise rules lists them)"
             )
     object.__setattr__(options, "stop_on", names)
@@ -189,7 +201,16 @@ def read_options(given: Mapping[str, Any]) -> WatchOptions:
     """
     given = _without_forecast(given, "forecast=")
     _known(given, "watch")
-    return WatchOptions(**{**from_file(Path(FILE)), **from_environment(), **given})
+    found = {**from_file(Path(FILE)), **from_environment(), **given}
+    if expected := _expected_in(Path(FILE)):
+        own = read_expected(found.get("expect", {}), CHECKS)
+        found["expect"] = {**expected, **own}
+    return WatchOptions(**found)
+
+
+def _expected_in(path: Path) -> Expected:
+    """Return the ``[checks]`` table: what the project means, in every run."""
+    return read_expected(settings_in(path, "checks"), CHECKS, where=f"{path} [checks]")
 
 
 def _without_forecast(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:

@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 import equipoise
 from equipoise.anatomy.discovery import anatomy_of
-from equipoise.anatomy.sites import Anatomy, unwrapped
+from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.errors import InputError
+from equipoise.judging.checks.expected import check_places
 from equipoise.judging.judge import Judge
 from equipoise.probes.optimizer_kinds import update_kinds
 from equipoise.probes.protocols import Probe
@@ -90,12 +91,14 @@ def watch(
         probes = preset_probes(chosen.preset, ranks=ranks.count, rows=chosen.rows)
     probes = [*probes, *fact_probes()]
     anatomy = anatomy_of(model)
+    check_places(chosen.expected, _names(anatomy.model))
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
     if optimizers:
         about.details.setdefault("optimizer", type(optimizers[0]).__name__)
         kinds = sorted({kind for one in optimizers for kind in update_kinds(one)})
         about.details.setdefault("updates", kinds)
+    about.details.update(_meant(chosen))
     run_writer, sinks = None, list[IsolatedSink]()
     if ranks.rank == 0:
         place = run_path(run, title)
@@ -255,6 +258,21 @@ def _judge(about: RunInfo, writer: RunWriter | None) -> Judge:
     if writer is not None:
         open_run(writer.path).judged_by(judge)
     return judge
+
+
+def _meant(chosen: WatchOptions) -> dict[str, Any]:
+    """Return the expected places as a detail of the run."""
+    meant = {key: list(patterns) for key, patterns in chosen.expected.items()}
+    return {"expect": meant} if meant else {}
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Return the names of a model's modules and parameters, as readings have them."""
+    model = unwrapped(model)
+    return [
+        *(name for name, _ in named(model)),
+        *(name for name, _ in model.named_parameters()),
+    ]
 
 
 def _classes(model: nn.Module) -> int | None:

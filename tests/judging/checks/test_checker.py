@@ -19,7 +19,7 @@ def unmoved(seen: Sequence[Facts]) -> Iterable[Violation] | None:
     return None if names is None else [violated(name, count=1) for name in names]
 
 
-def checker(find: Any = unmoved, **options: Any) -> Checker:
+def checker(find: Any = unmoved, expect: str = "", **options: Any) -> Checker:
     check = Check(
         code="check.no_movement",
         reads=("weights",),
@@ -27,6 +27,7 @@ def checker(find: Any = unmoved, **options: Any) -> Checker:
         relation="a weight with a gradient moves",
         reason="an update that moves nothing is none",
         find=find,
+        expect=expect,
     )
     return Checker(checks={check.code: check}, **options)
 
@@ -50,8 +51,23 @@ def test_what_cannot_be_decided_changes_nothing() -> None:
 
 
 def test_what_a_user_expects_is_not_found() -> None:
-    one = checker(expected=("check.no_movement",))
+    one = checker(expected={"check.no_movement": ("*",)})
     assert one.add(facts(0, {"unmoved": ["h.0"]})) == []
+
+
+def test_what_is_meant_in_one_place_is_found_in_another() -> None:
+    one = checker(expected={"no_movement": ("h.0*", "wte")}, expect="no_movement")
+    seen = facts(0, {"unmoved": ["h.0.attn", "h.1", "wte"]})
+    assert [found.site for found in one.add(seen)] == ["h.1"]
+
+
+def test_a_violation_of_many_places_is_meant_if_all_of_them_are() -> None:
+    def two(seen: Sequence[Facts]) -> Iterable[Violation]:
+        yield violated("h.0", places=["h.0", "h.1"], sites=2)
+
+    for pattern, found in (("h.*", 0), ("h.0", 1)):
+        one = checker(two, expected={"check.no_movement": (pattern,)})
+        assert len(one.add(facts(0, {"unmoved": []}))) == found
 
 
 def test_a_check_that_raises_is_named_once_and_asked_no_more() -> None:

@@ -1,10 +1,11 @@
 """The checker: facts in, findings out; what holds again is withdrawn."""
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.judging.checks import CHECKS
+from equipoise.judging.checks.expected import Expected, is_expected
 from equipoise.judging.checks.registry import Check, Violation
 from equipoise.judging.facts import Facts
 from equipoise.judging.rules.conditions import FAILED
@@ -18,8 +19,8 @@ REMEMBERED = 16
 class Checker:
     """Checks the loop of one run, sampled step by sampled step."""
 
-    expected: Collection[str] = ()
-    """Codes of what the user said is meant, everywhere."""
+    expected: Expected = field(default_factory=dict)
+    """What the user said is meant, and where."""
     checks: Mapping[str, Check] = field(default_factory=lambda: CHECKS)
     _facts: deque[Facts] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _violated: dict[tuple[str, str], Finding] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class Checker:
         self._facts.append(facts)
         found: list[Finding] = []
         for code, check in self.checks.items():
-            if code not in self.expected and code not in self._broken:
+            if code not in self._broken:
                 found += self._asked(check, facts.step)
         return found
 
@@ -42,11 +43,15 @@ class Checker:
             return []
         try:
             violations = check.find(self._facts)
-            places = None if violations is None else list(violations)
+            places = None if violations is None else self._unmeant(check, violations)
         except Exception as error:
             self._broken.add(check.code)
             return [Finding.warn(step, FAILED, rule=check.code, error=repr(error))]
         return [] if places is None else self._compared(check, step, places)
+
+    def _unmeant(self, check: Check, found: Iterable[Violation]) -> list[Violation]:
+        """Return the violations that the user has not said are meant."""
+        return [one for one in found if not is_expected(self.expected, check, one)]
 
     def _compared(
         self, check: Check, step: int, places: Sequence[Violation]

@@ -32,13 +32,19 @@ class Violation(NamedTuple):
     params: Mapping[str, Scalar] = MappingProxyType({})
     severity: Severity | None = None
     """In place of the check's own, where this case is graver or lighter."""
+    places: tuple[str, ...] = ()
+    """Every site it stands for, where it stands for several: ``site`` is the first."""
 
 
 def violated(
-    site: str = "", *, severity: Severity | None = None, **params: Scalar
+    site: str = "",
+    *,
+    severity: Severity | None = None,
+    places: Iterable[str] = (),
+    **params: Scalar,
 ) -> Violation:
     """Return a violation, its parameters by name."""
-    return Violation(site, params, severity)
+    return Violation(site, params, severity, tuple(places))
 
 
 Find = Callable[[Sequence[Facts]], Iterable[Violation] | None]
