@@ -115,6 +115,9 @@ class AttentionCall:
     k_BGKD: Tensor | None = None
     v_BGKD: Tensor | None = None
     scores_BHQK: Tensor | None = None
+    weights_BHQK: Tensor | None = None
+    """What mixed the values, where it is known apart from the scores: a model may hide
+    keys after its softmax."""
     mask: Tensor | None = None
     """Boolean (True = visible) or additive, broadcastable to (B, H, Q, K)."""
     causal: bool = False
@@ -208,6 +211,33 @@ class AttentionCall:
         if from_q_and_k and (self.mask is None or self.mask.dtype == torch.bool):
             return scores  # nothing but -inf hides here: one visit less
         return scores.masked_fill_(is_masked(scores), float("-inf"))
+
+    def visible_bqK(self, i_q: Tensor) -> Tensor:
+        """Return which token keys some queries of the first head see: (B or 1, q, K).
+
+        No score is computed: masks tell, and where a kernel has a rule of its own, what
+        it makes of scores of zero. One head is asked: masks are alike, choices not.
+        """
+        B, _, _, K = self.shape
+        tokens = K - self.extra_keys
+        if self.scores_BHQK is not None:
+            seen = ~is_masked(self.scores_BHQK.detach()[:, 0, i_q, :tokens])
+            if self.weights_BHQK is not None:
+                seen &= self.weights_BHQK.detach()[:, 0, i_q, :tokens] != 0
+            return seen
+        seen = torch.ones(1, len(i_q), K, dtype=torch.bool, device=i_q.device)
+        if self.causal:
+            seen = seen & (torch.arange(K, device=i_q.device) <= i_q[:, None])
+        if self.mask is not None:
+            mask = _window(self.mask, ALL, ALL, ALL, ALL)[:, 0]
+            seen = seen & ~_hides(mask[:, i_q] if mask.shape[1] > 1 else mask)
+        if self.modify is not None:
+            wide = B if self.mask is None else len(seen)
+            flat = torch.zeros(wide, 1, len(i_q), K, device=i_q.device)
+            where = Where(slice(0, wide), slice(0, 1))
+            changed = self.modify(flat, where, i_q)
+            seen = seen[..., : changed.shape[-1]] & ~is_masked(changed[:, 0])
+        return seen[..., :tokens]
 
     def counted_BQ(self) -> Tensor:
         """Return where a query is real: False for padding, which no query may see.

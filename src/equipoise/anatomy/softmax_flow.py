@@ -82,6 +82,8 @@ class Mix:
     extra_keys: int
     """Columns of the softmax that no value belongs to."""
     out: Tensor
+    weights: Tensor
+    """What mixed the values: what became of the softmax by then."""
 
 
 FACTORED = Reason("product_of_softmaxes")
@@ -263,7 +265,9 @@ class SoftmaxFlow:
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
             return
-        self.report(_call(softmax.caller, scores, extra=mix.extra_keys))
+        weights = mix.weights.permute(axes) if mix.weights.ndim == len(axes) else None
+        call = _call(softmax.caller, scores, extra=mix.extra_keys, weights=weights)
+        self.report(call)
 
 
 @dataclass(slots=True)
@@ -305,7 +309,8 @@ class DeclaredWeights:
 
 
 def _mix(carrier: WeightTensor, weights: Tensor, axes: Axes, out: Tensor) -> Mix:
-    return Mix(carrier.softmax.caller, carrier, axes, _extra(carrier, weights), out)
+    extra, who = _extra(carrier, weights), carrier.softmax.caller
+    return Mix(who, carrier, axes, extra, out, weights.detach())
 
 
 def _router(softmax: SoftmaxCall, view: Tensor, axes: Axes) -> bool:
@@ -326,11 +331,19 @@ def _extra(carrier: WeightTensor, weights: Tensor) -> int:
     return cut if carrier.sliced and same and cut > 0 else 0
 
 
-def _call(caller: Caller, scores: Tensor, *, extra: int) -> AttentionCall:
+def _call(
+    caller: Caller, scores: Tensor, *, extra: int, weights: Tensor | None = None
+) -> AttentionCall:
+    heads = count(caller.module, HEAD_COUNTS)
+    scores_BHQK = four(local_part(scores), heads)
+    weights_BHQK = None if weights is None else four(local_part(weights), heads)
+    if weights_BHQK is not None and weights_BHQK.shape[:3] != scores_BHQK.shape[:3]:
+        weights_BHQK = None
     return AttentionCall(
         module=caller.module,
         kind="softmax",
-        scores_BHQK=four(local_part(scores), count(caller.module, HEAD_COUNTS)),
+        scores_BHQK=scores_BHQK,
+        weights_BHQK=weights_BHQK,
         cross=caller.cross,
         extra_keys=extra,
         sinks=extra,

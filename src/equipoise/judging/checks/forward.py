@@ -1,1 +1,114 @@
 """Checks of the forward pass."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from equipoise.judging.checks.registry import Violation, finds, violated
+from equipoise.judging.facts import Facts
+
+FEW = 16
+"""Targets below which a match with the inputs may be chance: one token of ten that a
+masked model leaves as it is would match them all once in 10¹⁶ batches."""
+AHEAD = (1, 2)
+"""How far ahead of its row a target may lie."""
+
+Sites = Mapping[str, Mapping[str, Any]]
+
+
+def _sites(facts: Sequence[Facts]) -> Sites:
+    sites: Sites = facts[-1].section("forward").get("sites", {})
+    return sites
+
+
+def _shift(facts: Sequence[Facts]) -> int | None:
+    """Return how far ahead every target is found in the input; None if not sure.
+
+    Every one: where an input was masked or noised, what is ahead is not the target.
+    """
+    targets = facts[-1].section("forward").get("targets", {})
+    found = [
+        shift
+        for shift in AHEAD
+        if FEW <= targets.get(f"asked_{shift}", 0) == targets.get(f"met_{shift}")
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _together(places: Mapping[str, Mapping[str, Any]]) -> list[Violation]:
+    """Return one violation for all layers: the first, and how many there are."""
+    first = next(iter(places.items()), None)
+    if first is None:
+        return []
+    shown = {k: v for k, v in first[1].items() if not isinstance(v, bool)}
+    return [violated(first[0], places=places, sites=len(places), **shown)]
+
+
+def _leaking(facts: Sequence[Facts]) -> dict[str, dict[str, Any]] | None:
+    """Return each site at which counted rows see their target; None if not sure."""
+    shift = _shift(facts)
+    if shift is None:
+        return None
+    found = {}
+    for name, site in _sites(facts).items():
+        if told := site.get(f"sees_target_{shift}", 0):
+            rows = site[f"has_past_{shift}"]
+            hidden = FEW <= rows == site[f"sees_no_past_{shift}"]
+            asked = facts[-1].section("forward")["targets"][f"asked_{shift}"]
+            found[name] = {"rows": told, "of": asked, "backwards": hidden}
+    return found
+
+
+@finds("check.sees_target")
+def sees_target(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """A counted row sees the key of the token that it is to predict."""
+    leaking = _leaking(facts)
+    if leaking is None:
+        return None
+    return _together({n: x for n, x in leaking.items() if not x["backwards"]})
+
+
+@finds("check.mask_sign")
+def mask_sign(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Rows see only what a mask should hide: the future, or padding."""
+    leaking = _leaking(facts)
+    padding = _to_padding(facts)
+    if leaking is None and padding is None:
+        return None
+    backwards = {n: x for n, x in (leaking or {}).items() if x["backwards"]}
+    alone = {n: x for n, x in (padding or {}).items() if x["alone"]}
+    for case, places in (("future", backwards), ("padding", alone)):
+        if places:
+            return _together({n: {**x, "case": case} for n, x in places.items()})
+    return []
+
+
+def _to_padding(facts: Sequence[Facts]) -> dict[str, dict[str, Any]] | None:
+    """Return each site at which real tokens see padding; None if there is none."""
+    padded = {n: s for n, s in _sites(facts).items() if s.get("padding", 0)}
+    if not padded:
+        return None
+    found = {}
+    for name, site in padded.items():
+        if rows := site["to_padding"]:
+            alone = rows == site["padding_only"]
+            found[name] = {"rows": rows, "padding": site["padding"], "alone": alone}
+    return found
+
+
+@finds("check.padding_attended")
+def padding_attended(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Real tokens see keys of padding."""
+    found = _to_padding(facts)
+    if found is None:
+        return None
+    return _together({n: x for n, x in found.items() if not x["alone"]})
+
+
+@finds("check.masked_row")
+def masked_row(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """A row that counts in the loss sees no key at all."""
+    asked = {n: s for n, s in _sites(facts).items() if "counted_blind" in s}
+    if not asked:
+        return None
+    blind = {n: s["counted_blind"] for n, s in asked.items() if s["counted_blind"]}
+    return _together({n: {"rows": count} for n, count in blind.items()})

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 
 from equipoise.probes.protocols import FactProbe
+from equipoise.watching.facts.forward import ForwardFacts
 from equipoise.watching.facts.setup import SetupFacts
 
-READERS: tuple[Callable[[], FactProbe], ...] = (SetupFacts,)
+READERS: tuple[Callable[[], FactProbe], ...] = (
+    ForwardFacts,
+    SetupFacts,
+)
 """What makes the readers of one watched model, in the order of the card."""
 
 

@@ -1,0 +1,341 @@
+"""Facts of the forward pass: which positions see which, and which targets count.
+
+What an attention call shows is read when it is made, at some queries of every sequence.
+Which positions count, and what their targets are, the gradient at the logits says
+exactly: that of a cross-entropy is negative at the target alone, and zero in a row that
+does not count. So prefixes, ignored labels and losses inside the model need no other
+knowledge of the loop.
+
+Axes, in this file:  B sequence · T token · n chosen token · K key · V vocabulary.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import hooks
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.sites import Anatomy, named
+from equipoise.numerics.compiled import to_device
+from equipoise.probes.logits import output_logits
+from equipoise.probes.protocols import Emit, Guarded
+from equipoise.probes.row_sample import chosen_queries
+from equipoise.watching.facts.padding import padded_BT
+
+CHOSEN = 64
+"""Tokens of each sequence whose rows are looked at."""
+LOGITS = 1 << 22
+"""Numbers of the gradient at the logits that are looked at, at most."""
+SHIFTS = (1, 2)
+"""How far ahead of its row a target may lie for its visibility to be read."""
+PLACES = re.compile(r"pos|wpe", re.IGNORECASE)
+"""Names of tables of positions, as models have them."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The tokens of one embedding call."""
+
+    ids_BT: Tensor
+    padding_BT: Tensor
+
+
+@dataclass(slots=True)
+class _Site:
+    """What one attention call showed, at the chosen queries."""
+
+    kind: str
+    name: str
+    own: bool | None
+    """Whether keys and queries are of one sequence; None where it is not sure."""
+    shape: tuple[int, int, int, int]
+    facts: dict[str, Any] = field(default_factory=dict)
+    ahead_sBn: tuple[Tensor, ...] = ()
+    """For each shift, whether the row sees the key so far ahead of it."""
+    blind_Bn: Tensor | None = None
+    past_Bn: Tensor | None = None
+    """Whether the row sees a key before its own."""
+
+
+@dataclass(slots=True)
+class _Targets:
+    """What the gradient at the logits said of the chosen tokens."""
+
+    counted_bn: Tensor
+    ids_bn: Tensor
+    stream: _Stream
+    order: int
+    """How many attention calls came before the logits."""
+
+
+@dataclass(slots=True)
+class ForwardFacts:
+    """State what attends to what, what counts, and where positions go wrong."""
+
+    name: str = "forward"
+    _step: int = 0
+    _anatomy: Anatomy | None = None
+    _streams: list[_Stream] = field(default_factory=list)
+    _places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _own: dict[int, bool] = field(default_factory=dict)
+    """id of a module that attends → whether it was given one sequence only."""
+    _sites: list[_Site] = field(default_factory=list)
+    _targets: _Targets | None = None
+    _awaited: bool = False
+    """Whether logits were met whose gradient will be looked at."""
+
+    def begin_step(self, step: int) -> None:
+        """Forget the last sampled step."""
+        self._step, self._targets, self._awaited = step, None, False
+        self._streams, self._sites = [], []
+        self._own, self._places = {}, {}
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
+        modules = dict(reversed([(name, m) for name, m in named(anatomy.model)]))
+        tables = {n: m for n, m in modules.items() if isinstance(m, nn.Embedding)}
+        for name, table in tables.items():
+            listen = self._on_places if PLACES.search(name) else self._on_tokens
+            yield hooks.before(table, guarded(partial(listen, name)))
+        inside = {id(s.module): s.module for s in anatomy.attention}
+        inside |= {id(block): block for block in anatomy.blocks.values()}
+        for module in inside.values():
+            yield hooks.before(module, guarded(self._on_attending))
+        sizes = {table.num_embeddings for table in tables.values()}
+        for name, module in modules.items():
+            wide = isinstance(module, nn.Linear) and module.out_features in sizes
+            if wide and not _within(name, anatomy.blocks):
+                yield hooks.after(module, guarded(partial(self._on_logits, guarded)))
+        yield hooks.after(anatomy.model, guarded(partial(self._on_output, guarded)))
+
+    def _on_tokens(self, name: str, module: nn.Embedding, args: Any, kw: Any) -> None:
+        ids = _integers(args, kw)
+        if ids is None or ids.ndim != 2 or ids.shape[1] < 2:
+            return
+        with torch._C.DisableTorchFunction():
+            ids_BT = ids.detach()
+            padding_BT = padded_BT(ids_BT, declared=self._padding_id(module))
+        self._streams.append(_Stream(ids_BT, padding_BT))
+
+    def _padding_id(self, module: nn.Embedding) -> int | None:
+        """Return the id that the table, or the model's configuration, says is padding.
+
+        Not where another token shares it: an end that is also padding is a token too.
+        """
+        if module.padding_idx is not None:
+            return module.padding_idx
+        config = getattr(self._anatomy and self._anatomy.model, "config", None)
+        declared = getattr(config, "pad_token_id", None)
+        shared = declared in (getattr(config, "eos_token_id", None), None)
+        return None if shared or not isinstance(declared, int) else declared
+
+    def _on_places(self, name: str, module: nn.Embedding, args: Any, kw: Any) -> None:
+        places = _integers(args, kw)
+        if places is None or places.ndim > 2 or places.shape[-1] < 2:
+            return
+        with torch._C.DisableTorchFunction():
+            lengths = places.amax(-1) - places.amin(-1)
+            self._places[name] = {
+                "tokens": places.shape[-1],
+                "spread": lengths.amax(),
+                "last": places.amax(),
+                "table": module.num_embeddings,
+            }
+
+    def _on_attending(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note whether a module that attends is given one sequence, or more."""
+        given = [*args, *kwargs.values()]
+        states = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+        states = [x for x in states if x.ndim >= 3 and x.shape == states[0].shape]
+        once = len({id(x) for x in states}) == 1
+        self._own[id(module)] = self._own.get(id(module), True) and once
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        """Read which keys some queries of a call see."""
+        B, H, Q, K = call.shape
+        own = None if call.module is None else self._own.get(id(call.module))
+        if call.cross or Q != K - call.extra_keys:
+            own = False
+        seen = _Site(call.kind, site, own, (B, H, Q, K))
+        self._sites.append(seen)
+        if Q < 2:
+            return
+        with torch._C.DisableTorchFunction():
+            self._read_rows(seen, call)
+
+    def _read_rows(self, seen: _Site, call: AttentionCall) -> None:
+        B, _, Q, K = seen.shape
+        like = call.q_BHQD if call.scores_BHQK is None else call.scores_BHQK
+        assert like is not None
+        i_n = self._chosen(Q, like.device)
+        sees_BnK = call.visible_bqK(i_n)
+        tokens = sees_BnK.shape[-1]
+        # A learned sink is a key to a row that sees no other.
+        seen.blind_Bn = ~sees_BnK.any(-1) & (call.extra_keys == 0)
+        seen.facts["blind"] = seen.blind_Bn.sum()
+        if K - call.extra_keys != Q:
+            return
+        j_K = torch.arange(tokens, device=like.device)
+        away_nK = j_K - i_n[:, None]
+        seen.facts["ahead"] = (sees_BnK * away_nK).amax()
+        seen.facts["behind"] = (sees_BnK * -away_nK).amax()
+        seen.past_Bn = (sees_BnK & (away_nK < 0)).any(-1)
+        seen.ahead_sBn = tuple((sees_BnK & (away_nK == s)).any(-1) for s in SHIFTS)
+        stream = self._stream_of(B, Q)
+        if stream is not None:
+            padding_BK = stream.padding_BT
+            real_Bn = ~padding_BK[:, i_n]
+            at_B1K = padding_BK[:, None]
+            to_padding_Bn = (sees_BnK & at_B1K).any(-1) & real_Bn
+            # Where padding alone is seen, or most of what is hidden is real.
+            to_real_Bn = (sees_BnK & ~at_B1K).any(-1) & real_Bn
+            seen.facts["padding"] = padding_BK.sum()
+            seen.facts["to_padding"] = to_padding_Bn.sum()
+            seen.facts["padding_only"] = (to_padding_Bn & ~to_real_Bn).sum()
+
+    def _chosen(self, queries: int, device: torch.device) -> Tensor:
+        if queries <= CHOSEN:
+            return torch.arange(queries, device=device)
+        chosen_n = chosen_queries(queries, CHOSEN, step=self._step, site=self.name)
+        return to_device(chosen_n, device)
+
+    def _stream_of(self, sequences: int, tokens: int) -> _Stream | None:
+        """Return the tokens that an attention call is over, if only one can be."""
+        shape = (sequences, tokens)
+        fitting = [s for s in self._streams if tuple(s.ids_BT.shape) == shape]
+        return fitting[0] if len(fitting) == 1 == len(self._streams) else None
+
+    def _on_logits(
+        self, guarded: Guarded, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        """Look at the gradient of these logits, once the backward pass makes it."""
+        if self._awaited or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        stream = next((s for s in self._streams[::-1] if _fits(s, output)), None)
+        if stream is None:
+            return
+        self._awaited = True
+        listen = partial(self._on_gradient, stream, len(self._sites))
+        output.register_hook(guarded(listen))
+
+    def _on_output(
+        self, guarded: Guarded, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        logits = output_logits(output)
+        if logits is not None:
+            self._on_logits(guarded, module, args, logits)
+
+    def _on_gradient(self, stream: _Stream, order: int, gradient: Tensor) -> None:
+        """Read which of the chosen tokens count, and their targets."""
+        g_BTV = gradient.detach()
+        B, T, V = g_BTV.shape
+        i_n = self._chosen(T, g_BTV.device)
+        rows = max(1, LOGITS // (V * len(i_n)))
+        g_bnV = g_BTV[:rows, i_n]
+        counted_bn = (g_bnV != 0).any(-1) & g_bnV.isfinite().all(-1)
+        self._targets = _Targets(counted_bn, g_bnV.argmin(-1), stream, order)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the facts of the step; none where no pass was seen."""
+        found: dict[str, Any] = {}
+        if self._sites:
+            found["sites"] = {s.name: self._of_site(s) for s in self._sites}
+        if self._places:
+            found["places"] = self._places
+        if self._targets is not None:
+            found["targets"] = self._of_targets(self._targets)
+        return found
+
+    def _of_targets(self, targets: _Targets) -> dict[str, Any]:
+        """Count the targets, and those that are an input some tokens ahead."""
+        ids_BT = targets.stream.ids_BT
+        i_n = self._chosen(ids_BT.shape[1], ids_BT.device)
+        found: dict[str, Any] = {"counted": targets.counted_bn.sum()}
+        for shift in SHIFTS:
+            asked_bn, same_bn = self._met(targets, i_n, shift)
+            found[f"asked_{shift}"] = asked_bn.sum()
+            found[f"met_{shift}"] = (asked_bn & same_bn).sum()
+        return found
+
+    def _met(self, targets: _Targets, i_n: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+        """Return which rows count and have such an input, and where it is theirs."""
+        ids_BT, counted_bn = targets.stream.ids_BT, targets.counted_bn
+        last = ids_BT.shape[1] - 1
+        ahead_bn = ids_BT[: len(counted_bn), (i_n + shift).clamp(max=last)]
+        asked_bn = counted_bn & (i_n + shift <= last)
+        return asked_bn, ahead_bn == targets.ids_bn
+
+    def _of_site(self, site: _Site) -> dict[str, Any]:
+        """Return a site's facts, with those that hang on which rows count."""
+        found: dict[str, Any] = {"kind": site.kind, "shape": list(site.shape)}
+        found |= site.facts
+        if site.own is not None:
+            found["own"] = site.own
+        targets = self._targets
+        if targets is None or site.blind_Bn is None:
+            return found
+        B, T = targets.stream.ids_BT.shape
+        if (site.shape[0], site.shape[2]) != (B, T) or not self._leads(site, targets):
+            return found
+        counted_bn = targets.counted_bn
+        found["counted_blind"] = (_rows(site.blind_Bn, counted_bn) & counted_bn).sum()
+        if not site.own or site.past_Bn is None:
+            return found
+        i_n = self._chosen(T, counted_bn.device)
+        for shift, ahead_Bn in zip(SHIFTS, site.ahead_sBn, strict=True):
+            asked_bn, same_bn = self._met(targets, i_n, shift)
+            told_bn = asked_bn & same_bn & _rows(ahead_Bn, counted_bn)
+            found[f"sees_target_{shift}"] = told_bn.sum()
+            backwards_bn = told_bn & ~_rows(site.past_Bn, counted_bn) & (i_n > 0)
+            found[f"sees_no_past_{shift}"] = backwards_bn.sum()
+            found[f"has_past_{shift}"] = (told_bn & (i_n > 0)).sum()
+        return found
+
+    def _leads(self, site: _Site, targets: _Targets) -> bool:
+        """Return whether a site is of the stack of blocks that the logits come from.
+
+        An encoder, or a part that another loss trains, may see all it likes: what
+        counts is the stack whose attention was called last before the logits.
+        """
+        before = self._sites[: targets.order]
+        return bool(before) and _stack(before[-1].name) == _stack(site.name)
+
+
+def _integers(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first argument, if it is a tensor of whole numbers with an axis."""
+    first = next(iter((*args, *kwargs.values())), None)
+    if not isinstance(first, Tensor) or first.is_floating_point() or not first.ndim:
+        return None
+    return first
+
+
+def _within(name: str, blocks: Mapping[str, nn.Module]) -> bool:
+    return any(name.startswith(f"{block}.") for block in blocks)
+
+
+def _fits(stream: _Stream, logits: Tensor) -> bool:
+    return logits.ndim == 3 and logits.shape[:2] == stream.ids_BT.shape
+
+
+def _rows(x_Bn: Tensor, like_bn: Tensor) -> Tensor:
+    """Return the sequences that were looked at; one mask may serve all of them."""
+    return x_Bn[: len(like_bn)].expand_as(like_bn)
+
+
+def _stack(name: str) -> str:
+    """Return the part of a name before its first number: where its stack is held.
+
+    >>> _stack("decoder.block.0.layer.1"), _stack("attention")
+    ('decoder.block', '')
+    """
+    parts = name.partition("#")[0].split(".")
+    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbered[0] if numbered else -1])
