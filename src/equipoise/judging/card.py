@@ -17,6 +17,7 @@ UNSEEN = "unseen"
 KEPT_FIRST = ("loss", "batch", "start")
 """Sections of which the first sampled step is kept beside the latest."""
 MOST_RANKS = 64
+MOST_ITEMS = 64
 Lines = tuple[str, ...]
 
 
@@ -51,7 +52,7 @@ class Card(Record):
 
     def after(self, facts: Facts) -> "Card":
         """Return the card with what another sampled step showed."""
-        known = {name: facts.section(name) for name in facts.ranks[0]}
+        known = {name: _brief(facts.section(name)) for name in facts.ranks[0]}
         sections = {n: {**self.sections.get(n, {}), **s} for n, s in known.items()}
         first = {
             n: known[n] for n in KEPT_FIRST if known.get(n) and n not in self.first
@@ -74,6 +75,19 @@ class Card(Record):
             for name, section in self.sections.items()
             for what, why in _reasons(section)
         }
+
+
+def _brief(value: Any) -> Any:
+    """Return facts without their long lists, which only checks need."""
+    if isinstance(value, Mapping):
+        return {k: _brief(own) for k, own in value.items() if not _is_long(own)}
+    if isinstance(value, list | tuple):
+        return [_brief(own) for own in value]
+    return value
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > MOST_ITEMS
 
 
 def _reasons(section: Section) -> Iterator[tuple[str, Any]]:

@@ -1,16 +1,19 @@
 """Runs side by side: where they part, how they end, and which options differ."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.judging.card import Card
 from equipoise.report.changes import is_logarithmic
 from equipoise.report.grids import Grid, blocks_of, grid, layer_of
 from equipoise.report.page_model import Json, brief, finite
 from equipoise.report.quantities import shown
 from equipoise.store import Run
+from equipoise.text.card import card_words, difference_sentence, differences
 
 Array = NDArray[np.float64]
 APART = 6.0
@@ -20,6 +23,7 @@ LASTING = 4
 OPTIONS_LEFT_OUT = ("attention", "blocks", "guessed")
 """Lists of sites are not options."""
 
+SETUP = card_words().titles["setup"]
 Grids = Mapping[str, Mapping[str, Grid]]
 """Run → quantity → grid."""
 
@@ -38,9 +42,26 @@ def compared(runs: Mapping[str, Run], *, baseline: str = "") -> Json:
         for label, run in runs.items()
     }
     first = baseline if baseline in runs else next(iter(runs))
-    details = {label: run.info.details for label, run in runs.items()}
     blocks = blocks_of(runs[first])
-    return comparison_json(grids, details, baseline=first, blocks=blocks)
+    return comparison_json(
+        grids,
+        {label: details_of(run) for label, run in runs.items()},
+        baseline=first,
+        blocks=blocks,
+        cards={label: run.card for label, run in runs.items()},
+    )
+
+
+def details_of(run: Run) -> dict[str, Any]:
+    """Return the details of a run, its set-up included."""
+    setup = dict(run.card.sections.get("setup", {}))
+    several = setup.pop("optimizers", ())
+    named = (
+        {"optimizer": several[0]}
+        if len(several) == 1
+        else {f"optimizer {n}": one for n, one in enumerate(several, start=1)}
+    )
+    return {**run.info.details, **setup, **named}
 
 
 def comparison_json(
@@ -49,6 +70,7 @@ def comparison_json(
     *,
     baseline: str,
     blocks: Sequence[str],
+    cards: Mapping[str, Card] = MappingProxyType({}),
 ) -> Json:
     """Return what differs between the baseline and every other run."""
     names = [key for key in grids if key != baseline]
@@ -61,6 +83,7 @@ def comparison_json(
         "quantities": far,
         "sentence": _sentence(far, baseline),
         "options": options_that_differ(details),
+        "loops": loops_that_differ(cards),
     }
 
 
@@ -196,6 +219,12 @@ def options_that_differ(
     names = list(dict.fromkeys(name for own in flat for name in own))
     rows = [(name, [own.get(name, "–") for own in flat]) for name in names]
     return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
+
+
+def loops_that_differ(cards: Mapping[str, Card]) -> Json:
+    """Return in what the loops differ, but their set-ups: those are options."""
+    rows = [row for row in differences(cards) if row[0] != SETUP]
+    return {"sentence": difference_sentence(cards), "rows": rows}
 
 
 def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from equipoise.records import Reading
 from equipoise.report.assets import asset, script, style
 from equipoise.report.changes import changes
-from equipoise.report.comparison import comparison_json
+from equipoise.report.comparison import comparison_json, details_of
 from equipoise.report.grids import Grid, blocks_of, grid, grid_json, heads_json
 from equipoise.report.offline_pages import write_page
 from equipoise.report.page_model import Json, changes_json, run_json, verdict_json
@@ -216,9 +216,12 @@ def _comparisons(
 ) -> dict[str, Json]:
     if len(runs) < 2:
         return {}
-    details = {label: run.info.details for label, run in runs.items()}
+    details = {label: details_of(run) for label, run in runs.items()}
+    cards = {label: run.card for label, run in runs.items()}
     return {
-        label: comparison_json(grids, details, baseline=label, blocks=blocks_of(run))
+        label: comparison_json(
+            grids, details, baseline=label, blocks=blocks_of(run), cards=cards
+        )
         for label, run in list(runs.items())[:COMPARED]
     }
 

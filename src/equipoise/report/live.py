@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from equipoise.judging.card import Card
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
@@ -62,6 +63,7 @@ class LiveView:
     age: float | None
     """Seconds since it was recorded."""
     verdict: Verdict
+    card: Card
     curves: tuple[LiveCurve, ...]
     worst: tuple[LiveCurve, ...]
     """Of each quantity by layer, the layer where it stands worst."""
@@ -93,6 +95,7 @@ class Follower:
             step=int(steps[-1]) if len(steps) else None,
             age=None if last is None else max(0.0, self._now() - last),
             verdict=verdict,
+            card=run.card,
             curves=tuple(self._whole(q) for q in WHOLE if q in known),
             worst=tuple(
                 self._worst(quantity, end)

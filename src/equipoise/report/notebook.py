@@ -131,8 +131,19 @@ def block(view: LiveView) -> str:
         f"<div><b>{e(view.name)}</b> · {view.state} · {step}{age}"
         f'<br><b style="color:{colour}">{verdict.state}</b>: '
         f"{e(verdict.headline)}{advice}"
-        f"<table>{''.join(map(_row, (*view.curves, *view.worst)))}</table>"
+        f"{_card(view)}<table>{''.join(map(_row, (*view.curves, *view.worst)))}</table>"
         f"{_findings(view)}<small>{e(view.path)}</small></div>"
+    )
+
+
+def _card(view: LiveView) -> str:
+    """Return the card: three lines, and all of it behind them."""
+    if not view.card:
+        return ""
+    opening = "<br>".join(map(html.escape, view.card.opening)) or "What the loop does"
+    return (
+        f"<details><summary>{opening}</summary>"
+        f"<pre>{html.escape(str(view.card))}</pre></details>"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from equipoise.judging.card import Card
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.report.changes import Change, seen_at
@@ -35,11 +36,19 @@ def run_json(run: Run, *, label: str, key: str) -> Json:
         "created": run.info.created,
         "version": run.info.version,
         "details": {str(k): brief(v) for k, v in run.info.details.items()},
+        "card": card_json(run.card),
         "layers": len(blocks),
         "steps": _span(steps),
         "quantities": [_quantity(name) for name in run.quantities],
         **events_json(run),
     }
+
+
+def card_json(card: Card) -> Json:
+    """Return a card: its lines, and the facts they are made of."""
+    plain: Json = json.loads(card.to_json())
+    lines = [[title, list(own)] for title, own in card.text.items()]
+    return {**plain, "text": lines, "unseen": card.unseen}
 
 
 def _span(steps: Any) -> Json:

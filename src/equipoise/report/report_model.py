@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.judging.card import Card
 from equipoise.judging.verdict import STATES, State, Verdict
 from equipoise.records import SEVERITIES, Finding, Reading, RunInfo
 from equipoise.store import Run
@@ -145,6 +146,8 @@ class Report:
     """The worst state among the verdicts."""
     verdicts: dict[str, Verdict]
     """What is the matter with each run."""
+    cards: dict[str, Card]
+    """What each run's loop was seen to do."""
     table: Rows
     findings: list[RunFinding]
     """The gravest first, then by step."""
@@ -177,6 +180,7 @@ def view(
         given=verdict is not None,
         state=worst(verdicts.values()),
         verdicts=verdicts,
+        cards={label: run.card for label, run in runs.items()},
         table=numbers,
         findings=sorted(shown, key=_gravity),
         unlisted=len(found) - len(shown),

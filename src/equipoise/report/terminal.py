@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import RunFileError
+from equipoise.judging.card import Card
 from equipoise.judging.verdict import Verdict
 from equipoise.report.live_screen import duration
-from equipoise.report.page_model import Json
+from equipoise.report.page_model import Json, card_json
 from equipoise.report.report_model import Report, RunFinding
 from equipoise.store import Run, open_run
 from equipoise.store.location import run_files
@@ -112,6 +113,7 @@ def report_json(report: Report, comparison: Json | None = None) -> str:
             "run": details.label,
             "file": details.file,
             "verdict": json.loads(report.verdicts[details.label].to_json()),
+            "card": card_json(report.cards[details.label]),
             "numbers": {name: cells[n] for name, cells in report.table},
         }
         for n, details in enumerate(report.runs)
@@ -126,28 +128,44 @@ def print_report(report: Report, comparison: Json | None = None) -> None:
     screen = Console()
     tone = terminal(report.state)
     screen.print(Text(report.verdict, tone))
+    for run in report.runs:
+        _print_card(report.cards[run.label], run.label, screen, alone=report)
     table = Table("", *(run.label for run in report.runs), box=None)
     for name, cells in report.table:
         table.add_row(name, *cells)
     screen.print(table)
     if comparison is not None:
-        screen.print(Text(comparison["sentence"], "bold"))
-        _print_options(comparison["options"], report, screen)
+        for line in (comparison["loops"]["sentence"], comparison["sentence"]):
+            screen.print(Text(line, "bold"), end="\n" if line else "")
+        _print_cells("what the loops do", comparison["loops"]["rows"], report, screen)
+        _print_cells("options that differ", comparison["options"], report, screen)
     for found in report.findings:
         screen.print(_finding(found, report.verdicts[found.run]))
     if report.unlisted:
         screen.print(f"{report.unlisted} more findings are in the run files")
 
 
+def _print_card(card: Card, label: str, screen: Console, *, alone: Report) -> None:
+    """Print what the loop does; of several runs in three lines each."""
+    if not card:
+        return
+    if len(alone.runs) > 1:
+        lines = [f"{label}, {line}" for line in card.opening]
+    else:
+        lines = str(card).splitlines()
+    for line in lines:
+        screen.print(Text(line, "dim" if line.startswith(" ") else ""))
+
+
 MOST_OPTIONS = 12
 """On a terminal; the page has them all."""
 
 
-def _print_options(options: Options, report: Report, screen: Console) -> None:
-    """Print which options differ between the runs."""
+def _print_cells(title: str, options: Options, report: Report, screen: Console) -> None:
+    """Print in what the runs differ, a column for each."""
     if not options:
         return
-    table = Table("options that differ", *(r.label for r in report.runs), box=None)
+    table = Table(title, *(r.label for r in report.runs), box=None)
     for name, cells in options[:MOST_OPTIONS]:
         table.add_row(Text(name), *map(Text, cells))
     screen.print(table)

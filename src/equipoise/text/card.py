@@ -39,6 +39,8 @@ class LineTemplate:
     by: str = ""
     each: str = ""
     """A field that holds several items, each of which gets a line; or one mapping."""
+    verb: bool = False
+    """Whether ``short`` follows a run's name: "A shifts labels twice"."""
     varies: bool = False
     """Whether it changes from step to step: not compared between runs."""
 
@@ -182,3 +184,54 @@ def shorts_of(card: Card) -> Iterator[tuple[LineTemplate, str]]:
         if section is not None and one.short:
             facts = _facts(section, card, one.section)
             yield from ((one, text) for text in _said(one, one.short, facts))
+
+
+Differences = list[tuple[str, list[str]]]
+"""A section of the card, and what each run's card says where they differ."""
+NOTHING = "–"
+
+
+def differences(cards: Mapping[str, Card]) -> Differences:
+    """Return in what the cards of several runs differ, line by line."""
+    said = [dict(_comparable(card)) for card in cards.values()]
+    codes = [one.code for one in card_words().lines if any(one.code in s for s in said)]
+    rows = [(_title(code), [s.get(code, NOTHING) for s in said]) for code in codes]
+    return [(title, cells) for title, cells in rows if len({*cells}) > 1]
+
+
+def difference_sentence(cards: Mapping[str, Card]) -> str:
+    """Return the first difference in words: "B shifts labels twice, A once".
+
+    Only facts that have a short form with a verb are said so, and runs that say the
+    same are named together.
+    """
+    if not all(cards.values()):
+        return ""
+    said = {label: dict(_shorts(card)) for label, card in cards.items()}
+    for one in card_words().lines:
+        found = {label: own[one.code] for label, own in said.items() if one.code in own}
+        if one.verb and len(found) == len(cards) and len({*found.values()}) > 1:
+            groups: dict[str, list[str]] = {}
+            for label, text in reversed(found.items()):
+                groups.setdefault(text, []).append(label)
+            parts = [f"{' and '.join(who)} {text}" for text, who in groups.items()]
+            return ", ".join(parts)
+    return ""
+
+
+def _comparable(card: Card) -> Iterator[tuple[str, str]]:
+    """Yield code and text of each line that does not change from step to step."""
+    found: dict[str, list[str]] = {}
+    for name, section in card.sections.items():
+        for one, line in section_lines(name, section, card):
+            if not one.varies:
+                found.setdefault(one.code, []).append(line)
+    yield from ((code, "; ".join(lines)) for code, lines in found.items())
+
+
+def _shorts(card: Card) -> Iterator[tuple[str, str]]:
+    yield from ((one.code, text) for one, text in shorts_of(card))
+
+
+def _title(code: str) -> str:
+    return card_words().titles[code.partition(".")[0]]

@@ -218,6 +218,7 @@ class Watch:
         if self._losses.unseen_step(self.optimizers) and not self._step_seen:
             self._recorder.add_findings(self._coverage.no_step(self.current_step))
         self._guarded(self._finish)(orderly)
+        self.reporter.print_card(self._recorder.card, closing=True)
         line = self.reporter.summary(self.current_step, self.verdict)
         self.reporter.print_line(f"{line}; equipoise report {self.path}")
 
@@ -416,6 +417,7 @@ class Watch:
             return
         self._recorder.cleared = self._losses.cleared
         findings += self._recorder.write_arrived(check, self._meter, self._sampler)
+        self.reporter.print_card(self._recorder.card)
         if moving.step is not None:
             self._nonfinite.note_other_ranks(findings)
             if self.autopilot is not None:

@@ -125,3 +125,14 @@ def test_it_is_stated_in_the_first_samples_only(tmp_path: Path) -> None:
     assert handle is not None
     found = equipoise.open_run(handle.path).card
     assert found.samples == 30 and found.sections["setup"]["ranks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "quiet", "times"), [(6, False, 1), (6, True, 0), (1, False, 1)]
+)
+def test_the_card_is_printed_once_in_a_few_lines(
+    steps: int, quiet: bool, times: int, tmp_path: Path, capsys: Any
+) -> None:
+    trained(TinyModel, run=tmp_path / "a.eqp", steps=steps, every=1, quiet=quiet)
+    err = capsys.readouterr().err
+    assert err.count("AdamW at rate 0.01") == times and len(err.splitlines()) <= 6

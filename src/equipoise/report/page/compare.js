@@ -29,6 +29,17 @@ EQ.h("button", {
   onclick: () => page.pin(run.key),
 }, run.key === page.baseline ? "baseline" : "pin"))));
 
+// In what the loops differ, beside what they have in common.
+EQ.loops = (page) => {
+  const loops = page.comparisons[page.baseline]?.loops;
+  if (!loops?.rows?.length) return null;
+  return EQ.section("loops", "What the loops do differently",
+    loops.sentence ? EQ.h("p", { class: "sentence" }, `${loops.sentence}.`) : null,
+    EQ.scroll("What the loops do differently", EQ.h("table", {},
+      EQ.h("thead", {}, EQ.h("tr", {}, EQ.h("td"), page.runs.map((run) => EQ.h("th", { scope: "col" }, run.label)))),
+      EQ.h("tbody", {}, loops.rows.map(([title, cells]) => EQ.h("tr", {}, EQ.h("th", { scope: "row" }, title), page.runs.map((run) => EQ.h("td", {}, cells[run.order] ?? "–"))))))));
+};
+
 EQ.comparePage = (page) => {
   const stored = new Set(page.runs.flatMap((r) => r.quantities.map((q) => q.name)));
   const wanted = ["loss", "gradient.norm.total", ...new Set(page.runs.map((r) => r.verdict?.chart?.quantity).filter(Boolean)),
@@ -42,6 +53,7 @@ EQ.comparePage = (page) => {
       return card;
     })),
     page.comparisons[page.baseline] ? EQ.h("p", { class: "sentence parted" }, page.comparisons[page.baseline].sentence) : null,
+    EQ.loops(page),
     EQ.section("numbers", "In numbers", EQ.numbersTable(page)),
     EQ.section("curves", "Over training", EQ.h("div", { class: "figures" }, curves.map((name) => EQ.lineFigure(page, name).node),
       page.runs.filter((r) => r.verdict?.chart?.view === "depth").map((run) => EQ.depthFigure(page, run, { ...run.verdict.chart, step: run.verdict.began }, { height: 220 }).node))),

@@ -243,6 +243,17 @@ EQ.details = (page) => page.runs.map((run) => EQ.h("details", {}, EQ.h("summary"
   EQ.h("dl", { class: "facts" }, Object.entries({ file: run.file, created: run.created, equipoise: run.version, ...run.details })
     .flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, String(v))]))));
 
+// What the loop was seen to do: in three lines, and all of it behind them.
+EQ.loopCard = (run) => {
+  const card = run.card;
+  if (!card?.text?.length) return null;
+  return EQ.h("section", { class: "card loop", "aria-labelledby": `loop-${run.index}` },
+    EQ.h("h2", { id: `loop-${run.index}` }, "What the loop does"),
+    EQ.h("ul", { class: "lines" }, card.opening.map((line) => EQ.h("li", {}, line))),
+    EQ.h("details", {}, EQ.h("summary", {}, "all facts"), card.text.map(([title, lines]) => [
+      EQ.h("h3", {}, title), EQ.h("ul", { class: "lines" }, lines.map((line) => EQ.h("li", {}, line)))])));
+};
+
 // The first screen: verdict and its chart side by side, then what changed first.
 EQ.firstScreen = (page, run) => {
   const stored = (name) => run.quantities.some((q) => q.name === name), began = run.verdict?.began ?? null;
@@ -253,7 +264,7 @@ EQ.firstScreen = (page, run) => {
   const legend = EQ.pinLegend([run], began);
   if (legend) right.append(legend);
   return EQ.h("div", { class: "first" },
-    EQ.h("div", { class: "answer" }, EQ.verdictCard(run),
+    EQ.h("div", { class: "answer" }, EQ.verdictCard(run), EQ.loopCard(run),
       EQ.h("section", { class: "card", "aria-labelledby": `changed-${run.index}` }, EQ.h("h2", { id: `changed-${run.index}` }, "What changed first"), EQ.h("div", { class: "changes", "data-limit": 6 }, EQ.changesTable(page, run, 6)))),
     right);
 };

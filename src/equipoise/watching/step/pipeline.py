@@ -25,6 +25,7 @@ from equipoise.probes.capture import Boundary, HostTransfer
 from equipoise.records import Applied, Finding, Reading
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
+from equipoise.text.card import worded as worded_card
 from equipoise.text.render import render
 from equipoise.watching.findings import (
     at_other_steps,
@@ -372,6 +373,15 @@ class Reporter:
     ) -> None:
         self._on_finding, self._first_rank, self._quiet = on_finding, first_rank, quiet
         self.findings: list[Finding] = []
+        self._card_printed = False
+
+    def print_card(self, card: Card, *, closing: bool = False) -> None:
+        """Print the card's three lines, once: most is known at the second sample."""
+        if self._card_printed or not (card.samples >= 2 or (closing and card)):
+            return
+        self._card_printed = True
+        for line in worded_card(card).opening:
+            self.print_line(line)
 
     def report(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return what is new among them, after reporting it."""
