@@ -1,6 +1,4 @@
-"""Cases that those who write checks do not read until the figures are taken.
+"""Cases written without sight of the checks, opened once at the end.
 
-Written without sight of the checks. ``lab/benchmarks/mistakes.py --sealed`` runs
-them, prints counts only, and appends a line to ``sealed/log.jsonl`` with the revision,
-so that it can be seen how often they were looked at.
+Until then they are run unwatched only: whoever writes a check does not read them.
 """
