@@ -288,7 +288,7 @@ def low_rank_updates_merged_and_restarted(watch: Attach) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=2e-3)
     watch(model, optimizer)
-    for step, ids in enumerate(batches(STEPS)):
+    for step, ids in enumerate(parts.elsewhere()):
         if step and step % 15 == 0:
             with torch.no_grad():
                 for one in maps:
@@ -393,7 +393,7 @@ def a_group_at_rate_zero(watch: Attach) -> None:
             },
         ]
     )
-    parts.train(model, watch, optimizer=optimizer)
+    parts.train(model, watch, data=parts.elsewhere(), optimizer=optimizer)
 
 
 class Compensated(torch.optim.Optimizer):

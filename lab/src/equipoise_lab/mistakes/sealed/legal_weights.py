@@ -238,13 +238,15 @@ def low_rank_updates_that_start_at_zero(watch: Attach) -> None:
         block.attention.q_proj = LowRank(block.attention.q_proj)
         block.attention.v_proj = LowRank(block.attention.v_proj)
     trained = [p for p in model.parameters() if p.requires_grad]
-    parts.train(model, watch, optimizer=torch.optim.AdamW(trained, lr=5e-3))
+    optimizer = torch.optim.AdamW(trained, lr=5e-3)
+    parts.train(model, watch, data=parts.elsewhere(), optimizer=optimizer)
 
 
 def _adapted(watch: Attach, model: nn.Module, *, lr: float = 5e-3) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr)
-    parts.train(model, watch, parts.language_loss, optimizer=optimizer)
+    data = parts.elsewhere()
+    parts.train(model, watch, parts.language_loss, data=data, optimizer=optimizer)
 
 
 def _base(make=parts.llama) -> nn.Module:
@@ -446,7 +448,8 @@ def _tuned(watch: Attach, names: str, *, lr: float = 5e-3) -> None:
     for name, weight in model.named_parameters():
         weight.requires_grad_(any(word in name for word in names.split()))
     trained = [p for p in model.parameters() if p.requires_grad]
-    parts.train(model, watch, optimizer=torch.optim.AdamW(trained, lr=lr))
+    optimizer = torch.optim.AdamW(trained, lr=lr)
+    parts.train(model, watch, data=parts.elsewhere(), optimizer=optimizer)
 
 
 @control(source="LayerNorm tuning of a trained model")

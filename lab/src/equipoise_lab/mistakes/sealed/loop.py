@@ -217,3 +217,78 @@ def a_second_phase_with_another_optimiser(wrong: bool, watch: Attach) -> None:
         used.zero_grad()
         parts.own_loss(model, ids).backward()
         used.step()
+
+
+@mistake(
+    "check.not_repeatable",
+    source="Switch Transformers, own: the router's jitter stays on in evaluation",
+)
+def a_router_that_jitters_in_evaluation(wrong: bool, watch: Attach) -> None:
+    class Jittered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.top_k = 1
+            self.gate = nn.Linear(32, 4, bias=False)
+            self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(0, -2)
+            seen = flat
+            if self.training or wrong:
+                seen = flat * (1 + 0.1 * (2 * torch.rand_like(flat) - 1))
+            weight, chosen = self.gate(seen).softmax(-1).max(-1)
+            out = torch.zeros_like(flat)
+            for number, expert in enumerate(self.experts):
+                at = (chosen == number).nonzero()[:, 0]
+                out = out.index_add(0, at, weight[at, None] * expert(flat[at]))
+            return out.view_as(x)
+
+    model = Decoder()
+    for block in model.blocks:
+        block.mlp = Jittered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    watch(model, optimizer)
+    for step, ids in enumerate(batches(STEPS)):
+        optimizer.zero_grad()
+        parts.own_loss(model, ids).backward()
+        optimizer.step()
+        if step % 10 == 9:
+            model.eval()
+            with torch.no_grad():
+                parts.own_loss(model, text(seed=999))
+            model.train()
+
+
+@mistake(
+    "check.eager_differs",
+    source="flash-attention#1065, own: the fused path forgets the soft cap",
+    kind="compiled",
+)
+def a_compiled_path_without_the_soft_cap(wrong: bool, watch: Attach) -> None:
+    class Capped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = (
+                one.unflatten(-1, (4, 8)).transpose(1, 2)
+                for one in self.qkv(x).chunk(3, -1)
+            )
+            scores = 2 * q @ k.mT
+            if not (wrong and torch.compiler.is_compiling()):
+                scores = (scores / 2).tanh() * 2
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            p = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            return self.out((p @ v).transpose(1, 2).flatten(-2))
+
+    model = Decoder()
+    for block in model.blocks:
+        block.attention = Capped()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    watch(compiled, optimizer)
+    for ids in batches(STEPS):
+        optimizer.zero_grad()
+        parts.own_loss(compiled, ids).backward()
+        optimizer.step()

@@ -212,6 +212,11 @@ def corrupted(
     return ids.masked_fill(hidden, MASK), ids.masked_fill(~hidden, IGNORED)
 
 
+def elsewhere(count: int = STEPS) -> Iterator[Tensor]:
+    """Yield text of another source than the one that :func:`learnt` has seen."""
+    return ((ids + 7) % VOCABULARY for ids in batches(count))
+
+
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of labels that stand where their logits stand."""
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())

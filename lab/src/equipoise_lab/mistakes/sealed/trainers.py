@@ -472,7 +472,7 @@ def adapters_added_after_the_optimiser(wrong: bool, watch: Attach) -> None:
         trained = [p for p in adapted.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=3e-3)
     watch(adapted, optimizer)
-    for ids in parts.batches(STEPS):
+    for ids in parts.elsewhere():
         adapted.zero_grad()
         parts.language_loss(adapted, ids).backward()
         optimizer.step()
