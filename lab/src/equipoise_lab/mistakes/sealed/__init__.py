@@ -1,4 +1,4 @@
 """Cases written without sight of the checks, opened once at the end.
 
-Until then they are run unwatched only: whoever writes a check does not read them.
+Until then they are run unwatched only, and authors of checks do not read them.
 """

@@ -218,7 +218,7 @@ def scaled_rotary_beyond_its_length(watch: Attach) -> None:
     parts.train(model, watch, parts.language_loss)
 
 
-@control(source="packed documents: positions begin anew, a mask keeps them apart")
+@control(source="packed documents: positions restart, a mask keeps them apart")
 def positions_that_restart_in_packs(watch: Attach) -> None:
     class Packed(Decoder):
         def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -450,7 +450,7 @@ def bf16_with_stochastic_rounding(watch: Attach) -> None:
 
 
 def _scheduled(watch: Attach, make, *, per: int = 1, lr: float = 3e-3) -> None:
-    """Train with a schedule that moves every so many updates."""
+    """Train with a schedule that moves every `per` updates."""
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = make(optimizer)

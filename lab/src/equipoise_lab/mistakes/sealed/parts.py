@@ -251,7 +251,7 @@ def train(
 
 
 def every(make: Callable[[int], Any], count: int = STEPS) -> Iterator[Any]:
-    """Yield what is made of the numbers of the steps."""
+    """Yield the batch of each step, made from its number."""
     for step in range(count):
         yield make(step)
 

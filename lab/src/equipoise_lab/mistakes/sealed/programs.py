@@ -1,4 +1,4 @@
-"""Controls: kinds of program that pytorch/examples holds, written anew and small."""
+"""Controls: kinds of program that pytorch/examples holds, rewritten and small."""
 
 import torch
 from torch import Tensor, nn

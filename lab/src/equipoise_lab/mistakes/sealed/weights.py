@@ -354,7 +354,7 @@ def a_pretrained_folder_with_other_names(wrong: bool, watch: Attach) -> None:
 
 @mistake(
     "check.nonfinite_parameters",
-    source="own: an embedding widened with memory that nobody filled",
+    source="own: an embedding widened with memory that was never filled",
 )
 def rows_of_an_embedding_left_uninitialised(wrong: bool, watch: Attach) -> None:
     model = parts.learnt(Decoder())
