@@ -33,8 +33,8 @@ STARTS = ("attention.projections_large", "residual.embedding_large")
 """Rules about what a run began with: a cause of whatever began together with it."""
 PLAINEST = ("loss.above_chance", "loss.risen")
 """That a loss is above chance says more than that it rose or does not fall."""
-NO_PROGRESS, AT_CHANCE = "loss.not_falling", 0.9
-"""Share of ln V above which a model has learnt next to nothing."""
+NO_PROGRESS = "loss.not_falling"
+"""The loss is what guessing gives, so a model that stays there has learnt nothing."""
 
 
 @dataclass(slots=True)
@@ -252,12 +252,26 @@ def _dead(judge: Judge) -> Verdict | None:
     first = _first_nonfinite(judge)
     if first is None:
         return None
+    moved = moved_before(judge.history, first.step)
+    earlier = _model_rules(judge, before=first.step)
     return Verdict(
         state="dead",
         lead=first,
+        cause=moved.finding(judge.history.step) if moved else earlier,
         since=first.step,
         findings=(first, *judge.firing),
     )
+
+
+def _model_rules(judge: Judge, *, before: int) -> Finding | None:
+    """Return the rule about the model that fired first, ahead of a step."""
+    about = {one.rule.name: one.rule.about for one in judge.at_work}
+    firing = [f for f in judge.firing if f.severity != "info"]
+    found = [f for f in firing if about[f.code] == "model" and f.step < before]
+    if not found:
+        return None
+    first = began_first(found).code
+    return next(c.now for c in judge.conditions if c.rule.name == first and c.now)
 
 
 def _first_nonfinite(judge: Judge) -> Finding | None:
@@ -276,16 +290,9 @@ def _first_nonfinite(judge: Judge) -> Finding | None:
 
 
 def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
-    """Return whether the loss was near that of a guess for half of the run.
-
-    A plateau lower down is failing, not dead: masked-language models stay at the
-    entropy of single tokens for thousands of steps, and then go on.
-    """
-    for seen in (f.params for f in firing if f.code == NO_PROGRESS):
-        keys = ("since_step", "loss", "reference")
-        began, loss, guess = (float(seen[key] or 0) for key in keys)
-        return 2 * began <= judge.history.step and loss > AT_CHANCE * guess
-    return False
+    """Return whether the loss was that of a guess for half of the run."""
+    began = [f.params["since_step"] for f in firing if f.code == NO_PROGRESS]
+    return any(2 * float(step or 0) <= judge.history.step for step in began)
 
 
 def began_first(causes: Sequence[Finding]) -> Finding:

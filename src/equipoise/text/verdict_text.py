@@ -47,7 +47,8 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.reason == "gap":
         return f"nothing wrong in what was read, but {lead.message}"
     if lead.belongs_to("nonfinite"):
-        return f"non-finite numbers from step {lead.step}: {lead.message}"
+        before = f"; before it: {verdict.cause.message}" if verdict.cause else ""
+        return f"{_nonfinite(lead)}{before}"
     cause = f"{verdict.cause.message}: " if verdict.cause else ""
     effects = [f"{one.message} ({_when(one)})" for one in verdict.effects]
     return "; ".join([*effects, f"{cause}{lead.message} ({_when(lead)})"])
@@ -58,11 +59,18 @@ def _in_two(verdict: Verdict) -> tuple[str, str]:
     lead = verdict.lead
     if lead is None:
         return _plain(verdict), _earlier(verdict)
-    if verdict.of != "run" or verdict.reason == "gap" or lead.belongs_to("nonfinite"):
+    if verdict.of != "run" or verdict.reason == "gap":
         return _sentence(verdict), ""
+    if lead.belongs_to("nonfinite"):
+        found = _nonfinite(lead)
+        return (verdict.cause.message, found) if verdict.cause else (found, "")
     named = (verdict.cause, lead, *verdict.effects)
     front, *others = [one for one in named if one is not None]
     return front.message, "; ".join(one.message for one in others)
+
+
+def _nonfinite(lead: Finding) -> str:
+    return f"non-finite numbers from step {lead.step}: {lead.message}"
 
 
 def _plain(verdict: Verdict) -> str:

@@ -6,7 +6,7 @@ entries. Of every head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂, and how much it
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from equipoise.auditing.weights.layout import (
     is_norm_gain,
     norm_epsilon,
 )
-from equipoise.judging.rules.weights import is_random
+from equipoise.judging.rules.weights import is_random, layer_of
 from equipoise.numerics.scaling import initial_std
 from equipoise.numerics.spectra.norm import spectral_norm
 from equipoise.records import Reading
@@ -115,6 +115,7 @@ def measure(
             _measure_constant(checkpoint, name, found)
         work.done([name])
     _measure_norms(checkpoint, found)
+    _measure_pairs(sites, found)
     for site, bound in feedforward_bounds(checkpoint, sites, found.uppers):
         found.bound("feedforward", site, bound)
     _measure_plan(found)
@@ -253,8 +254,40 @@ def _measure_constant(checkpoint: Checkpoint, name: str, found: Measurement) -> 
         )
 
 
+def _measure_pairs(sites: Sequence[AttentionLayout], found: Measurement) -> None:
+    """Note of each map that has a partner the product of both sizes.
+
+    W_Q · 8 beside W_K / 8 is the same model, so what is large or small is the product;
+    so it is of values and outputs, and nearly of a feed-forward network's two maps.
+    """
+    sizes = found.values.get("weights.map.rms", {})
+    pairs = [
+        (_place(site, one), _place(site, other))
+        for site in sites
+        for one, other in (("q", "k"), ("v", "o"))
+    ]
+    attended = {name for pair in pairs for name in pair}
+    layers: dict[str, list[str]] = {}
+    for name in sizes:
+        if name not in attended and layer_of(name):
+            layers.setdefault(layer_of(name), []).append(name)
+    for names in layers.values():
+        down = [name for name in names if DOWN.search(name)]
+        up = [name for name in names if name not in down]
+        if len(up) == len(down) == 1:
+            pairs.append((up[0], down[0]))
+    for pair in pairs:
+        if all(name in sizes for name in pair):
+            product = sizes[pair[0]][0] * sizes[pair[1]][0]
+            for name in pair:
+                found.add("weights.pair.rms", name, product)
+
+
 def _measure_plan(found: Measurement) -> None:
-    """Note initial sizes over planned ones, for a model that looks untrained."""
+    """Note initial sizes over planned ones, for a model that looks untrained.
+
+    A gain that is not 1 belongs to the matrix behind it: then the plan is not known.
+    """
     edges = found.values.get("weights.edge", {})
     spreads = found.values.get("weights.spread", {})
     gains = found.values.get("weights.gain", {})
@@ -264,12 +297,17 @@ def _measure_plan(found: Measurement) -> None:
         not edges
         or not fresh
         or not all(constant[n][0] for n in gains if n in constant)
+        or not all(abs(gain - 1) < 0.01 for (gain,) in gains.values())
     ):
         return
+    pairs = found.values.get("weights.pair.rms", {})
     for name, (size,) in found.values["weights.map.rms"].items():
         # What writes to the stream may be scaled down by depth on purpose.
         if name in found.widths and not DOWN.search(name):
-            found.add("weights.plan", name, size / initial_std(found.widths[name]))
+            planned = initial_std(found.widths[name])
+            if name in pairs:
+                size = math.sqrt(pairs[name][0])
+            found.add("weights.plan", name, size / planned)
 
 
 def _tiny(dtype: torch.dtype) -> float:

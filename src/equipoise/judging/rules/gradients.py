@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 
 from equipoise.judging.history import History, by_site
 from equipoise.judging.rules.registry import Measured, measured, measures
-from equipoise.records import Scalar
+from equipoise.judging.rules.weights import role
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
@@ -31,45 +32,74 @@ def by_depth(history: History) -> list[Named]:
 
 def early_and_late(
     history: History, early: Callable[..., Named], late: Callable[..., Named]
-) -> tuple[Named, Named] | None:
-    """Return one block of the first half and one of the second, as min or max picks."""
-    norms = by_depth(history)
-    if len(norms) < 2:
-        return None
-    middle = (len(norms) + 1) // 2
-    first = early(norms[:middle], key=lambda pair: pair[1])
-    second = late(norms[middle:], key=lambda pair: pair[1])
-    return (first, second) if second[1] > 0 else None
+) -> list[tuple[Named, Named]]:
+    """Return, of each stack, one block of its first half and one of its second.
+
+    An encoder and a decoder are two stacks: between them the gradient passes through
+    cross-attention, which has nothing to read at first.
+    """
+    stacks: dict[str, list[Named]] = {}
+    for block, norm in by_depth(history):
+        stacks.setdefault(role(block), []).append((block, norm))
+    found = []
+    for norms in stacks.values():
+        middle = (len(norms) + 1) // 2
+        if len(norms) > 1:
+            first = early(norms[:middle], key=lambda pair: pair[1])
+            second = late(norms[middle:], key=lambda pair: pair[1])
+            found.append((first, second))
+    return [pair for pair in found if pair[1][1] > 0]
 
 
 @measures("gradient.vanished")
 def vanished(history: History) -> Measured | None:
     """Smallest norm in the first half of the blocks over the largest in the second."""
-    if pair := early_and_late(history, min, max):
-        (site, norm), (largest, most) = pair
-        more: dict[str, Scalar] = {"largest": largest, "largest_norm": most}
-        return measured(norm / most, site, norm=norm, **more)
-    return None
+    pairs = early_and_late(history, min, max)
+    if not pairs:
+        return None
+    (site, norm), (largest, most) = min(pairs, key=lambda pair: pair[0][1] / pair[1][1])
+    return measured(norm / most, site, norm=norm, largest=largest, largest_norm=most)
 
 
 @measures("gradient.exploding")
 def exploding(history: History) -> Measured | None:
     """Largest norm in the first half of the blocks over the smallest in the second."""
-    found = early_and_late(history, max, min)
-    if found is None:
+    pairs = early_and_late(history, max, min)
+    if not pairs:
         return None
-    (site, norm), (least, smallest) = found
-    return measured(norm / smallest, site, least=least, norm=norm)
+    (site, norm), (least, small) = max(pairs, key=lambda pair: pair[0][1] / pair[1][1])
+    return measured(norm / small, site, least=least, norm=norm)
 
 
 @measures("gradient.spike")
 def spike(history: History) -> Measured | None:
-    """Norm of the whole gradient over the median of those kept before it."""
+    """Norm of the whole gradient over the median of those kept before it.
+
+    0 where the norm usually scatters as far: over small batches, and at the end of a
+    task that is solved, it does.
+    """
     curve = history.curve(TOTAL)
     if curve.count < 16 or not curve.usual > 0:
         return None
-    norm = curve.values[-1]
-    return measured(norm / curve.usual, norm=norm, usual=curve.usual)
+    norm, usual = curve.values[-1], curve.usual
+    value = norm / usual
+    if value > 2 and math.log(value) <= SCATTERS * _scatter(curve.tail(64)[:-1]):
+        value = 0.0
+    return measured(value, norm=norm, usual=usual)
+
+
+SCATTERS = 6.0
+"""Robust standard deviations of ln norm within which a norm is usual."""
+
+
+def _scatter(norms: list[float]) -> float:
+    """Return the usual step of ln norm between neighbours, as a Gaussian's σ.
+
+    Steps and not distances from the median: a trend is no scatter.
+    """
+    logs = [math.log(norm) for norm in norms if 0 < norm < math.inf]
+    steps = [abs(after - before) for before, after in pairwise(logs)]
+    return 1.4826 * median(steps) / math.sqrt(2) if steps else 0.0
 
 
 def over_start(
@@ -153,17 +183,46 @@ def lost(history: History) -> Measured | None:
 
 @measures("update.too_small")
 def too_small(history: History) -> Measured | None:
-    """Median over blocks of ‖Δw‖/rate over its median in the first samples."""
+    """Median over blocks of ‖Δw‖/rate over its start, and over that of the gradient.
+
+    Only of optimisers that divide by a second moment. A gradient that shrinks takes the
+    update with it, since √v follows late: that is convergence, and not counted. The
+    rest is judged beside √((1−β₁)/(1+β₁)), to which an average over noise falls.
+    """
     rate, moved = history.scalar(RATE), by_block(history, MOVED)
-    if not rate or not moved:
+    if not rate or not moved or not _divides(history):
         return None
     now = {site: value / rate for site, value in moved.items()}
     ratios = over_start(history, "update.too_small", now, skip=4, count=12)
+    shrunk = over_start(
+        history, "update.gradient", by_block(history, NORM), skip=4, count=12
+    )
+    ratios = {s: r / min(1.0, shrunk[s]) for s, r in ratios.items() if shrunk.get(s)}
     if not ratios:
         return None
     site = min(ratios, key=lambda name: ratios[name])
-    value = median(ratios.values())
+    value = median(ratios.values()) * noise_floor(0.9) / noise_floor(_beta1(history))
     return measured(value, most_in=site, lowest=ratios[site], rate=rate)
+
+
+def noise_floor(beta1: float) -> float:
+    """Return the size of an average over noise, beside that of the noise.
+
+    >>> round(noise_floor(0.9), 2), round(noise_floor(0.99), 3)
+    (0.23, 0.071)
+    """
+    return math.sqrt((1 - beta1) / (1 + beta1))
+
+
+def _beta1(history: History) -> float:
+    beta1 = history.scalar("optimizer.beta1")
+    return 0.9 if beta1 is None else min(max(beta1, 0.0), 0.9999)
+
+
+def _divides(history: History) -> bool:
+    """Whether every update is a gradient over the root of its second moment."""
+    kinds = history.details.get("updates")
+    return kinds is None or set(kinds) == {"adaptive"}
 
 
 @measures("curvature.beyond_edge")

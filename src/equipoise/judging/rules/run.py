@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from equipoise.judging.history import Curve, History
@@ -53,7 +54,11 @@ def first_loss(history: History) -> float | None:
 
 @measures("loss.above_chance")
 def above_chance(history: History) -> Measured | None:
-    """Smoothed loss over ln V, or over where the run began if V is not known."""
+    """Smoothed loss over ln V, or over where the run began if V is not known.
+
+    A mean of 16 losses has the noise of its batches: three of its deviations count as
+    none, so that a small batch at ln V is not above it.
+    """
     curve = history.curve("loss")
     if curve.count < START:
         return None
@@ -61,12 +66,14 @@ def above_chance(history: History) -> Measured | None:
     if found is None or found[0] <= 0:
         return None
     (reference, what), loss = found, curve.smoothed(SMOOTH)
-    return measured(loss / reference, loss=loss, reference=reference, what=what)
+    noise = 3 * curve.noise / math.sqrt(SMOOTH) if curve.noise < math.inf else 0.0
+    value = (loss - noise) / reference
+    return measured(value, loss=loss, reference=reference, what=what)
 
 
-FEW, AT_CHANCE = 64, 0.99
-"""Classes below which the best loss may be near ln V, and the share of it that is no
-better than a guess; 0.55 ln V is what knowing only frequencies gives on text."""
+AT_CHANCE = 0.99
+"""Share of ln V that is no better than a guess. A plateau below it may be the best loss
+there is: that of few classes, of a masked token, of text to a small model."""
 
 
 @dataclass(slots=True)
@@ -79,10 +86,11 @@ class Progress:
 
 @measures("loss.not_falling")
 def not_falling(history: History) -> Measured | None:
-    """Share of the run without progress, while the loss is above 0.55 ln V.
+    """Share of the run without progress, while the loss is what guessing gives.
 
-    A plateau far below ln V is convergence, and no trouble; of few classes only one at
-    ln V itself is. A loss that does not begin near ln V is not judged against it.
+    The run's length is counted in Σ rate, not in steps, so a warm-up is short; while
+    the rate still rises nothing is said. A loss that does not begin near ln V is not
+    judged against it.
     """
     curve, uniform = history.curve("loss"), uniform_loss(history)
     began = first_loss(history)
@@ -93,11 +101,13 @@ def not_falling(history: History) -> Measured | None:
     seen = history.memory("loss.not_falling", Progress)
     if seen.blocks != curve.count // curve.size:
         seen.blocks = curve.count // curve.size
-        seen.found = _without_progress(curve, uniform)
+        seen.found = _without_progress(history, curve, uniform)
     return seen.found if isinstance(seen.found, Measured) else None
 
 
-def _without_progress(curve: Curve, uniform: float) -> Measured:
+def _without_progress(
+    history: History, curve: Curve, uniform: float
+) -> Measured | None:
     """Progress: the mean of four blocks falls by 1 % of ln V below the best before."""
     means = [mean for _, mean in curve.blocks]
     best, last = math.inf, 0
@@ -105,24 +115,75 @@ def _without_progress(curve: Curve, uniform: float) -> Measured:
         wide = sum(means[i - 3 : i + 1]) / 4
         if wide < best - 0.01 * uniform:
             best, last = wide, i
-    loss, since = curve.smoothed(SMOOTH), curve.blocks[last][0]
-    share = 1 - since / max(1, curve.steps[-1])
-    few = uniform < math.log(FEW)
-    value = share if loss > (AT_CHANCE if few else 0.55) * uniform else 0.0
+    time = TrainingTime(history.curve("learning_rate").blocks, curve.steps[-1])
+    if time.rises:
+        return None
+    loss, since = curve.smoothed(SMOOTH), max(curve.blocks[last][0], time.risen)
+    share = 1 - time.until(since) / max(time.until(curve.steps[-1]), 1e-300)
+    value = share if loss > AT_CHANCE * uniform else 0.0
     return measured(value, loss=loss, reference=uniform, since_step=since)
+
+
+class TrainingTime:
+    """Σ rate up to a step: what a run has trained, in steps at a rate of 1.
+
+    Steps count alike where no rate is known.
+    """
+
+    def __init__(self, rates: Sequence[tuple[int, float]], step: int) -> None:
+        self._rates, self._step = rates or [(0, 1.0)], step
+
+    @property
+    def risen(self) -> int:
+        """The first step of the block in which the rate was highest first."""
+        return max(self._rates, key=lambda block: block[1])[0]
+
+    @property
+    def rises(self) -> bool:
+        """Whether the latest block has the highest rate so far."""
+        return len(self._rates) > 1 and self.risen == self._rates[-1][0]
+
+    def until(self, step: int) -> float:
+        """Return Σ rate of the steps before this one."""
+        ends = [*(first for first, _ in self._rates[1:]), max(self._step, step)]
+        return sum(
+            rate * (min(end, step) - first)
+            for (first, rate), end in zip(self._rates, ends, strict=True)
+            if first < step
+        )
+
+
+def learnt(history: History) -> float:
+    """Return how far the loss has come down from its first value, at least 0."""
+    began, best = first_loss(history), history.curve("loss").best
+    return max(0.0, began - best) if began is not None and best < math.inf else 0.0
+
+
+@dataclass(slots=True)
+class Lowest:
+    """The lowest mean of a block, and the noise of the loss at that time."""
+
+    best: float = math.inf
+    noise: float = math.inf
 
 
 @measures("loss.risen")
 def risen(history: History) -> Measured | None:
     """How far the smoothed loss is above its best block, in units of its noise.
 
-    A loss that has come down by a quarter of its rise (new data) is on its way back.
+    The noise is that of the best time, for bad batches among good ones are noise too;
+    it is at least 1 % of what was learnt so far, where an offset does not count. A loss
+    that has come down by a quarter of its rise (new data) is on its way back.
     """
     curve = history.curve("loss")
     if curve.count < START or len(curve.blocks) < 4:
         return None
+    lowest = history.memory("loss.risen", Lowest)
+    if curve.best != lowest.best or not lowest.noise < math.inf:
+        lowest.best, lowest.noise = curve.best, curve.noise
     best, loss = curve.best, curve.smoothed(SMOOTH)
-    noise = max(curve.noise / 4, 0.01 * abs(best))  # of a mean of 16
+    # The noise of a mean of 16.
+    noise = max(lowest.noise / 4, 0.01 * learnt(history), 1e-12)
     returning = curve.peak - loss > (curve.peak - best) / 4
     value = 0.0 if returning else (loss - best) / noise
     return measured(value, loss=loss, best=best, peak=curve.peak)
@@ -158,7 +219,7 @@ def spike_recovered(history: History) -> Measured | None:
     spike = history.memory(SPIKES, Spikes)
     step, now = curve.steps[-1], curve.values[-1]
     if spike.began < 0:
-        _watch_for(spike, curve)
+        _watch_for(spike, curve, 0.05 * learnt(history))
         return None
     spike.highest = max(spike.highest, now)
     if step - spike.began > START:
@@ -177,9 +238,9 @@ def spike_recovered(history: History) -> Measured | None:
     return None
 
 
-def _watch_for(spike: Spikes, curve: Curve) -> None:
+def _watch_for(spike: Spikes, curve: Curve, least: float) -> None:
     now, usual = curve.values[-1], curve.usual
-    if now > usual + max(6 * curve.deviation, 0.05 * abs(usual)):
+    if now > usual + max(6 * curve.deviation, least):
         spike.began, spike.highest = curve.steps[-1], now
         spike.before, spike.first = usual, now
         spike.usual = usual + curve.deviation

@@ -77,8 +77,13 @@ def _usual(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _away(history: History) -> dict[str, float]:
-    """Return how far each map's size is from its like, in ln; 0 within the scatter."""
-    sizes = {n: v[0] for n, v in history.table("weights.map.rms").items()}
+    """Return how far each map's size is from its like, in ln; 0 within the scatter.
+
+    Of a map with a partner the product of both sizes counts: one may be scaled and the
+    other divided, and the model is the same.
+    """
+    both = history.table("weights.map.rms") | history.table("weights.pair.rms")
+    sizes = {name: values[0] for name, values in both.items()}
     away = dict.fromkeys(sizes, 0.0)
     for names in by_role({n: s for n, s in sizes.items() if math.isfinite(s)}).values():
         if len(names) <= LIKE:
@@ -87,7 +92,33 @@ def _away(history: History) -> dict[str, float]:
         for name in names:
             distance = _log(sizes[name]) - usual
             away[name] = distance if abs(distance) > SCATTERS * scatter else 0.0
+    gains = _gains_away(history)
+    return {
+        name: 0.0 if _in_a_gain(distance, gains.get(layer_of(name), ())) else distance
+        for name, distance in away.items()
+    }
+
+
+def _gains_away(history: History) -> dict[str, list[float]]:
+    """Return, by layer, how far each norm's gain is from its like, in ln."""
+    gains = {n: v[0] for n, v in history.table("weights.gain").items() if v[0] > 0}
+    away: dict[str, list[float]] = {}
+    for names in by_role(gains).values():
+        middle = median(_log(gains[name]) for name in names)
+        for name in names:
+            away.setdefault(layer_of(name), []).append(_log(gains[name]) - middle)
     return away
+
+
+def _in_a_gain(distance: float, gains: Sequence[float]) -> bool:
+    """Whether a gain of the layer has the inverse factor: then the map reads the norm.
+
+    Of a pair that both read it, queries and keys, the factor is in the product twice.
+    """
+    near = math.log(1.5)
+    return abs(distance) > near and any(
+        abs(distance + times * gain) < near for gain in gains for times in (1, 2)
+    )
 
 
 def _off(away: Mapping[str, float]) -> dict[str, list[str]]:
@@ -132,10 +163,27 @@ def scale(history: History) -> Iterator[Measured]:
     """Factor between a map's size and its like in other layers, past their scatter."""
     away = _away(history)
     told = {name for names in _off(away).values() for name in names}
+    told |= _less_off(history)
     for name, distance in away.items():
         if name not in told:
             factor = math.exp(min(distance, 700.0))
             yield measured(_times(distance), name, factor=factor)
+
+
+def _less_off(history: History) -> set[str]:
+    """Return of each pair of maps the one whose own size is nearer to its like."""
+    sizes = {n: v[0] for n, v in history.table("weights.map.rms").items()}
+    usual: dict[str, float] = {}
+    for names in by_role(sizes).values():
+        middle = median(_log(sizes[name]) for name in names)
+        usual |= {name: abs(_log(sizes[name]) - middle) for name in names}
+    pairs: dict[tuple[str, float], list[str]] = {}
+    for name, (product,) in history.table("weights.pair.rms").items():
+        pairs.setdefault((layer_of(name), product), []).append(name)
+    nearer = set[str]()
+    for names in pairs.values():
+        nearer |= set(names) - {max(names, key=lambda name: usual.get(name, 0.0))}
+    return nearer
 
 
 @measures("weights.dead_head")
@@ -247,12 +295,15 @@ def is_random(edge: float, spread: Sequence[float]) -> bool:
 
 
 def _fresh_vectors(history: History) -> dict[str, float]:
-    """Vectors that are exactly constant (γ = 1, a bias of 0) beside ones that vary."""
+    """Vectors that are exactly constant (γ = 1, a bias of 0) where most like it vary.
+
+    One that moved among many that did not is a choice of what to train.
+    """
     found: dict[str, float] = {}
     table = history.table("weights.constant")
     for names in by_role(table).values():
         fresh = [n for n in names if table[n][0]]
-        if 0 < len(fresh) < len(names):
+        if 0 < 2 * len(fresh) <= len(names):
             found |= {n: table[n][1] for n in fresh}
     return found
 
