@@ -95,7 +95,7 @@ SCATTERS = 6.0
 def _scatter(norms: list[float]) -> float:
     """Return the usual step of ln norm between neighbours, as a Gaussian's σ.
 
-    Steps and not distances from the median: a trend is no scatter.
+    Steps and not distances from the median, so that a trend does not count.
     """
     logs = [math.log(norm) for norm in norms if 0 < norm < math.inf]
     steps = [abs(after - before) for before, after in pairwise(logs)]

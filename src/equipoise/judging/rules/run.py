@@ -72,7 +72,7 @@ def above_chance(history: History) -> Measured | None:
 
 
 AT_CHANCE = 0.99
-"""Share of ln V that is no better than a guess. A plateau below it may be the best loss
+"""Share of ln V up to which a loss is better than a guess. A plateau below it may be the best loss
 there is: that of few classes, of a masked token, of text to a small model."""
 
 

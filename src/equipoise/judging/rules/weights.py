@@ -79,8 +79,8 @@ def _usual(values: Sequence[float]) -> tuple[float, float]:
 def _away(history: History) -> dict[str, float]:
     """Return how far each map's size is from its like, in ln; 0 within the scatter.
 
-    Of a map with a partner the product of both sizes counts: one may be scaled and the
-    other divided, and the model is the same.
+    A map with a partner is judged by the product of both sizes: one may be scaled and
+    the other divided, and the model is the same.
     """
     both = history.table("weights.map.rms") | history.table("weights.pair.rms")
     sizes = {name: values[0] for name, values in both.items()}
@@ -113,7 +113,7 @@ def _gains_away(history: History) -> dict[str, list[float]]:
 def _in_a_gain(distance: float, gains: Sequence[float]) -> bool:
     """Whether a gain of the layer has the inverse factor: then the map reads the norm.
 
-    Of a pair that both read it, queries and keys, the factor is in the product twice.
+    Queries and keys both read it, so the factor is in their product twice.
     """
     near = math.log(1.5)
     return abs(distance) > near and any(
