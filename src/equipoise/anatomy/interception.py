@@ -1,7 +1,8 @@
 """Finds attention by what a model calls, not by what its classes are named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -47,6 +48,8 @@ from equipoise.anatomy.softmax_flow import (
 
 Listener = Callable[[AttentionCall], None]
 Hook = Callable[..., None]
+Watched = Mapping[Function, Hook]
+"""Other functions of torch, and what is called after each of their calls."""
 ENTRY_POINTS = {
     *SOFTMAXES,
     *FUSED,
@@ -78,13 +81,16 @@ class Interceptor(TorchFunctionMode):
         *,
         guarded: Any = _as_it_is,
         gaps: Gaps | None = None,
+        watched: Watched = MappingProxyType({}),
+        askew: Listener | None = None,
     ) -> None:
         super().__init__()
         self._anatomy = anatomy
         self.gaps = Gaps() if gaps is None else gaps
         self._sites = {id(site.module) for site in anatomy.attention}
         self._listener_of_calls, self._read = listener, 0
-        self._flow = SoftmaxFlow(self._listener, self._miss)
+        self._flow = SoftmaxFlow(self._listener, self._miss, askew)
+        self._watched, self._operation = watched, guarded(self._operated)
         others = {id(s.module) for s in anatomy.attention if s.weights != "softmax"}
         self._declared = DeclaredWeights(others, self._listener)
         self._notice = guarded(self._look)
@@ -135,7 +141,12 @@ class Interceptor(TorchFunctionMode):
                 self._miss(self._caller(), TRANSFORMED)
         elif func in ENTRY_POINTS or self._flow or foreign or self._declared:
             self._notice(func, args, kwargs, out)
+        if func in self._watched and not inside_torch_func():
+            self._operation(func, args)
         return out
+
+    def _operated(self, func: Function, args: Any) -> None:
+        self._watched[func](self._caller(), func, args)
 
     def _look(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
         if func in FUSED:

@@ -134,6 +134,8 @@ class SoftmaxFlow:
 
     report: Callable[[AttentionCall], None]
     miss: Callable[[Caller, Reason], None]
+    askew: Callable[[AttentionCall], None] | None = None
+    """Takes what would be attention, had its softmax run over the keys."""
     _carriers: dict[int, tuple["weakref.ref[Tensor]", list[WeightTensor]]] = field(
         default_factory=dict
     )
@@ -262,10 +264,13 @@ class SoftmaxFlow:
         if scores.shape[-2] == 1 and softmax.windowed(scores.shape[-1]):
             self.miss(softmax.caller, CONVOLUTION)
             return
+        weights = mix.weights.permute(axes) if mix.weights.ndim == len(axes) else None
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
+            over_queries = scores.stride(-2) == softmax.stride
+            if self.askew is not None and weights is not None and over_queries:
+                self.askew(_call(softmax.caller, scores, extra=0, weights=weights))
             return
-        weights = mix.weights.permute(axes) if mix.weights.ndim == len(axes) else None
         call = _call(softmax.caller, scores, extra=mix.extra_keys, weights=weights)
         self.report(call)
 

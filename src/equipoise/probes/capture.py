@@ -8,6 +8,7 @@ where an exception of ours meets the user's loop.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,13 +16,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.hooks import inside_torch_func
-from equipoise.anatomy.interception import Interceptor
+from equipoise.anatomy.interception import Interceptor, Watched
 from equipoise.anatomy.sharding import head_split
 from equipoise.anatomy.sites import Anatomy, Gaps, Reason
 from equipoise.probes.facts import PendingFacts
@@ -31,6 +32,7 @@ from equipoise.probes.protocols import (
     Hook,
     How,
     ModuleProbe,
+    OperationProbe,
     PassProbe,
     Probe,
     implements,
@@ -82,11 +84,25 @@ class Boundary:
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Leave the model's autocast: a measurement is made in the dtype it asks for."""
-    with ExitStack() as stack:
-        for device in _DEVICES:
-            if torch.is_autocast_enabled(device):
+    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    outer = autocast_left()
+    _left.dtypes = {device: torch.get_autocast_dtype(device) for device in on}
+    try:
+        with ExitStack() as stack:
+            for device in on:
                 stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+            yield
+    finally:
+        _left.dtypes = outer
+
+
+_left = threading.local()
+
+
+def autocast_left() -> dict[str, torch.dtype]:
+    """Return the autocast of the model's code around a hook: device → dtype."""
+    dtypes: dict[str, torch.dtype] = getattr(_left, "dtypes", {})
+    return dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +290,21 @@ class CallDispatcher:
         self._calls: dict[str, int] = {}
         self._coverage = coverage
 
-    def interceptor(self, guarded: Callable[..., Any]) -> Interceptor:
-        gaps = self._coverage.gaps
-        return Interceptor(self._anatomy, self._dispatch, guarded=guarded, gaps=gaps)
+    def interceptor(
+        self,
+        guarded: Callable[..., Any],
+        *,
+        watched: Watched,
+        askew: Callable[[AttentionCall], None],
+    ) -> Interceptor:
+        return Interceptor(
+            self._anatomy,
+            self._dispatch,
+            guarded=guarded,
+            gaps=self._coverage.gaps,
+            watched=watched,
+            askew=askew,
+        )
 
     def _dispatch(self, call: AttentionCall) -> None:
         site = self._site(call)
@@ -335,9 +363,15 @@ class Capture:
             for handle in self._coverage.attach(self._anatomy):
                 stack.callback(handle.remove)
             guarded = partial(boundary.guarded, "interception")
-            self._interceptor = self._dispatcher.interceptor(guarded)
+            watched, askew = _others(self._probes, boundary)
+            self._interceptor = self._dispatcher.interceptor(
+                guarded, watched=watched, askew=askew
+            )
             stack.enter_context(self._interceptor)
             yield
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Nothing: one pass is read, and no other."""
 
     def finish_closing(self) -> None:
         """Take off the stack a mode that was closed while it ran."""
@@ -371,6 +405,25 @@ def _attach(
 ) -> None:
     for handle in probe.attach(anatomy, emit, partial(boundary.guarded, probe.name)):
         stack.callback(handle.remove)
+
+
+def _others(
+    probes: Iterable[Probe], boundary: Boundary
+) -> tuple[Watched, Callable[[AttentionCall], None]]:
+    """Return the listeners to other operations, and to softmaxes over another axis."""
+    watched: dict[Any, Hook] = {}
+    listening = []
+    for probe in probes:
+        if implements(probe, OperationProbe):
+            hook = boundary.guarded(probe.name, probe.on_operation)
+            watched |= dict.fromkeys(probe.operations, hook)
+            listening.append(boundary.guarded(probe.name, probe.on_other_axis))
+
+    def askew(call: AttentionCall) -> None:
+        for listener in listening:
+            listener(call)
+
+    return watched, askew
 
 
 def _listeners(probes: Iterable[Probe], boundary: Boundary) -> list[Hook]:

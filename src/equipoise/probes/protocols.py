@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sites import Anatomy, Reason
 from equipoise.probes.sharding import Parts
@@ -103,6 +104,35 @@ class AttentionProbe(Probe, Protocol):
     """A probe that is handed every attention call."""
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None: ...
+
+
+@runtime_checkable
+class OperationProbe(Probe, Protocol):
+    """A probe that is handed calls of some torch functions besides attention.
+
+    ``on_operation(caller, function, args)`` follows each call of ``operations``;
+    ``on_other_axis`` takes what would be attention, had its softmax run over the keys.
+    """
+
+    operations: frozenset[Callable[..., Any]]
+
+    def on_operation(
+        self, caller: Caller, function: Callable[..., Any], args: Any
+    ) -> None: ...
+
+    def on_other_axis(self, call: AttentionCall) -> None: ...
+
+
+@runtime_checkable
+class CallProbe(Probe, Protocol):
+    """A probe that is told of every call of the model in a sampled step.
+
+    ``graded``: whether the call may be trained by, or is an evaluation.
+    """
+
+    def on_call(
+        self, module: nn.Module, args: Any, kwargs: Any, *, graded: bool
+    ) -> None: ...
 
 
 @runtime_checkable

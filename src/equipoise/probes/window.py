@@ -60,6 +60,9 @@ class Capturing(Protocol):
     def finish_closing(self) -> None:
         """Finish a closing that began where a mode cannot leave the stack."""
 
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Take one call of the model, measured or not: evaluation passes as well."""
+
 
 class CallWrapper:
     """Calls ``before`` and ``after`` around every call of one module."""
@@ -169,6 +172,8 @@ class Window:
             self._capture.finish_closing()
         if _inside_compiled_function():
             return
+        if module is self._model and not inside_torch_func():
+            self._capture.called(module, args, kwargs)
         wanted = torch.is_grad_enabled() or not self._only_training
         if not wanted or id(module) in self.called:
             self.close()

@@ -112,3 +112,87 @@ def masked_row(facts: Sequence[Facts]) -> Iterable[Violation] | None:
         return None
     blind = {n: s["counted_blind"] for n, s in asked.items() if s["counted_blind"]}
     return _together({n: {"rows": count} for n, count in blind.items()})
+
+
+@finds("check.softmax_axis")
+def softmax_axis(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Weights that sum to 1 over the queries mix the values as they are."""
+    sites = facts[-1].section("forward").get("other_axis", {})
+    return _together({name: {} for name, as_it_is in sites.items() if as_it_is})
+
+
+@finds("check.positions")
+def positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """All tokens of every sequence are given one position."""
+    given = facts[-1].section("forward").get("places", {})
+    known = {name: places for name, places in given.items() if places["own"]}
+    if not known:
+        return None
+    return [
+        violated(name, tokens=places["tokens"], place=places["last"])
+        for name, places in known.items()
+        if places["spread"] == 0
+    ]
+
+
+@finds("check.rotary_precision")
+def rotary_precision(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Angles are rounded to 8 or 11 bits before their sine is taken."""
+    angles = facts[-1].section("forward").get("angles")
+    if angles is None:
+        return None
+    half = {n: d for n, d in angles.items() if d in ("float16", "bfloat16")}
+    return _together({name: {"dtype": dtype} for name, dtype in half.items()})
+
+
+@finds("check.detached")
+def detached(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """The graph ends before a block, and what lies before gets no gradient."""
+    cuts = facts[-1].section("forward").get("cuts", {})
+    starved = {n: c for n, c in cuts.items() if c["weights"] and not c["moved"]}
+    shown = {n: {"before": c["before"] or "the embeddings"} for n, c in starved.items()}
+    return _together(shown)
+
+
+@finds("check.eval_mode")
+def eval_mode(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """The model is trained as it would be evaluated, with all of its dropout off."""
+    model = facts[-1].section("model")
+    if not model.get("trained"):
+        return None
+    off = not model["training"] and model["dropout_idle"] and not model["dropout"]
+    return [violated(layers=model["dropout_idle"])] if off else []
+
+
+@finds("check.dropout_in_eval")
+def dropout_in_eval(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Passes without gradients, of inputs that are not trained on, drop numbers.
+
+    Not decided from the first sample: what runs before it may be a trial.
+    """
+    model = facts[-1].section("model")
+    passes = model.get("passes", ())
+    evaluations = [one for one in passes if not one["graded"]]
+    if len(facts) == 1 or not evaluations or model.get("batch_norm"):
+        return None
+    # Passes over one batch again are meant: gradients in two turns (GradCache), or
+    # dropout as a sample of models (MC dropout).
+    seen = [tuple(one["inputs"]) for one in passes]
+    alone = [one for one in evaluations if seen.count(tuple(one["inputs"])) == 1]
+    if not alone:
+        return None
+    dropping = [one for one in alone if one["training"] and one["dropout"]]
+    if not dropping:
+        return []
+    return [violated(passes=len(dropping), layers=dropping[0]["dropout"])]
+
+
+@finds("check.autocast_inactive")
+def autocast_inactive(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Autocast was entered, and no product of the pass came out in its format."""
+    cast = facts[-1].section("model").get("autocast")
+    if cast is None:
+        return None
+    if cast["cast"]:
+        return []
+    return [violated(products=cast["products"], dtype=cast["wanted"])]

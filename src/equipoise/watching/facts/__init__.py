@@ -3,11 +3,15 @@
 from collections.abc import Callable
 
 from equipoise.probes.protocols import FactProbe
+from equipoise.watching.facts.experts import ExpertFacts
 from equipoise.watching.facts.forward import ForwardFacts
+from equipoise.watching.facts.model import ModelFacts
 from equipoise.watching.facts.setup import SetupFacts
 
 READERS: tuple[Callable[[], FactProbe], ...] = (
+    ModelFacts,
     ForwardFacts,
+    ExpertFacts,
     SetupFacts,
 )
 """What makes the readers of one watched model, in the order of the card."""

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
-from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.call_stack import Caller
+from equipoise.anatomy.calls import AttentionCall, masked_to_infinity
 from equipoise.anatomy.sites import Anatomy, named
 from equipoise.numerics.compiled import to_device
+from equipoise.probes.hidden_states import hidden_states
 from equipoise.probes.logits import output_logits
 from equipoise.probes.protocols import Emit, Guarded
 from equipoise.probes.row_sample import chosen_queries
@@ -34,8 +36,13 @@ LOGITS = 1 << 22
 """Numbers of the gradient at the logits that are looked at, at most."""
 SHIFTS = (1, 2)
 """How far ahead of its row a target may lie for its visibility to be read."""
-PLACES = re.compile(r"pos|wpe", re.IGNORECASE)
+PLACES = re.compile(r"pos(ition)?s?(_|$|\.)|_pos(ition)?s?|wpe", re.IGNORECASE)
 """Names of tables of positions, as models have them."""
+ROTARY = re.compile(r"rot(ary|ate)|rope", re.IGNORECASE)
+ANGLES = frozenset({torch.cos, torch.sin, Tensor.cos, Tensor.sin})
+HALF = (torch.float16, torch.bfloat16)
+ROUNDINGS = 64
+"""Roundings that a softmax computed again may be off by."""
 
 
 @dataclass(slots=True)
@@ -79,7 +86,14 @@ class ForwardFacts:
     """State what attends to what, what counts, and where positions go wrong."""
 
     name: str = "forward"
+    operations: frozenset[Any] = ANGLES
     _step: int = 0
+    _angles: dict[str, str] = field(default_factory=dict)
+    """Module that turns queries and keys → the dtype of its angles."""
+    _other_axis: dict[str, Tensor] = field(default_factory=dict)
+    """Site whose softmax ran over the queries → whether its weights mixed as they are.
+    """
+    _cuts: "_Cuts" = field(default_factory=lambda: _Cuts())
     _anatomy: Anatomy | None = None
     _streams: list[_Stream] = field(default_factory=list)
     _places: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -95,6 +109,7 @@ class ForwardFacts:
         self._step, self._targets, self._awaited = step, None, False
         self._streams, self._sites = [], []
         self._own, self._places = {}, {}
+        self._angles, self._other_axis, self._cuts = {}, {}, _Cuts()
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -105,6 +120,11 @@ class ForwardFacts:
         for name, table in tables.items():
             listen = self._on_places if PLACES.search(name) else self._on_tokens
             yield hooks.before(table, guarded(partial(listen, name)))
+        for name, block in anatomy.blocks.items():
+            yield hooks.before(block, guarded(partial(self._cuts.enter, name)))
+        for name, module in modules.items():
+            if ROTARY.search(type(module).__name__):
+                yield hooks.before(module, guarded(partial(self._on_rotary, name)))
         inside = {id(s.module): s.module for s in anatomy.attention}
         inside |= {id(block): block for block in anatomy.blocks.values()}
         for module in inside.values():
@@ -149,6 +169,56 @@ class ForwardFacts:
                 "last": places.amax(),
                 "table": module.num_embeddings,
             }
+
+    def _on_rotary(self, name: str, module: nn.Module, args: Any, kw: Any) -> None:
+        """Read the positions that a rotary embedding is given, if it is given any."""
+        for places in (*args, *kw.values()):
+            whole = isinstance(places, Tensor) and not places.is_floating_point()
+            if whole and places.ndim == 2 and places.shape[-1] > 1:
+                with torch._C.DisableTorchFunction():
+                    spread = (places.amax(-1) - places.amin(-1)).amax()
+                    last = places.amax()
+                told = {"tokens": places.shape[-1], "spread": spread, "last": last}
+                self._places[name] = told
+
+    def on_operation(self, caller: Caller, function: Any, args: Any) -> None:
+        """Note the dtype of angles by which queries and keys are turned."""
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or x.ndim < 1 or x.numel() < 2:
+            return
+        kind, module = type(caller.module).__name__, caller.module
+        anatomy = self._anatomy
+        attends = bool(anatomy and module is not None and anatomy.site(module))
+        if attends or ROTARY.search(kind) or ROTARY.search(caller.name):
+            self._angles[caller.name] = str(x.dtype).removeprefix("torch.")
+
+    def on_other_axis(self, call: AttentionCall) -> None:
+        """Read whether weights that sum to 1 over the queries mixed values as they are.
+
+        Slot attention shares them out again over the keys. Dropout may have scaled
+        what it left: the weights are those of the softmax but for one factor.
+        """
+        B, H, Q, K = call.shape
+        assert call.scores_BHQK is not None and call.weights_BHQK is not None
+        if Q != K or Q < 2 or call.module is None:
+            return
+        with torch._C.DisableTorchFunction():
+            z_QK, w_QK = call.scores_BHQK.detach()[0, 0], call.weights_BHQK[0, 0]
+            p_QK = masked_to_infinity(z_QK.float()).softmax(-2)
+            ratio_QK = w_QK.float() / p_QK
+            used_QK = (w_QK != 0) & (p_QK > torch.finfo(torch.float16).tiny)
+            most = ratio_QK.where(used_QK, 0.0).amax()
+            least = ratio_QK.where(used_QK, torch.inf).amin()
+            limit = 1 + ROUNDINGS * torch.finfo(w_QK.dtype).eps
+            names = self._anatomy.names if self._anatomy else {}
+            name = names.get(id(call.module), "")
+            self._other_axis[name] = (most <= limit * least) & (most > 0)
+
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None:
+        """Look at the weights before each place where the graph is cut."""
+        self._cuts.look(anatomy)
 
     def _on_attending(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note whether a module that attends is given one sequence, or more."""
@@ -249,10 +319,25 @@ class ForwardFacts:
         if self._sites:
             found["sites"] = {s.name: self._of_site(s) for s in self._sites}
         if self._places:
-            found["places"] = self._places
+            found["places"] = {n: self._of_places(x) for n, x in self._places.items()}
+        if self._angles:
+            found["angles"] = self._angles
+        if self._other_axis:
+            found["other_axis"] = self._other_axis
+        if self._cuts.starved:
+            found["cuts"] = self._cuts.starved
         if self._targets is not None:
             found["targets"] = self._of_targets(self._targets)
         return found
+
+    def _of_places(self, places: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts of positions, and if they are those of a sequence's tokens.
+
+        Positions of a decoding step, one for each sequence, are all alike by design.
+        """
+        tokens = places["tokens"]
+        own = any(s.shape[2] == tokens != s.shape[0] for s in self._sites)
+        return {**places, "own": own}
 
     def _of_targets(self, targets: _Targets) -> dict[str, Any]:
         """Count the targets, and those that are an input some tokens ahead."""
@@ -307,6 +392,38 @@ class ForwardFacts:
         """
         before = self._sites[: targets.order]
         return bool(before) and _stack(before[-1].name) == _stack(site.name)
+
+
+@dataclass(slots=True)
+class _Cuts:
+    """Blocks whose input is cut off the graph that the part before them belongs to."""
+
+    before: str = ""
+    """The block that ran last; nothing before the first."""
+    found: dict[str, str] = field(default_factory=dict)
+    """Block → the one before it."""
+    starved: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        states = hidden_states(args, kwargs)
+        if states is not None and not states.requires_grad:
+            self.found[name] = self.before
+        self.before = name
+
+    def look(self, anatomy: Anatomy) -> None:
+        """Note the cuts before which no trainable weight has a gradient."""
+        for name, before in self.found.items():
+            part = anatomy.blocks[before] if before else None
+            tables = [m for m in anatomy.model.modules() if isinstance(m, nn.Embedding)]
+            modules = [part] if part is not None else tables
+            weights = [p for m in modules for p in m.parameters() if p.requires_grad]
+            grads = [p.grad for p in weights if p.grad is not None]
+            moved = torch.stack([g.detach().any() for g in grads]) if grads else None
+            self.starved[name] = {
+                "before": before,
+                "weights": len(weights),
+                "moved": 0 if moved is None else moved.sum(),
+            }
 
 
 def _integers(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.anatomy.discovery import anatomy_of
@@ -25,6 +26,7 @@ from equipoise.probes.capture import (
 from equipoise.probes.facts import PendingFacts
 from equipoise.probes.protocols import (
     BeforeUpdateProbe,
+    CallProbe,
     FactProbe,
     GradientProbe,
     Probe,
@@ -126,6 +128,14 @@ class Sampler:
             self._capture = Capture(*self._probed, **self._reported)
         with self._capture.open():
             yield
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Let probes know of a call of the model, whether it is measured or not."""
+        graded = torch.is_grad_enabled()
+        for probe in self.probes if self.armed else ():
+            if implements(probe, CallProbe):
+                call = self.boundary.guarded(probe.name, probe.on_call)
+                call(module, args, kwargs, graded=graded)
 
     def finish_closing(self) -> None:
         """Finish a closing that began where a mode cannot leave the stack."""
