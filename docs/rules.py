@@ -118,7 +118,7 @@ A rule is a named condition over readings of a run, of the weights of a checkpoi
 
 A rule is *pending* while its value is beyond the threshold, *fires* after some readings in a row, and is *over* after some in a row past its release value. A step at which it cannot know changes nothing. What rules find about the model is reported from the tenth sampled step on.
 
-The verdict follows: *dead* if numbers are not finite and no eight finite losses have come since, or if the loss stands above 0.9 ln V, near that of a guess, and made no progress for half of the run; *failing* if a rule about the loss fires; *at risk* if a rule about the model fires; *not judged* if fewer than ten steps were sampled, or if the loss, the gradients, the attention or something that a finding names was not read; *healthy* otherwise. Rules of severity *info* change no verdict.
+The verdict follows: *dead* if numbers are not finite and no eight finite losses have come since, or if the loss stands above 0.9 ln V, near that of a guess, and made no progress for half of the run; *failing* if a rule about the loss fires; *at risk* if a rule about the model fires; *not judged* if fewer than ten steps were sampled, or if the loss, every gradient, or a type of layer that holds more than 5 % of the parameters was not read; *healthy* otherwise, and what else was not seen is named behind it: "healthy; not seen: the targets (fused loss)". Rules of severity *info* change no verdict.
 
 Your own rule:
 

@@ -150,7 +150,7 @@ def test_a_batch_without_rows_costs_no_probe(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (lambda m: ([m], None), "list.*torch.nn.Module"),
-        (lambda m: (m, m.parameters()), "no torch.optim.Optimizer.*step"),
+        (lambda m: (m, m.parameters()), "not a torch.optim.Optimizer.*step"),
         (lambda m: (nn.Sequential(m, nn.LazyLinear(2)), None), "lazy.*one batch"),
     ],
 )

@@ -29,6 +29,8 @@ IMPORTANT = ("loss", "gradient.norm", "attention.theta.p50")
 """Without these a run is not judged, whichever rules are in force."""
 GAPS = ("watch.silent", "watch.unread", "store.damaged")
 """Findings that say something was not read: such a run is never called healthy."""
+LARGE = 0.05
+"""A type of layer that holds a larger share of the parameters must be read."""
 STARTS = ("attention.projections_large", "residual.embedding_large")
 """Rules about what a run began with: a cause of whatever began together with it."""
 PLAINEST = ("loss.above_chance", "loss.risen")
@@ -54,6 +56,8 @@ class Judge:
     """What the watcher found: numbers that are not finite, and what was not read."""
     checks: dict[tuple[str, str], Finding] = field(default_factory=dict)
     """Code and site → a relation that the loop violates as things stand."""
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    """What the card says was not seen of the loop: what → why."""
     given: list[Finding] = field(default_factory=list)
     """Everything that was found elsewhere, where readings are judged at once."""
     _held: list[RuleAtWork] = field(default_factory=list)
@@ -169,8 +173,9 @@ class Judge:
                 self.nonfinite.append(finding)
             elif finding.belongs_to("check"):
                 self._note_check(finding)
-            elif any(map(finding.belongs_to, GAPS)) and finding.severity != "info":
-                self.gaps.append(finding)
+            elif any(map(finding.belongs_to, GAPS)):
+                if finding.severity != "info" or "share" in finding.params:
+                    self.gaps.append(finding)
 
     def _note_check(self, finding: Finding) -> None:
         """Take a violated relation, or that it holds again."""
@@ -361,7 +366,7 @@ def _unread(judge: Judge) -> Verdict | None:
     reason = _missing(judge)
     if not reason:
         return None
-    lead = judge.gaps[0] if reason == "gap" else None
+    lead = _grave_gaps(judge)[0] if reason == "gap" else None
     return Verdict(
         state="not judged", reason=reason, lead=lead, findings=tuple(judge.gaps)
     )
@@ -377,14 +382,29 @@ def _missing(judge: Judge) -> Reason:
         return "no_gradient"
     if history.details.get("attention") and "attention.theta.p50" not in history:
         return "no_attention"
-    return "gap" if judge.gaps else ""
+    return "gap" if _grave_gaps(judge) else ""
+
+
+def _grave_gaps(judge: Judge) -> list[Finding]:
+    """Return the gaps that are too large to call a run healthy.
+
+    Where the share of the parameters is known, it must be large; files of older
+    versions do not say it.
+    """
+    shares = ((gap, gap.params.get("share")) for gap in judge.gaps)
+    return [
+        gap
+        for gap, share in shares
+        if not isinstance(share, int | float) or not share <= LARGE
+    ]
 
 
 def _healthy(judge: Judge) -> Verdict:
     return Verdict(
         state="healthy",
         over=tuple(what_is_over(judge.conditions, judge.history)),
-        findings=tuple(judge.firing),
+        findings=(*judge.firing, *judge.gaps),
+        unseen=judge.unseen,
         recovered=any(is_episode(c) for c in judge.conditions),
     )
 

@@ -56,6 +56,8 @@ class Verdict(Record):
     """Whether a loss that had gone wrong came back: healthy, and worth a look."""
     reason: Reason = ""
     """Why it is not judged."""
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    """What was not seen of the loop of a healthy run: ``section.what`` → why."""
     coverage: Mapping[str, Scalar] = field(default_factory=dict)
     """What it stands on: how many rules, samples, tensors or steps, and the loss."""
     quantities: tuple[str, ...] = ()

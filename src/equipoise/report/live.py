@@ -85,6 +85,7 @@ class Follower:
         run, last = self.run, self.run.last_time
         steps = run.steps
         known = set(run.quantities)
+        card, self._judge.unseen = run.card, run.card.unseen
         verdict, found = worded(self._judge.verdict), run.findings
         known_ones = {f.key for f in found}
         found += [f for f in verdict.findings if f.key not in known_ones]
@@ -95,7 +96,7 @@ class Follower:
             step=int(steps[-1]) if len(steps) else None,
             age=None if last is None else max(0.0, self._now() - last),
             verdict=verdict,
-            card=run.card,
+            card=card,
             curves=tuple(self._whole(q) for q in WHOLE if q in known),
             worst=tuple(
                 self._worst(quantity, end)

@@ -155,6 +155,7 @@ class Run:
         with self._judging:
             self._judge = self._judge or Judge(self.info.details)
             judge = self.judged_by(self._judge)
+            judge.unseen = self.card.unseen
             damage = map(_damage_finding, self.damage)
             judge.note(found for found in damage if found not in judge.gaps)
             return worded(judge.verdict)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from equipoise.judging.rules import registry
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
+from equipoise.text.card import unseen
 from equipoise.text.render import render
 from equipoise.text.templates import filled, template
 
@@ -77,7 +78,26 @@ def _plain(verdict: Verdict) -> str:
     """Return the sentence of a verdict that has no finding in front."""
     code = f"verdict.{verdict.reason or f'{verdict.state}.{verdict.of}'}"
     known = template(code, "over" if verdict.over else None)
-    return filled(known.message, verdict.coverage) or ""
+    said = filled(known.message, verdict.coverage) or ""
+    if verdict.reason or verdict.of != "run":
+        return said
+    return "; ".join(filter(None, [said, _not_seen(verdict)]))
+
+
+def _not_seen(verdict: Verdict) -> str:
+    """Name the facts that a healthy verdict does not stand on, with the reasons."""
+    parts = [unseen(what, why) for what, why in verdict.unseen.items()]
+    gaps = {gap.params.get("class") or gap.site for gap in _gaps(verdict)}
+    return (
+        f"not seen: {', '.join([*parts, *sorted(map(str, gaps))])}"
+        if parts or gaps
+        else ""
+    )
+
+
+def _gaps(verdict: Verdict) -> list[Finding]:
+    found = (one for one in verdict.findings if one.belongs_to("watch.unread"))
+    return [gap for gap in found if "share" in gap.params]
 
 
 def _more(verdict: Verdict) -> str:

@@ -13,6 +13,7 @@ SILENT, UNREAD = "watch.silent", "watch.unread"
 NO_PASS = f"{SILENT}.no_pass"
 NO_LOSS = f"{SILENT}.no_loss"
 NO_STEP = f"{SILENT}.no_step"
+UNREAD_MIXERS = f"{UNREAD}.mixers"
 LATE_OPTIMIZER = f"{UNREAD}.late_optimizer"
 OTHER_BATCHES = f"{UNREAD}.other_batches"
 OTHER_OPTIMIZER = "watch.optimizer"
@@ -28,14 +29,24 @@ NO_ATTENTION = Reason("no_attention")
 """Of the model as a whole, in which no attention call was seen."""
 
 
-def not_read(step: int, sites: Sequence[str], why: Reason, *, missing: bool) -> Finding:
-    """Return that sites are not read, or not in full: one finding for one reason."""
+def not_read(
+    step: int,
+    sites: Sequence[str],
+    why: Reason,
+    *,
+    missing: bool,
+    share: float | None = None,
+) -> Finding:
+    """Return that sites are not read, or not in full: one finding for one reason.
+
+    ``share`` is how much of the parameters they hold, where that is known.
+    """
     return Finding(
         step=step,
         severity="warn" if missing else "info",
         code=f"{UNREAD}.{why.code}",
         site=sites[0],
-        params={"sites": len(sites), **_params(why)},
+        params={"sites": len(sites), **_params(why), **_share(share)},
     )
 
 
@@ -45,14 +56,18 @@ def silent(step: int, code: str, severity: Severity = "warn") -> Finding:
 
 
 def silent_sites(
-    step: int, sites: Sequence[str], declared: int, why: Reason
+    step: int, sites: Sequence[str], declared: int, why: Reason, share: float | None
 ) -> Finding:
     """Return that declared sites ran, and no attention call was seen in them."""
     names = ", ".join(sites[:3])
     counts = {"count": len(sites), "declared": declared}
     code = f"{SILENT}.sites"
-    more = {"names": names, **counts, **_params(why)}
+    more = {"names": names, **counts, **_params(why), **_share(share)}
     return Finding(step=step, severity="warn", code=code, site=sites[0], params=more)
+
+
+def _share(share: float | None) -> dict[str, Scalar]:
+    return {} if share is None else {"share": share}
 
 
 def _params(why: Reason) -> dict[str, Scalar]:

@@ -72,8 +72,9 @@ def above_chance(history: History) -> Measured | None:
 
 
 AT_CHANCE = 0.99
-"""Share of ln V up to which a loss is better than a guess. A plateau below it may be the best loss
-there is: that of few classes, of a masked token, of text to a small model."""
+"""Share of ln V up to which a loss is better than a guess. A plateau below it may be
+the best loss there is: that of few classes, of a masked token, of text to a small
+model."""
 
 
 @dataclass(slots=True)

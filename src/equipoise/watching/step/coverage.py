@@ -30,6 +30,7 @@ from equipoise.watching.findings import (
     silent,
     silent_sites,
 )
+from equipoise.watching.step.layers import share_of
 
 # Attention implementations of Hugging Face whose kernels return no scores.
 FLASH = ("flash", "sage", "paged", "kernels-community")
@@ -212,7 +213,13 @@ class CoverageCheck:
                 reasons.setdefault(why, []).append(site)
         unread = {site for site, why in met if why != NO_ATTENTION}
         return [
-            not_read(step, sites, why, missing=sites[0] in unread)
+            not_read(
+                step,
+                sites,
+                why,
+                missing=sites[0] in unread,
+                share=share_of(self.anatomy, sites) if sites[0] in unread else None,
+            )
             for why, sites in reasons.items()
         ]
 
@@ -263,7 +270,8 @@ class CoverageCheck:
     ) -> Finding:
         why = unread(self.anatomy, seen.read, seen.gaps)[missing[0]]
         declared = sum(site.declared for site in self.anatomy.attention)
-        return silent_sites(step, missing, declared, why)
+        share = share_of(self.anatomy, missing)
+        return silent_sites(step, missing, declared, why, share)
 
     def _strictly(self, found: Finding) -> Finding:
         if self.strict:

@@ -48,6 +48,7 @@ from equipoise.probes.window import (
 from equipoise.watching.ranks.group import Ranks
 from equipoise.watching.step.batch import BatchCapture, compiled_parts
 from equipoise.watching.step.coverage import PROMISED
+from equipoise.watching.step.layers import LayerCoverage
 
 
 class Sampler:
@@ -63,7 +64,7 @@ class Sampler:
     ) -> None:
         self.anatomy, self.probes, self.boundary = anatomy, list(probes), boundary
         self._only_training = only_training
-        self.coverage = PassCoverage()
+        self.coverage, self.layers = PassCoverage(), LayerCoverage()
         self._collector = Collector(self.coverage.gaps)
         self._stack = ExitStack()
         self._batch_capture: BatchCapture | None = None
@@ -227,6 +228,8 @@ class Sampler:
     def _facts(self) -> dict[str, Any]:
         """Return the facts of this step, by section."""
         found: dict[str, Any] = {}
+        if self.coverage.started:
+            self.boundary.guarded("coverage", self._count_layers)(found)
 
         def state(probe: FactProbe) -> None:
             found[probe.name] = dict(probe.facts())
@@ -235,6 +238,9 @@ class Sampler:
             if implements(probe, FactProbe):
                 self.boundary.guarded(probe.name, state)(probe)
         return found
+
+    def _count_layers(self, found: dict[str, Any]) -> None:
+        found["coverage"] = {"layers": self.layers.add(self.anatomy, self.coverage)}
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""

@@ -22,7 +22,7 @@ from equipoise.judging.facts import Facts
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import STATES, Verdict
 from equipoise.probes.capture import Boundary, HostTransfer
-from equipoise.records import Applied, Finding, Reading
+from equipoise.records import Applied, Finding, Reading, Scalar
 from equipoise.sinks import IsolatedSink, by_step
 from equipoise.store import RetryingWriter, RunWriter
 from equipoise.text.card import worded as worded_card
@@ -44,6 +44,7 @@ from equipoise.watching.ranks.merge import (
     merge_messages,
     steps_by_rank,
 )
+from equipoise.watching.step.layers import unread_mixers
 from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.readings import (
     Entry,
@@ -133,6 +134,8 @@ class Recorder:
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
     _left_out_reported: bool = False
+    _named: set[Scalar] = field(default_factory=set)
+    """Classes of layers that were reported as not read."""
     cleared: int = 0
     """Batches whose gradients were cleared without a step."""
 
@@ -292,7 +295,12 @@ class Recorder:
     def _checked(self, facts: Facts) -> list[Finding]:
         """Put facts on the card; return what the checks find in them."""
         self.card = self.card.after(facts)
-        return self.checker.add(facts)
+        self.judge.unseen = self.card.unseen
+        unread = [
+            f for f in unread_mixers(facts) if f.params["class"] not in self._named
+        ]
+        self._named |= {f.params["class"] for f in unread}
+        return [*unread, *self.checker.add(facts)]
 
     def _card_due(self) -> bool:
         """Whether the card is written with this sample: early ones, then each 16th.

@@ -1,0 +1,102 @@
+"""Finds the modules of a block that mix tokens without softmax attention.
+
+A mixer is found by the parts that only convolution and recurrence have, by the name of
+its class, or because nothing else of its block can mix tokens.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from equipoise.anatomy.discovery import RECURRENT
+from equipoise.anatomy.sites import Anatomy
+
+STATES = ("A_log", "dt_bias", "time_decay", "log_A", "decay")
+"""Parameters that only a recurrence has."""
+NAMED = re.compile(
+    r"mamba|ssm|rwkv|time_?mix|retention|retnet|delta_?(net|rule)|linear_?att|kda"
+    r"|hyena|hgrn|gated_?linear_?att|lightning_?att|recurrent|rg_?lru|short_?conv"
+    r"|mixer$",
+    re.IGNORECASE,
+)
+"""Class names of mixers without softmax."""
+PER_TOKEN = re.compile(
+    r"mlp|ffn|feed_?forward|moe|expert|dense|router|gate$|norm|ffw", re.IGNORECASE
+)
+"""Class names of parts that treat each token alone."""
+
+
+def mixers(anatomy: Anatomy, attending: Collection[str] = ()) -> dict[str, nn.Module]:
+    """Return the modules that mix tokens without softmax, by name.
+
+    ``attending`` are the names of modules in which attention was read: none of them,
+    and nothing that holds one, is a mixer.
+    """
+    attention = [*attending, *(site.name for site in anatomy.attention)]
+    found: dict[str, nn.Module] = {}
+    for name, block in anatomy.blocks.items():
+        children = _candidates(anatomy, name, block, attention)
+        sure = {n: m for n, m in children.items() if _is_mixer(m)}
+        found |= sure or _only_choice(name, children, attention, anatomy)
+    return found
+
+
+def _candidates(
+    anatomy: Anatomy, name: str, block: nn.Module, attention: Collection[str]
+) -> dict[str, nn.Module]:
+    """Return the children of a block that hold weights and are nothing known."""
+    children = {f"{name}.{n}".lstrip("."): m for n, m in block.named_children()}
+    return {
+        n: m
+        for n, m in children.items()
+        if n not in anatomy.norms
+        and not any(_touches(n, site) for site in attention)
+        and any(True for _ in m.parameters())
+    }
+
+
+def _touches(name: str, site: str) -> bool:
+    """Return whether one of the two is, or holds, the other."""
+    a, b = f"{name}.", f"{site.partition('#')[0]}."
+    return a.startswith(b) or b.startswith(a)
+
+
+def _is_mixer(module: nn.Module) -> bool:
+    own = {*module._parameters, *module._modules, *module._buffers}
+    if isinstance(module, nn.RNNBase) or own & {*STATES}:
+        return True
+    if NAMED.search(type(module).__name__):
+        return True
+    parts = any(hasattr(module, part) for part in RECURRENT)
+    return parts and not _is_per_token(module)
+
+
+def _is_per_token(module: nn.Module) -> bool:
+    return bool(PER_TOKEN.search(type(module).__name__))
+
+
+def _only_choice(
+    block: str,
+    children: Mapping[str, nn.Module],
+    attention: Collection[str],
+    anatomy: Anatomy,
+) -> dict[str, nn.Module]:
+    """Return the one child that must mix tokens, in a block where nothing else can.
+
+    Only in a model that attends elsewhere: blocks of a convolutional net mix in every
+    child, and a stack of feed-forward nets in none.
+    """
+    if not attention or any(_touches(block, site) for site in attention):
+        return {}
+    beside = {
+        n: m
+        for n, m in children.items()
+        if n not in anatomy.feedforwards and not _is_per_token(m)
+    }
+    known = any(name in anatomy.feedforwards for name in _children(anatomy, block))
+    return beside if len(beside) == 1 and known else {}
+
+
+def _children(anatomy: Anatomy, block: str) -> list[str]:
+    return [f"{block}.{name}" for name, _ in anatomy.blocks[block].named_children()]
