@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 from equipoise.errors import InputError
 
-# m: how many maps multiply in the sensitive path of one attention layer.
-PATH_LENGTH = {"standard": 4, "shared": 3, "linear": 2}
-"""standard: W_Q W_K W_V W_O · shared: W_Q = W_K · linear: W_V W_O, no softmax."""
+# m: how often maps multiply in the sensitive path of one attention layer. A shared map
+# is met twice. Linear: φ = elu + 1, normalised, as our lab trains it; there it has no
+# one exponent (from 4 at small norms towards 2 at large ones), and about 3 where a
+# model starts. Without the normaliser it is 4.
+PATH_LENGTH = {"standard": 4, "shared": 4, "linear": 3}
+PRINTED_PATH_LENGTH = {"standard": 4, "shared": 3, "linear": 2}
+"""As Emadi's §6.2 counts them: each distinct map once, and W_V W_O alone for linear."""
 
 
 class DeepNorm(NamedTuple):

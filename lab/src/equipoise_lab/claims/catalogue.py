@@ -14,6 +14,7 @@ from equipoise_lab.claims import (  # noqa: F401 - importing them registers thei
     baek_heads,
     baek_networks,
     emadi,
+    emadi_appendix,
     emadi_depth,
     emadi_layers,
     exact_petrov_baek,
@@ -28,6 +29,7 @@ from equipoise_lab.claims import (  # noqa: F401 - importing them registers thei
 )
 from equipoise_lab.claims import result as registry
 from equipoise_lab.claims.result import (
+    OURS,
     PAPERS,
     VERDICTS,
     Claim,
@@ -43,8 +45,10 @@ RELIABLE: tuple[ClaimVerdict, ...] = (
 COUNTED: dict[ClaimVerdict, str] = {
     "holds": "hold",
     "holds with a caveat": "hold with a caveat",
+    "partly": "hold partly",
     "corrected": "corrected",
     "refuted": "refuted",
+    "undecided": "undecided",
     "pattern reproduced": "patterns reproduced",
     "pattern not reproduced": "patterns not reproduced",
     "not checkable here": "not checkable here",
@@ -95,17 +99,20 @@ def counts(results: Sequence[ClaimResult]) -> dict[ClaimVerdict, int]:
 
 
 def summary(results: Sequence[ClaimResult]) -> str:
-    """Return in one sentence what can be relied on as printed.
+    """Return in one sentence how many claims got which label.
 
     >>> summary([])
     'no claim was checked'
     """
     if not results:
         return "no claim was checked"
-    firm = sum(result.verdict in RELIABLE for result in results)
     tally = counts(results).items()
     parts = ", ".join(f"{n} {kind if n == 1 else COUNTED[kind]}" for kind, n in tally)
-    return f"{firm} of {len(results)} claims can be relied on as printed: {parts}"
+    own = sum(result.where.startswith(OURS) for result in results)
+    theirs = (
+        f"; {own} of the statements are ours, about what a paper says" if own else ""
+    )
+    return f"{len(results)} claims: {parts}{theirs}"
 
 
 def as_json(results: Sequence[ClaimResult]) -> str:

@@ -24,17 +24,18 @@ from equipoise_lab.claims.result import (
     MUDARISOV,
     PETROV,
     Found,
+    judged_pattern,
 )
+from equipoise_lab.claims.rules import Parts, above, below, within
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.statistics import PairedDifference, paired, power_law
 
 ONE_MODEL = {"models": 1.0}
 
 
-def _of_one_model(holds: bool, **numbers: float) -> Found:
-    verdict = "pattern reproduced" if holds else "pattern not reproduced"
+def _of_one_model(parts: Parts, **numbers: float) -> Found:
     named = {name.replace("_", " "): value for name, value in numbers.items()}
-    return verdict, named | ONE_MODEL  # type: ignore[return-value]
+    return judged_pattern(parts, named | ONE_MODEL, models=1)
 
 
 @judged_by("theorem", EMADI, "Fig. 3")
@@ -43,14 +44,16 @@ def brute_force_agrees(evidence: Evidence) -> Found:
 
     Claim: ‖J‖ by brute force over all signs lies on the line θ/τ.
 
-    Instead: Refuted by an error above rounding, 1e-9. It does; the heuristic that the
-    paper measures θ with does not (see ``greedy_prefix``).
+    Rule: No row is off by more than rounding, 1e-9.
+
+    Instead: It does; the heuristic that the paper measures θ with does not (see
+    ``greedy_prefix``).
     """
     errors = [v for arm in evidence.runs for v in values(evidence, arm, "theta_error")]
     norms = [v for arm in evidence.runs for v in values(evidence, arm, "norm")]
     worst = max(errors)
-    verdict, numbers = pattern(worst < 1e-9 < min(norms))
-    return verdict, {**numbers, "largest error": worst, "seeds": len(evidence.seeds)}
+    numbers = {"largest error": worst, "seeds": float(len(evidence.seeds))}
+    return judged_pattern({"on the line": worst < 1e-9 < min(norms)}, numbers)
 
 
 @judged_by("selection-paper", MUDARISOV, "Fig. 2a, Algorithm 1")
@@ -59,11 +62,14 @@ def distance_grows_linearly(evidence: Evidence) -> Found:
 
     Claim: d̃ of the N largest weights grows about linearly with L.
 
-    Instead: Refuted by an exponent outside 0.8 … 1.2. It does; so would Σ‖y‖.
+    Rule: The exponent lies within 0.8 … 1.2; one model, so at most partly.
+
+    Instead: It does in MiniLM; so would Σ‖y‖.
     """
     one = evidence.curves["lengths"]["d̃"]
     fitted = power_law(one["x"], one["true"])
-    return _of_one_model(0.8 < fitted.exponent < 1.2, exponent=fitted.exponent)
+    parts = {"an exponent of about 1": 0.8 < fitted.exponent < 1.2}
+    return _of_one_model(parts, exponent=fitted.exponent)
 
 
 @judged_by("selection-paper", MUDARISOV, "Fig. 2b, Algorithm 2")
@@ -72,15 +78,20 @@ def few_tokens_are_enough(evidence: Evidence) -> Found:
 
     Claim: Beyond N = 20 little is gained; by N ≈ 100 true and expected d̃ meet.
 
-    Instead: Refuted by a change of 25 % or more, or d̃/E[d̃] above 1.2 at N = 100. The
-    first part holds here, the second does not.
+    Rule: Two parts, in one model: d̃ changes by less than 25 % from N = 20 to 100;
+    d̃/E[d̃] is below 1.2 at N = 100.
+
+    Instead: The first part holds in MiniLM, the second does not.
     """
     one = evidence.curves["sizes"]["d̃"]
     at = {int(n): i for i, n in enumerate(one["x"])}
     change = one["true"][at[100]] / one["true"][at[20]]
     lift = one["true"][at[100]] / one["expected_high"][at[100]]
-    holds = abs(change - 1) < 0.25 and lift < 1.2
-    return _of_one_model(holds, change_from_20_to_100=change, least_lift_at_100=lift)
+    parts = {
+        "little is gained beyond 20": abs(change - 1) < 0.25,
+        "true and expected meet by 100": lift < 1.2,
+    }
+    return _of_one_model(parts, change_from_20_to_100=change, least_lift_at_100=lift)
 
 
 @judged_by("selection-paper", MUDARISOV, "Fig. 3, Algorithm 4")
@@ -89,13 +100,19 @@ def separability_settles(evidence: Evidence) -> Found:
 
     Claim: N_s/N falls until N ≈ 16 and then stays between 0.70 and 0.85.
 
-    Instead: Refuted by a mean over heads outside 0.65 … 0.90. It settles lower here:
-    dimension decides (see ``eighty_percent``).
+    Rule: Two parts, in one model: the means over heads from N = 16 on spread by less
+    than 0.15; they lie within 0.65 … 0.90.
+
+    Instead: It settles in MiniLM, and lower: dimension decides (see
+    ``eighty_percent``).
     """
     one = evidence.curves["separability"]["recall"]
     late = [m for n, m in zip(one["x"], one["mean"], strict=True) if n >= 16]
-    holds = all(0.65 <= m <= 0.9 for m in late)
-    return _of_one_model(holds, least=min(late), largest=max(late))
+    parts = {
+        "it settles": max(late) - min(late) < 0.15,
+        "between 0.70 and 0.85": all(0.65 <= m <= 0.9 for m in late),
+    }
+    return _of_one_model(parts, least=min(late), largest=max(late))
 
 
 @judged_by("selection-paper", MUDARISOV, "Fig. 4, Algorithm 5")
@@ -104,8 +121,10 @@ def sensitivity_over_temperature(evidence: Evidence) -> Found:
 
     Claim: Below T = 0.1 sensitivity grows like 1/T; from T = 1 the curves merge.
 
-    Instead: Refuted by a growth outside 5 … 20 or a spread above 1.5. The curves merge;
-    trained rows saturate before 1/T shows.
+    Rule: Two parts, in one model: g grows by 5 … 20 from T = 0.1 to 0.01; from T = 1
+    the curves are within a factor of 1.5.
+
+    Instead: The curves merge; trained rows saturate before 1/T shows.
     """
     lines = list(evidence.curves["gradient"].values())
     small = dict(zip(lines[0]["x"], lines[0]["y"], strict=True))
@@ -114,9 +133,8 @@ def sensitivity_over_temperature(evidence: Evidence) -> Found:
     spread = max(
         max(c["y"][i] for c in lines) / min(c["y"][i] for c in lines) for i in warm
     )
-    return _of_one_model(
-        5 < growth < 20 and spread < 1.5, growth=growth, spread_from_1=spread
-    )
+    parts = {"like 1/T below 0.1": 5 < growth < 20, "they merge from 1": spread < 1.5}
+    return _of_one_model(parts, growth=growth, spread_from_1=spread)
 
 
 @judged_by("curvature", PETROV, "Figs 5, 11")
@@ -125,9 +143,10 @@ def feedforward_curvature_is_small(evidence: Evidence) -> Found:
 
     Claim: The feed-forward net's curvature is small beside the values'.
 
-    Instead: Needs an interval below 0 of both models. Of the vision model it is; of the
-    GPT five seeds do not decide and put it at half of the values' to a little above.
-    What the paper draws as feed-forward are weights of the second norm, by its
+    Rule: One part for each model: the interval lies below 0.
+
+    Instead: Of the vision model it is; of the GPT five seeds do not decide and put it
+    at half of the values' to a little above. What the paper draws as feed-forward are weights of the second norm, by its
     notebook.
     """
     return _small(evidence, "FF")
@@ -139,8 +158,9 @@ def values_dominate_queries(evidence: Evidence) -> Found:
 
     Claim: The Value–Value block is the largest of attention after training.
 
-    Instead: Refuted by an interval that reaches 0, of queries or keys in either model.
-    At this input scale it is so; ``which_block_is_largest_depends_on_the_input`` shows
+    Rule: Four parts, queries and keys of each model: the interval lies below 0.
+
+    Instead: At this input scale it is so; ``which_block_is_largest_depends_on_the_input`` shows
     where it is not.
     """
     return _small(evidence, "Q", "K")
@@ -155,7 +175,8 @@ def _small(evidence: Evidence, *groups: str) -> Found:
             for name in (group, "V")
         )
         found[f"{kind}_ln_{group}_over_values"] = paired(ours, top)
-    return pattern(all(one.high < 0 for one in found.values()), **found)
+    parts = {f"{name.replace('_', ' ')} below 0": below(f) for name, f in found.items()}
+    return pattern(parts, **found)
 
 
 @judged_by("curvature", PETROV, "Fig. 5, growth")
@@ -164,7 +185,9 @@ def curvature_of_attention_grows(evidence: Evidence) -> Found:
 
     Claim: All blocks' Hessian norms grow in training.
 
-    Instead: Needs an interval above 0 of queries, keys and values in both models.
+    Rule: Six parts, queries, keys and values of both models: an interval above 0.
+
+    Instead: As stated, in two small models.
     """
     found = {}
     for kind, group in itertools.product(("vit", "gpt"), "QKV"):
@@ -173,7 +196,8 @@ def curvature_of_attention_grows(evidence: Evidence) -> Found:
             for at in (1000, 0)
         )
         found[f"{kind}_{group}"] = paired(end, start)
-    return pattern(all(one.low > 0 for one in found.values()), **found)
+    parts = {f"{name.replace('_', ' ')} above 0": above(f) for name, f in found.items()}
+    return pattern(parts, **found)
 
 
 @judged_by("convergence", PETROV, "Fig. 6, Thm 7")
@@ -182,12 +206,15 @@ def slope_tells_curvature(evidence: Evidence) -> Found:
 
     Claim: The slope −1 comes from curvature.
 
-    Instead: The claim needs a slope whose whole interval differs from the null's by
-    0.05 or more.
+    Rule: The whole interval differs from the null's by 0.05 or more.
+
+    Instead: The null has it too: see ``slope_of_running_means``.
     """
     at, null = (over_arms(evidence, name) for name in ("slope_at", "slope_null"))
     found = paired(at, null)
-    return pattern(found.low > 0.05 or found.high < -0.05, minus_null=found)
+    inside = within(found, -0.05, 0.05)
+    parts = {"away from the null": None if inside is None else not inside}
+    return pattern(parts, minus_null=found)
 
 
 @judged_by("convergence", PETROV, "§ scaling implications", "recommendation")
@@ -196,14 +223,16 @@ def model_before_data(evidence: Evidence) -> Found:
 
     Claim: Where curvature is stationary, grow the model rather than the data.
 
-    Instead: Refuted by an interval that reaches 0 or lies above it.
+    Rule: The interval of model minus data lies below 0.
+
+    Instead: Here more data lowers the loss further.
 
     Practice: Nothing here says to grow the model rather than the data.
     """
     found: PairedDifference = contrast(
         evidence, "validation", ("gpt-32-1x", "gpt-16-4x")
     )
-    return pattern(found.high < 0, model_minus_data=found)
+    return pattern({"model − data below 0": below(found)}, model_minus_data=found)
 
 
 @judged_by("fragility", BAEK_V1, "Exp. 1, within a format")
@@ -212,8 +241,9 @@ def v1_tracks_the_error(evidence: Evidence) -> Found:
 
     Claim: The predictor tracks the forward error.
 
-    Instead: Refuted by an interval over seeds that does not stay above 0.5. Within a
-    format it does not even have the sign.
+    Rule: The interval over seeds lies above 0.5.
+
+    Instead: Within a format it does not even have the sign.
     """
     return _tracks(evidence, 6)
 
@@ -224,8 +254,9 @@ def v2_tracks_the_error(evidence: Evidence) -> Found:
 
     Claim: Scaled risk and mismatch are positively correlated in every run.
 
-    Instead: Refuted by an interval over seeds that does not stay above 0.5. Their
-    windows vary in text, ours in models and steps.
+    Rule: The interval over seeds lies above 0.5.
+
+    Instead: Here it lies below 0. Their windows vary in text, ours in models and steps.
     """
     return _tracks(evidence, 7)
 
@@ -247,7 +278,8 @@ def _tracks(evidence: Evidence, column: int) -> Found:
         )
         for which in (column, 5)
     )
-    return pattern(found.low > 0.5, log_correlation=found, ours=beside)
+    parts = {"log-correlation above 0.5": above(found, 0.5)}
+    return pattern(parts, log_correlation=found, ours=beside)
 
 
 def _log_correlation(pairs: list[tuple[float, float]]) -> float:
@@ -262,7 +294,9 @@ def epsilon_rule_lowers_the_loss(evidence: Evidence) -> Found:
 
     Claim: The intervention improves the tail loss by about 0.010.
 
-    Instead: Refuted by an interval that reaches 0: the rule never acts.
+    Rule: The interval over paired seeds lies below 0, and the rule acts at all.
+
+    Instead: The rule never acts (see ``intervention_never_fires``): nothing can improve.
     """
     return _policy(evidence, "published rule", "tail_loss")
 
@@ -273,8 +307,11 @@ def bgss_lowers_the_worst_error(evidence: Evidence) -> Found:
 
     Claim: BGSS lowers the worst mismatch.
 
-    Instead: Refuted by an interval that reaches 0. Here the worst error comes before
-    the controller may act.
+    Rule: The interval over paired seeds lies below 0. Undecided where no seed's worst
+    error differs: the experiment then has no power.
+
+    Instead: Undecided: here the worst error comes before the controller may act, so
+    that both arms read the same number.
     """
     return _policy(evidence, "BGSS", "worst_mismatch")
 
@@ -283,7 +320,13 @@ def _policy(evidence: Evidence, name: str, measure: str) -> Found:
     """Judge a measure with a policy minus doing nothing, and count its actions."""
     control = evidence.curves["control"]
     acted = [float(run["actions"]) for run in control[name]]
-    ends = ([run[measure] for run in control[n]] for n in (name, "nothing"))
+    ends = [[run[measure] for run in control[n]] for n in (name, "nothing")]
     found = paired(*ends, digits=evidence.digits)
-    verdict, numbers = pattern(found.high < 0, minus_nothing=found)
+    # No seed differs at all: the arms never met what is measured, and no power to see.
+    moved = any(a != b for a, b in zip(*ends, strict=True))
+    idle = not any(acted)
+    parts = {f"{measure} lower".replace("_", " "): below(found) if moved else None}
+    if idle:
+        parts = {"the rule acts": False}
+    verdict, numbers = pattern(parts, minus_nothing=found)
     return verdict, {**numbers, "actions a run": sum(acted) / len(acted)}

@@ -26,7 +26,8 @@ _BODY = """
 <tr id="{{ one.id }}" data-paper="{{ one.paper }}" data-verdict="{{ one.verdict }}">
 <td>{{ one.paper }}</td><td>{{ one.where }}</td><td>{{ one.statement }}</td>
 <td><strong>{{ one.verdict }}</strong></td><td>{{ one.instead }}</td>
-<td><details><summary>{{ one.evidence | length }} numbers</summary><dl>
+<td><details><summary>{{ one.evidence | length }} numbers</summary>
+<p>{{ one.statistic }}</p><p>{{ one.rule }}</p><dl>
 {% for name, value in one.evidence.items() %}
 <dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}
 {% if one.exact %}<dt>without rounding</dt><dd>{{ one.exact }}</dd>{% endif %}
@@ -58,7 +59,8 @@ ADVICE: dict[str, tuple[ClaimVerdict, ...]] = {
     "It holds": RELIABLE,
     "Use it as corrected": ("corrected",),
     "It does not hold: do this instead": ("refuted", "pattern not reproduced"),
-    "Not decided": ("not checkable here",),
+    "It holds in part": ("partly",),
+    "Not decided": ("undecided", "not checkable here"),
 }
 PAGE = StudyPage(
     title="Claims of four papers",

@@ -21,6 +21,7 @@ counterexample is algebraic stands only if ``exact`` confirms it, and what says 
 if ``search`` finds no violation.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,18 +31,15 @@ from typing import Literal, get_args
 from equipoise.errors import InputError
 from equipoise.records import Record
 from equipoise_lab.claims.exact import COUNTEREXAMPLES, confirmation
+from equipoise_lab.claims.rules import (
+    USUAL,
+    ClaimVerdict,
+    Parts,
+    experiment,
+    statement,
+)
 from equipoise_lab.claims.search import INEQUALITIES, violated
 
-ClaimVerdict = Literal[
-    "holds",
-    "holds with a caveat",
-    "corrected",
-    "refuted",
-    "pattern reproduced",
-    "pattern not reproduced",
-    "not checkable here",
-]
-"""*corrected*: false as printed, and what ``instead`` states was checked too."""
 VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
 WRONG: tuple[ClaimVerdict, ...] = ("refuted", "corrected")
 """Not true as printed."""
@@ -55,8 +53,40 @@ Kind = Literal[
     "recommendation",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+MEASURED: tuple[Kind, ...] = ("experiment", "recommendation")
 Found = tuple[ClaimVerdict, Mapping[str, float]]
 """The verdict, and named numbers computed just now, the counterexample among them."""
+
+
+def judged(
+    parts: Parts,
+    numbers: Mapping[str, float],
+    *,
+    caveat: bool = False,
+    instead: bool | None = None,
+) -> Found:
+    """Return the label of a statement by its parts, which stand in the evidence."""
+    verdict = statement(parts, caveat=caveat, instead=instead)
+    return verdict, {**_outcomes(parts), **numbers}
+
+
+def judged_pattern(
+    parts: Parts, numbers: Mapping[str, float], *, models: int | None = None
+) -> Found:
+    """Return the label of an experiment by its parts, which stand in the evidence."""
+    return experiment(parts, models=models), {**_outcomes(parts), **numbers}
+
+
+def _outcomes(parts: Parts) -> dict[str, float]:
+    """Return 1 for a part that is true, 0 for a false one, NaN for an undecided one."""
+    values = {True: 1.0, False: 0.0, None: math.nan}
+    return {f"{PART}{name}": values[outcome] for name, outcome in parts.items()}
+
+
+PART = "part: "
+"""What the names of parts begin with in the evidence."""
+OURS = "ours"
+"""What ``where`` begins with if the statement is not in the paper in these words."""
 SEED = 0
 """Checks draw from generators of their own, seeded with this unless they say so."""
 
@@ -77,6 +107,10 @@ class ClaimResult(Record):
     evidence: Mapping[str, float]
     instead: str
     """What is true, or what a claim that holds does not show."""
+    statistic: str = ""
+    """What is computed."""
+    rule: str = ""
+    """How the label follows from it."""
     practice: str = ""
     """What a practitioner should do, of the claims that matter most to one."""
     exact: str = ""
@@ -98,6 +132,8 @@ class Claim:
     statement: str
     instead: str
     practice: str
+    statistic: str
+    rule: str
     check: Callable[[], Found]
 
     def run(self, *, thorough: bool = False) -> ClaimResult:
@@ -118,8 +154,10 @@ class Claim:
             verdict=verdict,
             evidence=evidence,
             instead=self.instead,
+            statistic=self.statistic,
+            rule=self.rule,
             practice=self.practice,
-            exact=confirmation(self.id) if verdict in WRONG else "",
+            exact=confirmation(self.id) if verdict in (*WRONG, "partly") else "",
         )
 
     def _searched(
@@ -136,7 +174,7 @@ class Claim:
     def _confirmed(self, verdict: ClaimVerdict, evidence: Mapping[str, float]) -> Found:
         """Compute the counterexample without rounding; one that fails is none."""
         known = COUNTEREXAMPLES.get(self.id)
-        if known is None or verdict not in WRONG:
+        if known is None or verdict not in (*WRONG, "partly"):
             return verdict, evidence
         (most, found), exceeds = known.evaluated()
         named = {"exact, at most": float(most), "exact, found": float(found)}
@@ -168,6 +206,8 @@ class Paper:
                 statement=_section(check, "claim"),
                 instead=_section(check, "instead"),
                 practice=_section(check, "practice"),
+                statistic=_first(check),
+                rule=_section(check, "rule") or USUAL[kind in MEASURED],
                 check=check,
             )
             if claim.id in CLAIMS:
@@ -181,6 +221,11 @@ class Paper:
             return result
 
         return decorated
+
+
+def _first(check: Callable[[], Found]) -> str:
+    """Return a docstring's first line; empty where ``-OO`` took it away."""
+    return (check.__doc__ or "").partition("\n")[0]
 
 
 def _section(check: Callable[[], Found], name: str) -> str:
