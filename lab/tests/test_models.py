@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InputError
+from equipoise.numerics.scaling import PATH_LENGTH
 from equipoise_lab.models import (
     GPT,
-    PATH_LENGTH,
     FeedForward,
     GPTConfig,
     MixtureOfExperts,

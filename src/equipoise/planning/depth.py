@@ -60,8 +60,9 @@ def feedforward_width(model: Model) -> Iterator[PlanSetting]:
 
 
 def _path(model: Model) -> Iterator[PlanSetting]:
-    """m maps of the attention path share 1/N, and so do those of the FFN.
+    """m factors of the attention path share 1/N, and so do those of the FFN.
 
+    ``linear`` is φ = elu + 1 with its normaliser: all four maps, m about 3.
     Before the norm (pre) our own experiment contradicts it, and gains stay at 1.
     """
     m = PATH_LENGTH[model.attention]
@@ -70,13 +71,15 @@ def _path(model: Model) -> Iterator[PlanSetting]:
     shared = path_gain(model.depth, maps=m)
     value = 1.0 if throttled or measured else shared
     formula = "1: the temperature shares 1/N" if throttled else f"N^(-1/{m})"
-    for letter in {4: "qkvo", 3: "qvo", 2: "vo"}[m]:
+    for letter in "qvo" if model.attention == "shared" else "qkvo":
         yield PlanSetting(
             name=f"init.gain.{letter}",
             value=value,
             formula=f"1, not N^(-1/{m}) = {shared:.3g}" if measured else formula,
             reference=EMADI,
-            note="W_Q = W_K" if m == 3 and letter == "q" else "",
+            note="W_Q = W_K, met twice"
+            if model.attention == "shared" and letter == "q"
+            else "",
             evidence="contradicted here" if measured else "published only",
             because=_contradiction(model) if measured else "",
         )

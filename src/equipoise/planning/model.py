@@ -38,7 +38,8 @@ class Model:
     residual: str = "pre"
     """pre, post, sandwich, deepnorm (LN(X + αf)), deepnorm-original (LN(aX + f))."""
     attention: str = "standard"
-    """standard (m = 4 maps in the sensitive path), shared (W_Q = W_K: 3), linear (2)"""
+    """standard, shared (W_Q = W_K, met twice: m = 4 for both), linear (φ = elu + 1,
+    normalised: m = 3, measured)."""
     norm: str = "layernorm"
     precision: str = "bf16"
     """The format the normalisers compute in: under autocast that is fp32."""

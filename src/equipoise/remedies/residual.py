@@ -171,9 +171,9 @@ class DeepNormInit(RecordedRemedy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathInit(RecordedRemedy):
-    """Start with W_Q, W_K, W_V and W_O times N^(-1/m), with m maps in the path.
+    """Start with W_Q, W_K, W_V and W_O times N^(-1/4).
 
-    m is 4, and 3 where one map makes queries and keys.
+    A map that makes queries and keys is met twice, and scaled once.
     """
 
     name: ClassVar[str] = "path_init"
@@ -188,7 +188,7 @@ class PathInit(RecordedRemedy):
             maps = _distinct(projections_of(site))
             with torch.no_grad():
                 for weight in maps:
-                    _scale_part(changes, weight, depth ** (-1 / len(maps)))
+                    _scale_part(changes, weight, depth**-0.25)
         return changes.applied(blocks=depth)
 
 

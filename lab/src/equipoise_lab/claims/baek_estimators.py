@@ -218,13 +218,14 @@ USUAL_VARIANCE = 1e-2
 """Tokens of trained networks have at least this much before a norm."""
 
 
-@BAEK_V1.claim("Exp. 3", kind="experiment")
+@BAEK_V1.claim("ours, on Exp. 3: whether the rule acts", kind="heuristic")
 def intervention_never_fires() -> Found:
     """The trigger ρ_LN < 1 at D = 128 in fp16, over token variances of real norms.
 
-    Claim: Raising ε when ρ_LN < 1 improves the tail loss by about 0.010.
+    Claim: The rule "raise ε when ρ_LN < 1" changes ε at the token variances of real
+    norms (σ² ≥ 0.01).
 
-    Instead: Pre-norm activations have σ² near 1: the rule is a no-op there, and both
+    Instead: It changes none. Pre-norm activations have σ² near 1: the rule is a no-op there, and both
     arms of the experiment are the same network from different seeds.
 
     Practice: Raising ε by the published rule changes nothing.

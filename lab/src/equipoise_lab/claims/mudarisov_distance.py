@@ -186,11 +186,12 @@ def linear_expectation() -> Found:
     return "refuted" if bounded else "holds", evidence
 
 
-@MUDARISOV.claim("Figure 2c, Algorithm 3", kind="experiment")
+@MUDARISOV.claim("ours, on Figure 2c: a law", kind="experiment")
 def critical_fraction() -> Found:
     """One population of heads, more or fewer of them: the critical N moves.
 
-    Claim: Selection is indistinguishable from chance beyond N ≈ 0.06 L.
+    Claim: That selection cannot be told from chance beyond N ≈ 0.06 L, as the paper
+    reads of one model, is a property of attention and not of the test.
 
     Instead: Nothing derives the fraction. It is where a two-sample test of 144 against
     144 heads stops rejecting, and moves with the number of heads alone: state the shift

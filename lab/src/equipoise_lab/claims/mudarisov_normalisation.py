@@ -12,7 +12,7 @@ from equipoise.numerics.normalisers import NORMALISERS, attention_weights, rows
 from equipoise.numerics.normalisers.closed_form import ScalableSoftmax
 from equipoise.numerics.selection import range_needed, weight_interval
 from equipoise.theory.softmax_norms import SUPREMA, softmax_jacobian_norms
-from equipoise_lab.claims.result import MUDARISOV, Found
+from equipoise_lab.claims.result import MUDARISOV, Found, judged
 
 Weight = Callable[[Tensor], Tensor]
 
@@ -260,9 +260,13 @@ def lemma_1() -> Found:
 def vanishing_weights() -> Found:
     """Weights vanish at a fixed range of logits only, not at one that grows as ln L.
 
-    Claim: A normaliser that divides by a sum cannot select in a long context.
+    Claim: With logits in a fixed range, a normaliser that divides by a sum cannot
+    select in a long context.
 
-    Instead: It cannot at a fixed range of logits. One key keeps a share c as long as ρ
+    Rule: It holds if the largest share a fixed range allows falls by ten from 100 to
+    10000 keys; with a caveat if a range that grows like ln L keeps it at ½.
+
+    Instead: True, and the hypothesis matters: one key keeps a share c as long as ρ
     ≥ ln((L−1)c/(1−c)); scalable softmax keeps its winner where s·gap > 1.
 
     Practice: A head can select in any context if its range of logits grows like ln
@@ -275,7 +279,9 @@ def vanishing_weights() -> Found:
         for s in (0.4, 0.6):
             evidence[f"ssmax s = {s:g}, gap 2, n = {n}"] = _winner(s, n)
     kept = evidence["range ln(n−1), n = 10000"] > 0.499
-    return "refuted" if kept else "holds", evidence
+    ends = (evidence[f"range fixed at 4, n = {n}"] for n in (100, 10000))
+    falls = next(ends) > 10 * next(ends)
+    return judged({"at a fixed range": falls}, evidence, caveat=kept)
 
 
 @MUDARISOV.claim("§5, on self-adjusted softmax", kind="definition")

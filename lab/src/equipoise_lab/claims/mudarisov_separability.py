@@ -19,11 +19,12 @@ from equipoise_lab.claims.result import MUDARISOV, Found
 L = 1024
 
 
-@MUDARISOV.claim("§3.2, Figure 3", kind="experiment")
+@MUDARISOV.claim("ours, on §3.2, Figure 3: a ceiling", kind="experiment")
 def eighty_percent() -> Found:
     """Recall is 1 in enough dimensions and near 0 in too few: no universal ceiling.
 
-    Claim: At most about 80 % of chosen tokens are separable, even on a sphere.
+    Claim: About 80 % is a ceiling of separability in every model, on a sphere too (the
+    paper reads 70–85 % of one model).
 
     Instead: Dimension limits it: near N* ≈ d/(2 ln L) for flat weights recall leaves 1,
     and it falls towards 0 beyond. 70–85 % was one model's reading.

@@ -278,11 +278,11 @@ def block_chain_rule() -> Found:
     return "holds" if error < EXACT else "refuted", {"largest relative error": error}
 
 
-@PETROV.claim("Thm 1, main text against appendix", kind="theorem")
+@PETROV.claim("ours, on Thm 1: main text against appendix", kind="theorem")
 def constants_disagree() -> Found:
     """One entry of Theorem 1 with the constants of the main text and of the appendix.
 
-    Claim: The Value–Query entry of the bound.
+    Claim: The main text and the appendix state one Value–Query entry of the bound.
 
     Instead: Two values for one bound: neither can be quoted. Both rest on ‖∂A/∂T‖ ≤
     1/L, which is false; use the bound from the moments of each query.

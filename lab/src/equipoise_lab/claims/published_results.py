@@ -14,6 +14,7 @@ from functools import wraps
 from pathlib import Path
 
 from equipoise.errors import InputError
+from equipoise.numerics.scaling import PRINTED_PATH_LENGTH
 from equipoise_lab.claims.result import (
     EMADI,
     Check,
@@ -23,7 +24,6 @@ from equipoise_lab.claims.result import (
     judged_pattern,
 )
 from equipoise_lab.claims.rules import Parts, above, below, within
-from equipoise_lab.models import PATH_LENGTH
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.statistics import PairedDifference, paired, seeds_to_decide
 from equipoise_lab.studies import sizes
@@ -369,7 +369,7 @@ def growth_is_of_magnitude(evidence: Evidence) -> Found:
     "recommendation",
     trend=tuple(
         f"{kind}, {edge}: 0.1 − |exponent + 1/{m}|"
-        for kind, m in PATH_LENGTH.items()
+        for kind, m in PRINTED_PATH_LENGTH.items()
         for edge in ("trains", "starts")
     ),
 )
@@ -390,7 +390,7 @@ def exponents_of_training(evidence: Evidence) -> Found:
     """
     numbers: dict[str, float] = {}
     parts: dict[str, bool | None] = {}
-    for kind, m in (("standard", 4), ("shared", 3), ("linear", 2)):
+    for kind, m in PRINTED_PATH_LENGTH.items():
         fits = fitted_exponents(evidence, kind, trains)
         if len(fits) >= 2:
             held = over_seeds(fits)

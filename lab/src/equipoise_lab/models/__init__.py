@@ -7,13 +7,12 @@ from equipoise_lab.models.block import (
     Normaliser,
     SelfAttention,
 )
-from equipoise_lab.models.config import PATH_LENGTH, BlockConfig, path_gain
+from equipoise_lab.models.config import BlockConfig, path_gain
 from equipoise_lab.models.gpt import GPT, GPTConfig, gpt_preset
 from equipoise_lab.models.vit import ViT, ViTConfig, vit_preset
 
 __all__ = [
     "GPT",
-    "PATH_LENGTH",
     "Block",
     "BlockConfig",
     "FeedForward",

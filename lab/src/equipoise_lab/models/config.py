@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from equipoise.errors import InputError
+from equipoise.numerics.scaling import PATH_LENGTH
 from equipoise_lab.options import one_of, require
 
 Residual = Literal["pre", "post", "deepnorm", "deepnorm-original", "sandwich"]
@@ -14,8 +15,6 @@ Norm = Literal["layernorm", "rmsnorm"]
 Gains = Literal["none", "path", "deepnorm", "gpt2"]
 Positions = Literal["learned", "sinusoidal", "rope", "none"]
 
-# m of Emadi's §6: how many maps of the sensitive path scale together.
-PATH_LENGTH: dict[Attention, int] = {"standard": 4, "shared": 3, "linear": 2}
 _CHOICES = {
     "residual": get_args(Residual),
     "attention": get_args(Attention),
@@ -44,7 +43,7 @@ class BlockConfig:
     norm: Norm = "layernorm"
     epsilon: float = 1e-5
     attention: Attention = "standard"
-    """shared: W_Q = W_K (m = 3). linear: φ = elu + 1, no softmax (m = 2)."""
+    """shared: W_Q = W_K. linear: φ = elu + 1, normalised, no softmax."""
     qk_norm: bool = False
     softcap: float | None = None
     """Scores become cap · tanh(scores / cap)."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from equipoise_lab.models import PATH_LENGTH, GPTConfig
+from equipoise.numerics.scaling import PATH_LENGTH, PRINTED_PATH_LENGTH
+from equipoise_lab.models import GPTConfig
 from equipoise_lab.models.config import Attention
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.figures import Figure, FigureLine, chart
@@ -171,7 +172,7 @@ def exponent_of(evidence: Evidence, kind: str, found: Edge, seed: int) -> float:
 
 
 def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
-    m = PATH_LENGTH[kind]  # type: ignore[index]
+    m, printed = PATH_LENGTH[kind], PRINTED_PATH_LENGTH[kind]
     found = fitted_exponents(evidence, kind, criterion)
     if len(found) < 2:
         return f"{kind} (m = {m}): too few depths have an edge to fit"
@@ -179,17 +180,24 @@ def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
     inside = held.low <= -1 / m <= held.high
     apart = paired(found, [-1 / m] * len(found))
     return (
-        f"{kind} (m = {m}) {interval(found)}, predicted {-1 / m:+.2f}, "
+        f"{kind} (m = {m}{_as_printed(m, printed)}) {interval(found)}, predicted "
+        f"{-1 / m:+.2f}, "
         f"{f'inside the interval{to_decide(apart)}' if inside else 'outside it'}"
     )
+
+
+def _as_printed(m: int, printed: int) -> str:
+    """Say what the paper counts where it is not what we count."""
+    return "" if m == printed else f", {printed} in the paper"
 
 
 def _fits(evidence: Evidence, kinds: list[str]) -> StudyGrid:
     cells = [
         [
             kind,
-            str(PATH_LENGTH[kind]),  # type: ignore[index]
-            f"{-1 / PATH_LENGTH[kind]:+.3f}",  # type: ignore[index]
+            str(PATH_LENGTH[kind]),
+            f"{-1 / PATH_LENGTH[kind]:+.3f}",
+            f"{-1 / PRINTED_PATH_LENGTH[kind]:+.3f}",
             interval(fitted_exponents(evidence, kind, trains)),
             interval(fitted_exponents(evidence, kind, starts)),
         ]
@@ -200,7 +208,7 @@ def _fits(evidence: Evidence, kinds: list[str]) -> StudyGrid:
         "Trains: held-out loss within "
         f"{WITHIN} nats of the depth's best gain. Starts: first gradient within "
         f"{TIMES:g} × that of the smallest gain",
-        head=["attention", "m", "predicted", "trains", "starts"],
+        head=["attention", "m", "predicted", "as printed", "trains", "starts"],
         cells=cells,
     )
 

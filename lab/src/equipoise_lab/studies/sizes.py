@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from equipoise_lab.models import PATH_LENGTH, GPTConfig
+from equipoise.numerics.scaling import PRINTED_PATH_LENGTH
+from equipoise_lab.models import GPTConfig
 from equipoise_lab.models.config import Attention
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.figures import Figure, FigureLine, chart
@@ -33,7 +34,7 @@ from equipoise_lab.training.options import TrainOptions
 Width = int
 WIDTHS, QUICK_WIDTHS = (64, 96, 128), (16, 32)
 KINDS: tuple[Attention, ...] = ("standard", "linear")
-"""m = 4 and m = 2, the two ends."""
+"""m = 4 and m = 2 as the paper counts, the two ends; what ran keeps these counts."""
 PER_HEAD = 16
 """Channels of a head at every width: more heads, not wider ones."""
 
@@ -277,7 +278,7 @@ def _exponents_needs(evidence: Evidence) -> list[Need]:
     """The largest gain falls like N^(-1/m): what 0.1 leaves beside the distance."""
     found = []
     for kind, edge in itertools.product(KINDS, EDGES):
-        m = PATH_LENGTH[kind]
+        m = PRINTED_PATH_LENGTH[kind]
         by_width = {
             w: [NEAR - abs(e + 1 / m) for e in exponents_at(evidence, w, kind, edge)]
             for w in _widths(evidence)
@@ -306,7 +307,7 @@ def exponents_finding(evidence: Evidence) -> StudyFinding:
     """Return the trend, and the exponents themselves."""
     widths = _widths(evidence)
     cells = [
-        [kind, edge, f"{-1 / PATH_LENGTH[kind]:+.3f}"]
+        [kind, edge, f"{-1 / PRINTED_PATH_LENGTH[kind]:+.3f}"]
         + [exponents.interval(exponents_at(evidence, w, kind, edge)) for w in widths]
         for kind in KINDS
         for edge in EDGES
