@@ -119,6 +119,11 @@ def numbers_changed(given: Any, change: Callable[[float], float]) -> Any:
     return change(given) if isinstance(given, float) else given
 
 
+def _power(x: float) -> float:
+    """Return |x|²⁵: what is nearly flat is flat no longer."""
+    return min(abs(x), 1e12) ** 25
+
+
 def _rotated(given: Table) -> Table:
     names = list(given)
     return dict(zip(names, [given[n] for n in names[1:] + names[:1]], strict=True))
@@ -175,6 +180,7 @@ SPOILED: dict[str, Callable[[Table], Table]] = {
     "numbers divided by 100": lambda t: numbers_changed(t, lambda x: x / 100),
     "numbers times 1.3": lambda t: numbers_changed(t, lambda x: 1.3 * x),
     "sizes to the power 3.5": lambda t: numbers_changed(t, lambda x: abs(x) ** 3.5),
+    "sizes to the power 25": lambda t: numbers_changed(t, _power),
     "later arms divided": _later_smaller,
     "measures reversed": _measures_reversed,
     "later measures divided": _later_measures_smaller,

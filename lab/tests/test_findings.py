@@ -138,9 +138,14 @@ def test_exponents_are_fitted_to_the_edge_of_training() -> None:
     fits = found.grids[0].cells
     assert [cells[0] for cells in fits] == ["standard", "shared", "linear"]
     for cells in fits:
-        assert float(cells[3].split()[0]) == pytest.approx(-0.5, abs=0.08)
-        assert cells[4] == "–"  # the gradient never exploded: nothing to fit
-    assert "linear (m = 2)" in found.verdict
+        assert float(cells[4].split()[0]) == pytest.approx(-0.5, abs=0.08)
+        assert cells[5] == "–"  # the gradient never exploded: nothing to fit
+    assert "linear (m = 3, 2 in the paper)" in found.verdict
+    assert [cells[1:4] for cells in fits] == [
+        ["4", "-0.250", "-0.250"],
+        ["4", "-0.250", "-0.333"],
+        ["3", "-0.333", "-0.500"],
+    ]
     assert "standard (m = 4) -0.5" in found.verdict and "outside" in found.verdict
     flat = evidence(experiment, lambda arm, seed: {"validation": 2.0})
     assert "too few depths have an edge" in finding(flat).verdict

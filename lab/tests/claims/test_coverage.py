@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from equipoise_lab.claims import catalogue
+from equipoise_lab.claims.coverage import sections
 from equipoise_lab.claims.exact import (
     BY_HAND,
     COUNTEREXAMPLES,
     NOT_ALGEBRAIC,
     confirmation,
 )
-from equipoise_lab.claims.result import WRONG
+from equipoise_lab.claims.result import OURS, WRONG
 
 CLAIMS = [claim.id for claim in catalogue.select()]
 VERDICTS = json.loads(
@@ -27,57 +28,6 @@ def _named(prefix: str, numbers: range, *claims: str) -> dict[str, tuple[str, ..
 
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
-    "emadi2026": {
-        "Thm 4.2": ("balanced_mass",),
-        **_named(
-            "Cor. 4.3 ", range(1, 5), "regimes", "regimes", "peaked_bound", "regimes"
-        ),
-        "greedy heuristic": ("greedy_prefix", "example_row"),
-        "Lemma 3.2": ("mixing_does_not_expand",),
-        "Lemma 3.3": ("norm_resets_magnitude",),
-        "Lemma A.1": ("norm_constant_is_true_and_empty",),
-        "Thm 5.1": (
-            "attention_bound_is_loose",
-            "measured_theta_is_local",
-            "biases_are_not_in_the_magnitude",
-        ),
-        **_named(
-            "Thm 5.",
-            range(2, 6),
-            "residual_forms",
-            "residual_forms",
-            "residual_forms product_of_layer_bounds",
-            "residual_forms",
-        ),
-        "GELU constant": ("activation_constant",),
-        "Thm 6.1": ("path_exponent", "value_path_has_two_maps"),
-        "Thm 6.1 and DeepNorm": ("deepnorm_is_not_the_quartic_path",),
-        "Thm 6.2, tightness, asymmetric scaling": ("asymmetric_gains",),
-        "DeepNorm's two forms": ("deepnorm_forms_agree",),
-        "θ ≈ 1 persists": ("theta_persists", "one_throughout"),
-        "warm-up and G": ("projection_gain_grows",),
-        "temperature warm-up": ("temperature_throttles_gradients_only",),
-        "exponents m = 3, 2": ("exponents_of_training",),
-        "Table 1": ("pre_norm_ends_lower",),
-        **_named(
-            "Fig. ",
-            range(1, 7),
-            "post_norm_gradients_vanish",
-            "projection_gain_grows",
-            "brute_force_agrees",
-            "theta_stays_one",
-            "sensitivity_is_larger_in_pre_norm sensitivity_spreads_more_in_pre_norm",
-            "sensitivity_grows_with_depth",
-        ),
-        "App. E.6": ("growth_is_of_magnitude",),
-        "51.45": ("losses_are_sums",),
-        "60.6 against 61.15": ("two_losses_of_post_norm",),
-        "length-independence": ("length_does_not_enter",),
-        "Remarks B.1, B.2": ("remarks_of_the_appendix",),
-        "θ is not entropy": ("theta_is_not_entropy",),
-        "measured end to end": ("product_of_layer_bounds",),
-        "projection-like, at init and after": ("post_norm_decay_comes_with_collapse",),
-    },
     "mudarisov2025": {
         "Lemma 1": ("lemma_1", "vanishing_weights"),
         "Lemma 2": ("lemma_2", "swapped_leaders"),
@@ -219,6 +169,29 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """What the four papers state, by our notes on them → the checks that judge it."""
+
+
+SECTIONS = (
+    *("Abstract 1 2 3 3.1 3.2 4 5 5.1 5.2 5.3 5.4 6 6.1 6.2 6.3 7 8 A B").split(),
+    *("C.1 C.2 C.3 C.4 C.5 D.1 D.2 E.1 E.2 E.3 E.4 E.5 E.6").split(),
+    *(f"Figure {n}" for n in range(1, 7)),
+    "Table 1",
+)
+"""Every heading, figure and table of the main paper."""
+
+
+def test_no_section_of_the_main_paper_is_empty() -> None:
+    table = sections()
+    assert [one.section for one in table] == list(SECTIONS)
+    known = {i.split(".")[1]: i for i in CLAIMS if i.startswith("emadi2026.")}
+    where = {c.id.split(".")[1]: c.where for c in catalogue.select(paper="emadi")}
+    for one in table:
+        assert bool(one.checks) != bool(one.why), one.section
+        assert len(one.says) > 20 and {*one.checks, *one.ours} <= known.keys()
+        assert not any(where[name].startswith(OURS) for name in one.checks)
+        assert all(where[name].startswith(OURS) for name in one.ours)
+    listed = {name for one in table for name in (*one.checks, *one.ours)}
+    assert listed == known.keys()
 
 
 @pytest.mark.parametrize("paper", COVERED)

@@ -15,7 +15,8 @@ from tests.oracles import balance as oracle
 
 def test_peaked_bound() -> None:
     result = emadi.peaked_bound()
-    assert result.verdict == "refuted"
+    assert result.verdict == "partly"
+    assert result.evidence["part: κ ≤ ½"] == 1 and result.evidence["part: κ > ½"] == 0
     assert result.evidence["claimed bound"] == pytest.approx(0.36)
     assert result.evidence["theta"] == 1.0
     assert result.evidence["largest |theta - 4κ(1-κ)| for κ ≤ ½"] < 1e-14
@@ -32,7 +33,7 @@ def test_greedy_prefix() -> None:
 
 def test_example_row() -> None:
     result = emadi.example_row()
-    assert result.verdict == "refuted"
+    assert result.verdict == "holds"
     assert result.evidence["theta"] == 1.0
     assert result.evidence["sorted prefix"] == pytest.approx(0.96)
 
@@ -63,7 +64,8 @@ def test_exact_theta_is_the_norm_and_the_heuristic_is_not() -> None:
 
 def test_gelu_is_steeper_than_one() -> None:
     result = emadi.activation_constant()
-    assert result.verdict == "refuted"
+    assert result.verdict == "holds with a caveat"
+    assert result.evidence["steepest of ReLU"] == pytest.approx(1)
     measured = result.evidence["measured between 1.40 and 1.43"]
     assert 1.128 < measured <= result.evidence["constant of GELU"] < 1.1290
 

@@ -46,7 +46,7 @@ def test_blocks_of_softmax_are_stacked() -> None:
 
 def test_values_do_not_always_dominate() -> None:
     result = petrov_attention.which_block_is_largest_depends_on_the_input()
-    assert result.verdict == "refuted"
+    assert result.verdict == "partly"
     found = result.evidence
     assert found["V at scale 0.3"] > max(
         found["Q at scale 0.3"], found["K at scale 0.3"]
@@ -124,5 +124,5 @@ def test_random_numbers_have_the_slope_of_fig_6() -> None:
 
 def test_bfloat16_sums_stall() -> None:
     result = petrov_block.gradient_sums_stall_in_bfloat16()
-    assert result.verdict == "refuted"
+    assert result.verdict == "undecided"
     assert result.evidence["mean of 4096 from a bf16 sum"] < 0.02

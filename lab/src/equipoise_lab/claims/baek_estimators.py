@@ -225,8 +225,8 @@ def intervention_never_fires() -> Found:
     Claim: The rule "raise ε when ρ_LN < 1" changes ε at the token variances of real
     norms (σ² ≥ 0.01).
 
-    Instead: It changes none. Pre-norm activations have σ² near 1: the rule is a no-op there, and both
-    arms of the experiment are the same network from different seeds.
+    Instead: It changes none. Pre-norm activations have σ² near 1: the rule is a no-op
+    there, and both arms of the experiment are the same network from different seeds.
 
     Practice: Raising ε by the published rule changes nothing.
     """

@@ -73,8 +73,8 @@ def prediction_is_vacuous() -> Found:
 
     Claim: κ_softmax(1+κ_score)κ(V)‖W_O‖ + κ_eff + C_LN, summed, predicts the error.
 
-    Instead: It is hundreds of thousands of times too large here and its κ_eff never counts: use the mean
-    square predictor, which is within a factor of 1.5.
+    Instead: It is hundreds of thousands of times too large here and its κ_eff never
+    counts: use the mean square predictor, which is within a factor of 1.5.
 
     Practice: Take `equipoise precision`, not sums of κ, to foresee rounding error.
     """
@@ -124,7 +124,8 @@ def zeros_hide_failures() -> Found:
     Claim: The indicator is at its highest at the step at which a number overflows.
 
     Instead: NaN and infinity are replaced by 0 before the norms, so that the reading
-    falls at the very step that breaks. Whether it warns before is another question. Report what is not finite.
+    falls at the very step that breaks. Whether it warns before is another question.
+    Report what is not finite.
     """
     rng = torch.Generator().manual_seed(0)
     v = torch.randn(1, 32, 8, generator=rng, dtype=torch.float64)

@@ -34,8 +34,8 @@ from equipoise_lab.claims.result import (
     VERDICTS,
     Claim,
     ClaimResult,
-    ClaimVerdict,
 )
+from equipoise_lab.claims.rules import ClaimVerdict
 
 RELIABLE: tuple[ClaimVerdict, ...] = (
     "holds",

@@ -235,8 +235,8 @@ def activation_constant() -> Found:
     Rule: It holds if no slope of ReLU exceeds 1; with a caveat if GELU's does, which
     GPT-2-style models have and the hypothesis leaves out.
 
-    Instead: For other activations L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for SiLU, 1 for ReLU, and
-    none for gated nets without a bound on their input.
+    Instead: For other activations L_FFN ≤ ‖W₂‖‖W₁‖·max|φ'|: 1.1290 for GELU, 1.0999 for
+    SiLU, 1 for ReLU, and none for gated nets without a bound on their input.
     """
     function, steepest = activation_named("gelu")
     x, y = torch.tensor([1.40, 1.43], dtype=torch.float64)

@@ -150,15 +150,17 @@ class TwoSublayers:
         )
 
     def norm(self, x_LD: Tensor) -> Tensor:
-        """LayerNorm with a large ε, so that Lip(LN) ≤ ‖γ‖_∞/√ε is no empty number."""
+        """LayerNorm with a large ε, so that Lip(LN) ≤ ‖γ‖_∞/√ε says something."""
         return layer_norm(x_LD, (self.width,), self.gamma, self.beta, eps=1.0)
 
     def mixed(self, u_LD: Tensor) -> Tensor:
-        rows = ((u_LD @ self.q) @ (u_LD @ self.k).mT / self.width**0.5).softmax(-1)
-        return rows @ u_LD @ self.v @ self.o
+        z = (u_LD @ self.q) @ (u_LD @ self.k).mT / math.sqrt(self.width)
+        mixed: Tensor = z.softmax(-1) @ u_LD @ self.v @ self.o
+        return mixed
 
     def mapped(self, u_LD: Tensor) -> Tensor:
-        return (u_LD @ self.w_in).relu() @ self.w_out
+        mapped: Tensor = (u_LD @ self.w_in).relu() @ self.w_out
+        return mapped
 
     @property
     def gain(self) -> float:
@@ -167,12 +169,12 @@ class TwoSublayers:
     @property
     def radius(self) -> float:
         """B̄ = (‖γ‖_∞ + ‖β‖_∞)√D."""
-        return (self.gain + float(self.beta.abs().max())) * self.width**0.5
+        return (self.gain + float(self.beta.abs().max())) * math.sqrt(self.width)
 
     def attention(self, radius: float) -> float:
         """Theorem 5.1 with θ̃ = 1."""
         q, k, v, o = map(_two, (self.q, self.k, self.v, self.o))
-        return o * v * (1 + 2 * radius**2 * q * k / self.width**0.5)
+        return o * v * (1 + 2 * radius**2 * q * k / math.sqrt(self.width))
 
     @property
     def net(self) -> float:
@@ -234,7 +236,8 @@ def post_layer() -> Found:
     Claim: A post-LN layer has Lipschitz constant at most Lip(LN)²(1 + L_MHA)(1 +
     L_FFN), independent of ℓ: B̄ = (‖γ‖_∞ + ‖β‖_∞)√d bounds its input.
 
-    Rule: Two parts: ℓ ≥ 1 and ℓ = 0; each is true if nothing attained exceeds the bound.
+    Rule: Two parts: ℓ ≥ 1 and ℓ = 0; each is true if nothing attained exceeds the
+    bound.
 
     Instead: True for ℓ ≥ 1, as §5.2 says itself. The proof's "independent of ℓ" has an
     exception at ℓ = 0: embeddings are of any length, and the bound with them.
@@ -302,7 +305,7 @@ def identity_expansion() -> Found:
     about deep networks needs.
 
     Instead: True at a fixed depth. Over depth the constant grows like N²/2, and the
-    remainder like e^(NC) − 1 − NC: at NC ≥ 1 it is no small term.
+    remainder like e^(NC) − 1 − NC: at NC ≥ 1 it is not small.
     """
     rests = {}
     for depth, size in ((8, 1e-4), (8, 1e-5), (64, 1e-4), (512, 1e-4)):
@@ -405,7 +408,7 @@ def _score_path(kind: str, beta: float, x_LD: Tensor, maps: list[Tensor]) -> flo
     k = q if kind == "shared" else k
 
     def weights(u: Tensor) -> Tensor:
-        z = (u @ q) @ (u @ k).mT / u.shape[-1] ** 0.5
+        z = (u @ q) @ (u @ k).mT / math.sqrt(u.shape[-1])
         if kind == "unnormalised":
             return z
         if kind != "linear":
@@ -430,16 +433,15 @@ def path_counts() -> Found:
     normalised): at the norms our lab starts from; median of 20 draws, least and
     largest.
 
-    Claim: Of designs other than standard attention (m = 4), shared W_Q = W_K has m = 3
-    and linear attention m = 2.
+    Claim: Beside standard attention (m = 4), shared W_Q = W_K has m = 3 and linear
+    attention m = 2.
 
     Rule: One part for each: the exponent lies within 0.2 of m. What stands in its place
     is checked alike: 4 for both, 4 for standard, and 3 (within 0.5) for ours.
 
     Instead: m counts multiplicity: a shared map is met twice, and linear attention has
-    W_Q and W_K too: 4, 4, 4. With φ = elu + 1 and a normaliser there is no one
-    exponent: from 4 at small norms towards 2 at large ones, about 3 where our lab
-    starts.
+    W_Q and W_K too: 4, 4, 4. With φ = elu + 1 and a normaliser it moves: from 4 at
+    small norms towards 2 at large ones, about 3 where our lab starts.
 
     Practice: Where a rule says N^(−1/m), count a map as often as it multiplies.
     """
@@ -482,7 +484,8 @@ def greedy_comparison_at_length() -> Found:
     sorted prefixes where enumeration is out of reach.
 
     Rule: One part for each length: no row's sorted prefix is off certified θ by more
-    than 1e-13. Both sides read by one heuristic agree by construction, and show nothing.
+    than 1e-13. Both sides read by one heuristic agree by construction, and show
+    nothing.
 
     Instead: It is below θ in nearly every row: by up to 1 % at 32 keys, less at more.
     The theorem needs no such test; see ``balanced_mass``.
@@ -555,8 +558,7 @@ def gain_is_steepest_after_warmup(evidence: Evidence) -> Found:
     Rule: One part for each architecture, on the mean curve over seeds: its steepest
     change is a rise, and lies after the first sample.
 
-    Instead: Here G falls throughout, from a rescaled initialisation: there is no growth
-    to be steepest anywhere.
+    Instead: Here G falls throughout, from a rescaled initialisation.
     """
     parts, numbers = {}, {}
     for arm in PRE_POST:

@@ -39,7 +39,8 @@ def _norm(x_KD: Tensor) -> Tensor:
 def product_of_layer_bounds() -> Found:
     """‖∂X_m/∂X_0‖ of a pre-LN stack in block-∞ norm, beside the product of its bounds.
 
-    Claim: The product of the layers' bounds bounds the sensitivity of the whole network.
+    Claim: The product of the layers' bounds bounds the sensitivity of the whole
+    network.
 
     Rule: It holds if nothing measured exceeds the product; with a caveat if its slack
     after 8 layers is more than twice that after 2.

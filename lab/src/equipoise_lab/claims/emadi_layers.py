@@ -330,8 +330,9 @@ def path_exponent() -> Found:
     Claim: If a layer contributes C·β^m, then N layers contribute O(1) for β =
     N^(−1/m), and not for a constant β.
 
-    Instead: True as arithmetic. Which m an architecture has is ``path_counts``. Of what trains it is not: the measured
-    exponents are in ``published_results.exponents_of_training``.
+    Instead: True as arithmetic. Which m an architecture has is ``path_counts``. Of what
+    trains it is not: the measured exponents are in
+    ``published_results.exponents_of_training``.
     """
     depths = (2, 8, 32, 128)
     spread = max(

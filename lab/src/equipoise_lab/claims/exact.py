@@ -114,15 +114,28 @@ def peaked_bound(keys: int) -> Sides:
     return 4 * kappa * (1 - kappa), theta([Q(1, keys)] * keys)
 
 
-@counterexample("emadi2026", (4, 1, 4, 1), harmless=((5, 5),))
-def example_row(tenths: Sequence[int]) -> Sides:
+@counterexample("emadi2026", 3, harmless=(Q(1, 2),))
+def tightness_step_fails(S: Number) -> Sides:
+    """exp(NS − NS²/2) at N = 100 is at least that at N = 10."""
+    small, large = (mpmath.exp(mp(Q(N) * S - Q(N) * S * S / 2)) for N in (10, 100))
+    return large, small
+
+
+@counterexample("emadi2026", 2, harmless=(1,))
+def path_counts(beta: int) -> Sides:
+    """One channel, W_Q = W_K = W_V = W_O = β: (x W_Q)(x W_K)·x W_V W_O at x = 1."""
+    w = Q(beta)
+    return w**3, (w * w) * (w * w)
+
+
+def _prefix_and_theta(tenths: Sequence[int]) -> Sides:
     row = [Q(n, 10) for n in tenths]
     return _prefix(row), theta(row)
 
 
 @counterexample("emadi2026", (3, 3, 2, 2), harmless=((6, 2, 1, 1),))
 def greedy_prefix(tenths: Sequence[int]) -> Sides:
-    return example_row(tenths)
+    return _prefix_and_theta(tenths)
 
 
 @counterexample("emadi2026", 1, harmless=(2,))

@@ -146,8 +146,8 @@ def feedforward_curvature_is_small(evidence: Evidence) -> Found:
     Rule: One part for each model: the interval lies below 0.
 
     Instead: Of the vision model it is; of the GPT five seeds do not decide and put it
-    at half of the values' to a little above. What the paper draws as feed-forward are weights of the second norm, by its
-    notebook.
+    at half of the values' to a little above. What the paper draws as feed-forward are
+    weights of the second norm, by its notebook.
     """
     return _small(evidence, "FF")
 
@@ -160,8 +160,8 @@ def values_dominate_queries(evidence: Evidence) -> Found:
 
     Rule: Four parts, queries and keys of each model: the interval lies below 0.
 
-    Instead: At this input scale it is so; ``which_block_is_largest_depends_on_the_input`` shows
-    where it is not.
+    Instead: At this input scale it is so;
+    ``which_block_is_largest_depends_on_the_input`` shows where it is not.
     """
     return _small(evidence, "Q", "K")
 
@@ -296,7 +296,8 @@ def epsilon_rule_lowers_the_loss(evidence: Evidence) -> Found:
 
     Rule: The interval over paired seeds lies below 0, and the rule acts at all.
 
-    Instead: The rule never acts (see ``intervention_never_fires``): nothing can improve.
+    Instead: The rule never acts (see ``intervention_never_fires``): nothing can
+    improve.
     """
     return _policy(evidence, "published rule", "tail_loss")
 
@@ -324,9 +325,9 @@ def _policy(evidence: Evidence, name: str, measure: str) -> Found:
     found = paired(*ends, digits=evidence.digits)
     # No seed differs at all: the arms never met what is measured, and no power to see.
     moved = any(a != b for a, b in zip(*ends, strict=True))
-    idle = not any(acted)
-    parts = {f"{measure} lower".replace("_", " "): below(found) if moved else None}
-    if idle:
+    lower = f"{measure.replace('_', ' ')} lower"
+    parts: Parts = {lower: below(found) if moved else None}
+    if not moved and not any(acted):
         parts = {"the rule acts": False}
     verdict, numbers = pattern(parts, minus_nothing=found)
     return verdict, {**numbers, "actions a run": sum(acted) / len(acted)}

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from equipoise.report.offline_pages import StudyPage
 from equipoise_lab.claims.catalogue import RELIABLE, counts, summary
+from equipoise_lab.claims.coverage import page_rows
 from equipoise_lab.claims.exact import BY_HAND
-from equipoise_lab.claims.result import PAPERS, VERDICTS, ClaimResult, ClaimVerdict
+from equipoise_lab.claims.result import EMADI, PAPERS, VERDICTS, ClaimResult
+from equipoise_lab.claims.rules import ClaimVerdict
 
 _BODY = """
 <h2>What a practitioner can rely on</h2>
@@ -107,6 +109,8 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         own = [result for result in results if result.paper == paper.key]
         if own:
             lines += [f"## {paper.title}", "", f"{summary(own)}.", "", *_rows(own), ""]
+    if any(result.paper == EMADI.key for result in results):
+        lines += ["## The main paper, section by section", "", *page_rows(), ""]
     return "\n".join(lines)
 
 

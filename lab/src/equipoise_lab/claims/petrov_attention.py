@@ -132,8 +132,8 @@ def which_block_is_largest_depends_on_the_input() -> Found:
 
     Rule: One part for each scale: VV is the largest of the three there.
 
-    Instead: At a small scale it does. VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order is that of the input's
-    scale.
+    Instead: At a small scale it does. VV grows as ‖X‖², QQ and KK up to ‖X‖⁶: the order
+    is that of the input's scale.
     """
     evidence: dict[str, float] = {}
     winners = []

@@ -307,8 +307,9 @@ def gradient_sums_stall_in_bfloat16() -> Found:
     Rule: Undecided where a bf16 sum alone would make a constant's mean fall by half:
     the figure then cannot tell a fall of the gradient from that of its sum.
 
-    Instead: Undecided, because the figure's sums are in bf16. Sum in float32 or wider: a bf16 sum of one constant stalls below 2⁹ of it,
-    and its mean decays as 1/k by arithmetic alone.
+    Instead: Undecided, because the figure's sums are in bf16. Sum in float32 or wider:
+    a bf16 sum of one constant stalls below 2⁹ of it, and its mean decays as 1/k by
+    arithmetic alone.
     """
     count, value = 4096, torch.tensor(0.0800, dtype=torch.bfloat16)
     total = torch.zeros((), dtype=torch.bfloat16)

@@ -140,9 +140,7 @@ def over_zero(evidence: Evidence, arm: str, measure: str) -> PairedDifference:
     return paired(found, [0.0] * len(found), digits=evidence.digits)
 
 
-def pattern(
-    parts: Parts, *, models: int | None = None, **intervals: PairedDifference
-) -> Found:
+def pattern(parts: Parts, **intervals: PairedDifference) -> Found:
     """Return the label that parts give, with the intervals they stand on."""
     numbers: dict[str, float] = {}
     for name, found in intervals.items():
@@ -150,7 +148,7 @@ def pattern(
         numbers |= {**_named(text, found), "seeds": float(found.n)}
         if count := seeds_to_decide(found):
             numbers[f"{text}, seeds that would tell it from 0"] = float(count)
-    return judged_pattern(parts, numbers, models=models)
+    return judged_pattern(parts, numbers)
 
 
 PRE_POST = ("pre", "post")
@@ -343,8 +341,8 @@ def growth_is_of_magnitude(evidence: Evidence) -> Found:
     Claim: Magnitude, not G, drives the growth of S in pre-LN (2.91 against 1.29), and
     does not in post-LN (about 0).
 
-    Rule: Three parts: pre-LN's growth of ln B̄² lies above its growth of ln G; post-LN's
-    lies within 0.05 of 0; G itself grows in both (an interval above 0 each).
+    Rule: Three parts: pre-LN's growth of ln B̄² lies above its growth of ln G;
+    post-LN's lies within 0.05 of 0; G itself grows in both (an interval above 0 each).
 
     Instead: Magnitude grows as claimed. G does not grow here at all, so that what the
     paper sets beside each other, 2.91 against 1.29, is not reproduced.

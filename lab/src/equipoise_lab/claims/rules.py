@@ -82,7 +82,7 @@ def statement(
 
 
 def experiment(parts: Parts, *, models: int | None = None) -> ClaimVerdict:
-    """Return the label of a pattern; ``models`` where there is no interval.
+    """Return the label of a pattern; ``models`` is given where nothing has an interval.
 
     >>> experiment({"falls": True, "to 0": None})
     'undecided'

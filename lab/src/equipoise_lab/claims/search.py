@@ -181,6 +181,18 @@ def mixing(x: Tensor) -> Scalar:
     return _longest(scores.softmax(-1) @ tokens) / _longest(tokens)
 
 
+@inequality("emadi2026.frobenius_grows_with_length", 24)
+def frobenius(x: Tensor) -> Scalar:
+    tokens, scores = _parts(x, (4, 2), (4, 4))
+    return (scores.softmax(-1) @ tokens).norm() / (2 * tokens.norm())
+
+
+@inequality("emadi2026.spectral_bound_is_half", 5)
+def softmax_jacobian(x: Tensor) -> Scalar:
+    """2‖J‖₂ of a row at τ = 1."""
+    return 2 * _two(jacrev(lambda z: z.softmax(-1))(x))
+
+
 @inequality("emadi2026.norm_resets_magnitude", 18, torch.float32, torch.bfloat16)
 def magnitude(x: Tensor) -> Scalar:
     row, gamma, beta = _parts(x, (6,), (6,), (6,))
@@ -212,6 +224,13 @@ def attention(x: Tensor) -> Scalar:
 
 def _branch(row: Tensor, first: Tensor, second: Tensor) -> Scalar:
     return (row @ first).relu() @ second
+
+
+@inequality("emadi2026.activation_constant", 2 * 5 + 2 * 25)
+def feedforward(x: Tensor) -> Scalar:
+    row, push, first, second = _parts(x, (5,), (5,), (5, 5), (5, 5))
+    moved = jvp(lambda r: _branch(r, first, second), (row,), (push,))[1]
+    return moved.norm() / (push.norm() * _two(first) * _two(second))
 
 
 @inequality("emadi2026.residual_forms", 2 * 5 + 2 * 25)

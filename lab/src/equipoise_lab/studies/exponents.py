@@ -187,7 +187,7 @@ def _sentence(evidence: Evidence, kind: str, criterion: Edge) -> str:
 
 
 def _as_printed(m: int, printed: int) -> str:
-    """Say what the paper counts where it is not what we count."""
+    """Return the paper's count, where ours differs."""
     return "" if m == printed else f", {printed} in the paper"
 
 
