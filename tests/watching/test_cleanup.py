@@ -273,9 +273,9 @@ def test_a_copy_of_a_watched_model_has_no_hooks(tmp_path: Path) -> None:
         thawed = pickle.loads(pickle.dumps(model))
         for other in (copied, thawed):
             objective(other, batches(1)[0])
-        assert not handle._sampler.opened, "the copies are not watched"
+        assert not handle._step.passes, "the copies are not watched"
         objective(model, batches(1)[0])
-        assert handle._sampler.opened
+        assert handle._step.passes
 
 
 def test_a_dropped_handle_frees_its_model(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_lbfgs_records_its_last_evaluation(set_to_none: bool, tmp_path: Path) ->
     assert not [f for f in handle.findings if f.belongs_to("watch.silent")]
     moved = equipoise.open_run(handle.path).series("update.norm")["blocks.0"]
     assert list(moved[0]) == [0, 1]
-    assert handle._losses.cleared == 0, "an evaluation is no batch that was left out"
+    assert handle._step.cleared == 0, "an evaluation is no batch that was left out"
 
 
 def test_an_update_whose_pass_runs_in_a_closure_is_read(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_steps_that_the_user_leaves_out(to_none: bool, tmp_path: Path) -> None:
         optimizer.zero_grad(set_to_none=to_none)
     handle.close()
     assert losses(handle) == ([0, 1, 2], taken) and not handle.findings
-    assert handle._losses.cleared == 15
+    assert handle._step.cleared == 15
 
 
 def test_torch_func_before_the_forward_pass_that_counts(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_unseen_steps_hold_one_loss(tmp_path: Path) -> None:
     handle = watched(model, optimizer, tmp_path)
     for batch in batches(20):
         objective(model, batch).backward()
-    held = handle._losses
-    assert isinstance(held._own, Tensor) and held._own.grad_fn is None
+    held = handle._step.losses
+    assert isinstance(held.own, Tensor) and held.own.grad_fn is None
     handle.close()
 
 

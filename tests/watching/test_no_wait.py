@@ -338,16 +338,19 @@ def test_what_arrives_late_is_what_would_have_been_written(
             }, quantity
 
 
-@pytest.mark.parametrize("what", ["verdict", "state", "raise", "drop"])
+@pytest.mark.parametrize("what", ["flush", "state", "raise", "drop"])
 def test_whatever_asks_for_a_step_gets_it(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verdict, a checkpoint, an exception in the loop, a handle that is dropped."""
+    """A flush, a checkpoint, an exception in the loop, a handle that is dropped."""
     path = tmp_path / "a.eqp"
     handle, _, written = late_run(path, monkeypatch, questions=NEVER, steps=4)
     assert written[-1] == 1
-    if what == "verdict":
-        assert handle.verdict.state
+    if what == "flush":
+        assert handle.verdict.step == 2 and not handle.should_stop and repr(handle)
+        assert samples(path) == [0], "a query writes nothing"
+        handle.flush()
+        assert handle.verdict.step == 3
     elif what == "state":
         handle.state_dict()
     elif what == "raise":

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import equipoise
+from equipoise.probes.capture import PassCoverage
 from equipoise.watching import Watch
+from equipoise.watching.step.machine import Step
 from equipoise.watching.step.pipeline import write_rest
 from tests.watching.models import TinyModel
 
@@ -71,9 +73,12 @@ def test_devices_wait_for_a_sample_when_the_next_step_ends(late: bool) -> None:
     )
     handle: Any = SimpleNamespace(
         _recorder=recorder,
-        _sampler=SimpleNamespace(late=late, disarm=lambda also: None),
-        _write_arrived=lambda findings, wait: done.append("written"),
+        _sampler=SimpleNamespace(late=late, finish=lambda step, also: None),
+        _write_arrived=lambda wait: done.append("written"),
+        _follow_modules=lambda step: None,
         autopilot=None,
     )
-    Watch._record(handle, 3, True, [])
+    step = Step(3, coverage=PassCoverage())
+    Watch._finish(handle, step)
+    Watch._write(handle, step)
     assert done == ["written", "sent", "written"][: 2 if late else 3]

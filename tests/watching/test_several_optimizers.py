@@ -117,13 +117,14 @@ def optimizers(count: int) -> list[Optimizer]:
 def ends(order: str, count: int = 2) -> Iterator[int]:
     """Yield after how many updates each step of the training ended."""
     given = optimizers(count)
-    together, since = Round(given), 0
+    together, stepped = Round(given), list[int]()
     for letter in order:
-        since += 1
-        if together.over(given["abc".index(letter)]):
-            together.begin()
-            yield since
-            since = 0
+        one = given["abc".index(letter)]
+        over = together.over(one, stepped)
+        stepped.append(id(one))
+        if over:
+            yield len(stepped)
+            stepped.clear()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from equipoise.records import Reading
-from equipoise.watching.step.losses import LossCollector
 from equipoise.watching.step.readings import (
     OptimizerSettings,
     StepScalars,
@@ -132,12 +131,3 @@ def test_a_last_block_whose_gradient_is_rounding_has_no_ratio() -> None:
     for last in (0.0, 1e-17):
         norms = reading("gradient.norm", h_0=(3.0,), h_1=(last,), head=(1.0,))
         assert "gradient.first_to_last" not in table(norms)
-
-
-def test_the_norm_that_clips_is_of_one_step() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
-    losses = LossCollector(model)
-    for part, norm in zip(model, (3.0, 4.0), strict=True):
-        own = list(part.parameters())
-        assert losses.clipped(torch.tensor(norm), own, ()) == norm
-        losses.pop()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 Hook = Callable[[Optimizer, Any, Any], None]
-Relation = Literal["same parameters", "same model", "another model", "wrapper"]
+Relation = Literal["same parameters", "same model", "another model"]
 LONGEST = 256
 """Updates of one optimiser in a training step, after which the others sit out."""
 
@@ -26,29 +26,29 @@ class Round:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = tuple(optimizers)
-        self._stepped: list[int] = []
-        """Places of those that stepped since the last end, each as often as it did."""
         self._ever: set[int] = set()
         self._last: int | None = None
-        """Place of the one that ends the step."""
+        """Id of the one that ends the step."""
 
-    def over(self, optimizer: Optimizer) -> bool:
-        """Note that an optimiser has stepped; return whether the training step ends."""
-        place = self.optimizers.index(optimizer)
-        again, before = place in self._stepped, self._stepped[-1:]
-        self._stepped.append(place)
+    def over(self, optimizer: Optimizer, stepped: Sequence[int]) -> bool:
+        """Note that an optimiser has stepped; return whether the training step ends.
+
+        ``stepped`` are the ids of those that have in this step, each as often as it
+        did.
+        """
+        mine = id(optimizer)
         if len(self._ever) == len(self.optimizers):
-            if self._stepped.count(place) > LONGEST:
+            if stepped.count(mine) >= LONGEST:
                 self._ever, self._last = set(), None
                 return True
-            return place == self._last
-        self._ever.add(place)
+            return mine == self._last
+        self._ever.add(mine)
         if len(self._ever) == len(self.optimizers):
-            self._last = place
-        elif self._last is None and again:
-            self._last = before[0]
+            self._last = mine
+        elif self._last is None and mine in stepped:
+            self._last = stepped[-1]
             return True
-        return place == self._last
+        return mine == self._last
 
     def skipped(self, asked: Container[int]) -> bool:
         """Return whether it ends at a scaler's update, which has just been made.
@@ -56,17 +56,8 @@ class Round:
         ``asked`` are ids of the optimisers that the scaler was told to step: after an
         overflow it leaves them out, and no step of theirs is seen.
         """
-        last = self.optimizers if self._last is None else [self.optimizers[self._last]]
-        return len(self.optimizers) == 1 or all(id(one) in asked for one in last)
-
-    @property
-    def begun(self) -> bool:
-        """Whether some have stepped, and the training step is not over."""
-        return bool(self._stepped)
-
-    def begin(self) -> None:
-        """Begin the next training step."""
-        self._stepped.clear()
+        last = list(map(id, self.optimizers)) if self._last is None else [self._last]
+        return len(self.optimizers) == 1 or all(one in asked for one in last)
 
 
 class Relations:
@@ -77,26 +68,8 @@ class Relations:
         self._known: weakref.WeakKeyDictionary[Optimizer, Relation] = (
             weakref.WeakKeyDictionary()
         )
-        self._began: weakref.WeakKeyDictionary[Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
-        """At which step the step of an optimiser under way began."""
         self._trains = False
         """Whether the counted optimisers held parameters of the model."""
-
-    def begin(
-        self, optimizer: Optimizer, counted: Sequence[Optimizer], step: int
-    ) -> bool:
-        """Note that an optimiser steps, and return whether it moves this model."""
-        self._began[optimizer] = step
-        return self.of(optimizer, counted) != "another model"
-
-    def end(
-        self, optimizer: Optimizer, counted: Sequence[Optimizer], step: int
-    ) -> Relation:
-        """Note that it has stepped: one whose step held a counted one is a wrapper."""
-        inside = self._began.pop(optimizer, step) != step
-        return "wrapper" if inside else self.of(optimizer, counted)
 
     def of(self, optimizer: Optimizer, counted: Sequence[Optimizer]) -> Relation:
         if not counted:
@@ -106,7 +79,7 @@ class Relations:
         return self._known[optimizer]
 
     def follow(self, optimizers: Sequence[Optimizer], after: Hook) -> None:
-        """Call this after each step of these optimisers, which count from now on."""
+        """Compare others with these from now on; call ``after`` after their steps."""
         self.close()
         own = set(map(id, self._model.parameters()))
         self._trains = not own.isdisjoint(_held(*optimizers))

@@ -8,7 +8,7 @@ called while tracing, and leaves nothing in the graph, so it can report the trac
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -44,7 +45,9 @@ class LoopListener(Protocol):
 _active_listeners: "list[weakref.ref[LoopListener]]" = []
 _originals: dict[str, Callable[..., Any]] = {}
 _patched: set[str] = set()
-_hooks = ExitStack()
+_hooks: dict[str, RemovableHandle] = {}
+_inside: list[Optimizer] = []
+"""Optimisers whose hooks torch is running now."""
 # What GradScaler returned → the loss it was given, and the factor. Weak: a scaled loss
 # dies with its step.
 _unscaled: Any = WeakTensorKeyDictionary()
@@ -78,8 +81,10 @@ def _patch() -> None:
             _originals[name] = getattr(home, attribute)
             setattr(home, attribute, ours)
             _patched.add(name)
-    _hooks.callback(register_optimizer_step_pre_hook(_before_update).remove)
-    _hooks.callback(register_optimizer_step_post_hook(_after_update).remove)
+    if "before" not in _hooks:
+        _hooks["before"] = register_optimizer_step_pre_hook(_before_update)
+    if "after" not in _hooks:
+        _hooks["after"] = register_optimizer_step_post_hook(_after_update)
 
 
 def _restore() -> None:
@@ -87,11 +92,21 @@ def _restore() -> None:
 
     The originals stay known: a module imported meanwhile may call ours for good.
     """
-    _hooks.close()
+    for name in [name for name, hook in _hooks.items() if _removable(hook)]:
+        _hooks.pop(name).remove()
     for name, (home, attribute, ours) in _PATCHES.items():
         if getattr(home, attribute) is ours:
             setattr(home, attribute, _originals[name])
             _patched.discard(name)
+
+
+def _removable(hook: RemovableHandle) -> bool:
+    """Return whether torch is not just going through the hooks, or this is the last.
+
+    One that must stay finds no listener, and is used again by the next watch.
+    """
+    others = hook.hooks_dict_ref()
+    return not _inside or not others or next(reversed(others)) == hook.id
 
 
 def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -100,16 +115,27 @@ def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     # The first argument is the optimiser; a closure runs the pass inside the step.
     closure = any(map(callable, (*args[1:], *kwargs.values())))
-    for listener in _listeners():
-        listener.before_update(optimizer, closure=closure)
+    with _running_hooks_of(optimizer):
+        for listener in _listeners():
+            listener.before_update(optimizer, closure=closure)
 
 
 def _after_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Called by torch after the step of any optimiser."""
     if torch.compiler.is_compiling():
         return
-    for listener in _listeners():
-        listener.after_update(optimizer)
+    with _running_hooks_of(optimizer):
+        for listener in _listeners():
+            listener.after_update(optimizer)
+
+
+@contextmanager
+def _running_hooks_of(optimizer: Optimizer) -> Iterator[None]:
+    _inside.append(optimizer)
+    try:
+        yield
+    finally:
+        _inside.remove(optimizer)
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,11 +223,6 @@ def joined_norm(norms: list[Tensor]) -> Tensor:
 
 def added(total: Tensor | None, loss: Tensor) -> Tensor:
     return loss if total is None else total + loss.to(total.device)
-
-
-def mark_of(grad: Tensor | None) -> tuple[int, int] | None:
-    # The version counts writes in place; the identity changes when one is first made.
-    return None if grad is None else (id(grad), grad._version)
 
 
 _PATCHES: dict[str, tuple[Any, str, Callable[..., Any]]] = {

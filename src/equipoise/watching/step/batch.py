@@ -13,7 +13,7 @@ or the gradient norm turns non-finite.
 import glob
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +136,14 @@ def _called(model: nn.Module) -> nn.Module:
 class BatchCapture:
     """Stores the first micro-batch that counts, without touching compiled code."""
 
-    def __init__(self, model: nn.Module, *, only_training: bool) -> None:
-        self._model, self._only_training = model, only_training
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        only_training: bool,
+        stored: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model, self._only_training, self._stored = model, only_training, stored
         self.batch: Batch | None = None
 
     @contextmanager
@@ -157,6 +163,7 @@ class BatchCapture:
         if torch.is_grad_enabled() or not self._only_training:
             now = CallState.now(unwrapped(self._model))
             self.batch = Batch(args, dict(kwargs), now)
+            self._stored()
 
 
 class StoredBatch:

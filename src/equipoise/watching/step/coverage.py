@@ -7,17 +7,15 @@ import inspect
 import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType
-from typing import Protocol
+from typing import Literal
 
 from torch import Tensor, nn
 
 from equipoise.anatomy.sites import Anatomy, Gaps, Reason
 from equipoise.errors import SilentSiteError
-from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import PassCoverage
-from equipoise.records import Finding, html_table
+from equipoise.records import Finding
 from equipoise.text.render import in_one_line
 from equipoise.watching.findings import (
     NO_ATTENTION,
@@ -153,10 +151,9 @@ class CoverageCheck:
     anatomy: Anatomy
     strict: bool = False
     """Raise instead of returning a finding that something was not read."""
-    compiled: bool = False
-    """Whether compiled code was seen to call the model."""
-    loss_known: bool = False
-    """Whether a loss was ever seen, or given."""
+    known: set[Literal["loss", "compiled code"]] = field(default_factory=set)
+    """Whether a loss was ever seen, or given, and compiled code that called the model.
+    """
     _unseen_moves: int = 0
     _steps_without_pass: int = 0
     _steps_without_loss: int = 0
@@ -226,7 +223,7 @@ class CoverageCheck:
     def _no_pass(self, step: int) -> list[Finding]:
         """Report at the second step without a pass: the first may have begun early."""
         self._steps_without_pass += 1
-        early = self._steps_without_pass == 1 and not self.compiled
+        early = self._steps_without_pass == 1 and "compiled code" not in self.known
         if early or "" in self._reported:
             return []
         self._reported.add("")
@@ -238,11 +235,11 @@ class CoverageCheck:
         At the second such step: the first one's loss may be given after the step.
         If it is only ``partial``, that is the finding.
         """
-        self.loss_known |= loss is not None
+        self.known |= {"loss"} if loss is not None else set()
         if partial and loss is not None:
             return self.once(step, PARTIAL_LOSS[partial])
-        self._steps_without_loss += not self.loss_known
-        if self.loss_known or self._steps_without_loss != 2:
+        self._steps_without_loss += "loss" not in self.known
+        if "loss" in self.known or self._steps_without_loss != 2:
             return []
         return [self._strictly(silent(step, NO_LOSS))]
 
@@ -277,41 +274,3 @@ class CoverageCheck:
         if self.strict:
             raise SilentSiteError(in_one_line(found))
         return found
-
-
-class HandleView(Protocol):
-    """What a watch handle shows of itself."""
-
-    anatomy: Anatomy
-    path: Path
-    closed: bool
-
-    @property
-    def current_step(self) -> int: ...
-
-    @property
-    def findings(self) -> tuple[Finding, ...]: ...
-
-    @property
-    def verdict(self) -> Verdict: ...
-
-
-def describe_watch(handle: HandleView) -> str:
-    """Return a handle in one line: model, step, state and file."""
-    state = "closed" if handle.closed else "watching"
-    found = f"step {handle.current_step}, {handle.verdict.state}"
-    return f"Watch({handle.anatomy.family}, {state}, {found}, {str(handle.path)!r})"
-
-
-def watch_html(handle: HandleView) -> str:
-    """Return a handle as a table for notebooks."""
-    verdict = handle.verdict
-    rows = [
-        ("state", "closed" if handle.closed else "watching"),
-        ("steps", handle.current_step),
-        ("verdict", f"{verdict.state}: {verdict.headline}"),
-        ("try", verdict.advice),
-        ("findings", len(handle.findings)),
-        ("file", handle.path),
-    ]
-    return html_table(handle.anatomy.family, [row for row in rows if row[1] != ""])

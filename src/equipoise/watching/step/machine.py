@@ -79,6 +79,7 @@ class Effect(Enum):
     ADD_LOSS = auto()
     FINISH = auto()
     CHECK_COVERAGE = auto()
+    WRITE = auto()
     ADVANCE = auto()
     ACT = auto()
     DROP = auto()
@@ -330,6 +331,9 @@ class StepCalled:
 class Failed:
     """The machine's own exception; a probe's removes that probe only."""
 
+    number: int = 0
+    """The step in which it was raised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Closed:
@@ -575,12 +579,14 @@ END = (
     Effect.ADD_LOSS,
     Effect.FINISH,
     Effect.CHECK_COVERAGE,
+    Effect.WRITE,
     Effect.ADVANCE,
     Effect.REPORT,
     Effect.CALL_BACK,
 )
-"""How every step ends. Coverage is complete once the sample is finished; the schedule
-advances before users are called, so that what they save resumes at the next step."""
+"""How every step ends. Coverage is complete once the sample is finished, and what it
+lacks is written with it; the schedule advances before users are called, so that what
+they save resumes at the next step."""
 
 
 def _before_users(effects: tuple[Effect, ...], effect: Effect) -> tuple[Effect, ...]:

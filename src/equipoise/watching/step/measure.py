@@ -1,12 +1,9 @@
-"""Which steps are sampled, what that costs, and how one step is sampled.
-
-Steps are counted, never timed: all ranks sample the same steps, and a checkpoint can
-carry the counter. The cost is in CPU seconds of the thread that trains.
-"""
+"""How one step is sampled: the effects that attach probes, and let them read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +42,25 @@ from equipoise.probes.window import (
     called_as_forward,
     parts_not_read,
 )
+from equipoise.watching.loop.torch_events import inside_backward
 from equipoise.watching.ranks.group import Ranks
 from equipoise.watching.step.batch import BatchCapture, compiled_parts
 from equipoise.watching.step.coverage import PROMISED
 from equipoise.watching.step.layers import LayerCoverage
+from equipoise.watching.step.machine import (
+    Event,
+    ForwardBegins,
+    ForwardEnds,
+    Source,
+    Step,
+)
+
+Exchange = Literal["none", "at once", "late"]
+"""When the ranks exchange a sample."""
 
 
 class Sampler:
-    """Attaches probes for a step and detaches them; holds what they emitted."""
+    """Carries out what measures: attaches probes for a step, and detaches them."""
 
     def __init__(
         self,
@@ -61,19 +69,17 @@ class Sampler:
         *,
         boundary: Boundary,
         only_training: bool,
+        notice: Callable[[Event], None],
     ) -> None:
         self.anatomy, self.probes, self.boundary = anatomy, list(probes), boundary
-        self._only_training = only_training
-        self.coverage, self.layers = PassCoverage(), LayerCoverage()
-        self._collector = Collector(self.coverage.gaps)
-        self._stack = ExitStack()
+        self._only_training, self._notice = only_training, notice
+        self.exchange: Exchange = "none"
+        self._stack, self._inside = ExitStack(), ExitStack()
+        self._coverage, self._layers = PassCoverage(), LayerCoverage()
+        self._collector = Collector(self._coverage.gaps)
         self._batch_capture: BatchCapture | None = None
         self._capture: Capture | None = None
         self._window: Window | None = None
-        self.replaced: Callable[[], bool] = lambda: False
-        """Whether the loop has set other gradients since the last backward pass."""
-        self.armed = self._replayed = self._updated = False
-        self._backward_seen = self._gradients_seen = self._shared = self.late = False
         self._describe(anatomy)
 
     def _describe(self, anatomy: Anatomy) -> None:
@@ -90,9 +96,9 @@ class Sampler:
         """
         if ranks.count == 1:
             return
-        self._shared = True
         late = str(copies_late(self.anatomy.model) and not acts)
-        self.late, numbers = ranks.broadcast("late", late) == str(True), [0]
+        agreed, numbers = ranks.broadcast("late", late) == str(True), [0]
+        self.exchange = "late" if agreed else "at once"
 
         def begin(probe: SharingProbe) -> None:
             numbers.append(probe.begin(self.anatomy))
@@ -101,39 +107,51 @@ class Sampler:
             self.boundary.guarded(probe.name, begin)(probe)
         ranks.reserve(4 * sum(numbers))
 
-    def arm(self, step: int) -> None:
+    @property
+    def late(self) -> bool:
+        """Whether ranks exchange a sample when the next step ends."""
+        return self.exchange == "late"
+
+    @property
+    def source(self) -> Source:
+        """How the next step can be measured: compiled code has no room for hooks."""
+        return "replay" if compiled_parts(self.anatomy.model) else "hooks"
+
+    # Effects, in the order of a step.
+
+    def arm(self, step: Step) -> None:
         """Wait for the next forward pass, of this step."""
+        assert step.coverage is not None
+        self.drop()
         for probe in self.probes:
             if implements(probe, StepProbe):
-                probe.begin_step(step)
-        self.coverage, self.armed, self._replayed = PassCoverage(), True, False
-        self._capture, self._updated = None, False
-        self._backward_seen = self._gradients_seen = False
-        self._collector = Collector(self.coverage.gaps)
-        if compiled_parts(self.anatomy.model):
-            capture = BatchCapture(
-                self.anatomy.model, only_training=self._only_training
-            )
-            self._stack.enter_context(capture.installed())
-            self._batch_capture = capture
-            return
+                probe.begin_step(step.number)
+        self._coverage, self._capture = step.coverage, None
+        self._collector = Collector(self._coverage.gaps)
         model, training = self.anatomy.model, self._only_training
+        if step.source == "replay":
+            stored = partial(self._notice, ForwardEnds(seen=True))
+            self._batch_capture = BatchCapture(
+                model, only_training=training, stored=stored
+            )
+            self._stack.enter_context(self._batch_capture.installed())
+            return
         self._window = Window(model, self, only_training=training)
         self._stack.enter_context(self._window.installed())
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Attach the probes to the model as it is when its pass begins."""
-        if self._capture is None:
-            self.boundary.guarded("anatomy", self._renew)()
-            self._capture = Capture(*self._probed, **self._reported)
-        with self._capture.open():
+        """Called by the window around what it measures: the machine decides."""
+        window = self._window
+        with ExitStack() as self._inside:
+            self._notice(ForwardBegins(in_backward=inside_backward()))
             yield
+        self._notice(ForwardEnds(seen=window is not None and window.opened))
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Let probes know of a call of the model, whether it is measured or not."""
         graded = torch.is_grad_enabled()
-        for probe in self.probes if self.armed else ():
+        for probe in self.probes:
             if implements(probe, CallProbe):
                 call = self.boundary.guarded(probe.name, probe.on_call)
                 call(module, args, kwargs, graded=graded)
@@ -143,92 +161,92 @@ class Sampler:
         if self._capture is not None:
             self._capture.finish_closing()
 
+    def attach_probes(self) -> None:
+        """Attach the probes to the model as it is when its pass begins."""
+        self._inside.enter_context(self._opened_capture())
+
+    def close_window(self) -> None:
+        """Stop measuring: the forward pass is over."""
+        if self._window is not None:
+            self._window.close()
+
+    def _opened_capture(self) -> AbstractContextManager[None]:
+        if self._capture is None:
+            self.boundary.guarded("anatomy", self._renew)()
+            self._capture = Capture(
+                self.probes,
+                self.anatomy,
+                self._collector,
+                boundary=self.boundary,
+                coverage=self._coverage,
+            )
+        return self._capture.open()
+
     def _renew(self) -> None:
         """Find the sites anew where modules were added, replaced or removed."""
         model = self.anatomy.model
         if {id(module): name for name, module in named(model)} == self.anatomy.names:
             return
-        if self._shared:  # what the ranks agreed on at the start still counts
+        if self.exchange != "none":  # what the ranks agreed on still counts
             self._collector.not_read("", CHANGED)
         else:
             self._describe(anatomy_of(model))
 
-    @property
-    def _probed(self) -> tuple[Any, ...]:
-        """What a capture reads, with what, and where its readings go."""
-        return self.probes, self.anatomy, self._collector
-
-    @property
-    def _reported(self) -> dict[str, Any]:
-        """Where a capture's failures and gaps go."""
-        return {"boundary": self.boundary, "coverage": self.coverage}
-
-    @property
-    def opened(self) -> bool:
-        """Whether a forward pass of the step was seen."""
-        if self._batch_capture is not None:
-            return self._batch_capture.batch is not None
-        if self._replayed:
-            return True
-        return self._window is not None and self._window.opened
-
-    def before_backward(self) -> None:
-        """Stop measuring: the forward pass is over."""
-        if self._window is not None:
-            self._window.close()
-
-    def after_backward(self, scale: Tensor | None) -> None:
-        """Read gradients while they are complete, and what compiled code hid."""
-        if not self.armed:
-            return
-        self._backward_seen = True
-        parameters = self.anatomy.model.parameters()
-        self._gradients_seen |= any(p.grad is not None for p in parameters)
+    def read_gradients(self, scale: Tensor | None) -> None:
+        """Read gradients while they are complete."""
         for probe in self.probes:
             if implements(probe, GradientProbe):
                 read = self.boundary.guarded(probe.name, probe.on_gradients)
                 read(self.anatomy, self._collector, scale=scale)
-        self._probe_pass()
 
-    def read_missed_gradients(self) -> None:
-        """Read the gradients an optimiser will use if no backward pass showed them."""
-        if self.armed and (self.replaced() or not self._backward_seen):
-            self.after_backward(None)
+    def replay(self) -> None:
+        """Run the stored micro-batch again with the probes attached."""
+        assert self._batch_capture is not None
+        batch, model = self._batch_capture.batch, self.anatomy.model
+        self._stack.close()
 
-    def before_update(self, optimizer: Optimizer) -> None:
+        def replay() -> None:
+            assert batch is not None
+            with self._opened_capture():
+                batch.replay(model)
+
+        self.boundary.guarded("probe pass", replay)()
+
+    def copy_weights(self, optimizer: Optimizer) -> None:
         """Let probes copy weights that an optimiser is about to move."""
-        for probe in self.probes if self.armed else ():
+        for probe in self.probes:
             if implements(probe, BeforeUpdateProbe):
                 copy = self.boundary.guarded(probe.name, probe.before_update)
                 copy(optimizer, self._collector)
 
-    def after_update(self, optimizer: Optimizer) -> None:
+    def read_update(self, optimizer: Optimizer) -> None:
         """Read what an optimiser did to the weights."""
-        self._updated = True
-        for probe in self.probes if self.armed else ():
+        for probe in self.probes:
             if implements(probe, UpdateProbe):
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
-    def disarm(self, also: Pending | None = None) -> HostTransfer:
+    def finish(self, step: Step, also: Pending) -> HostTransfer:
         """Take everything off the model, and send what was measured to the host.
 
         What is ``also`` waiting on the device comes with the same transfer.
         """
-        if not self.armed:
-            return Collector().send(also=also)
-        self._probe_pass()
-        self._note_parts()
-        self.coverage.gaps.missing.extend(self._missing())
-        self.close()
-        parts = self.parts() if self._shared else {}
+        self._note_parts(step)
+        self._coverage.gaps.missing.extend(self._missing(step))
+        self.drop()
+        parts = self.parts() if self.exchange != "none" else {}
         facts = PendingFacts(self._facts())
-        return self._collector.send(self.coverage.first_heads, also, parts, facts)
+        return self._collector.send(self._coverage.first_heads, also, parts, facts)
+
+    def drop(self) -> None:
+        """Take everything off the model."""
+        self._stack.close()
+        self._batch_capture, self._window = None, None
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts of this step, by section."""
         found: dict[str, Any] = {}
-        if self.coverage.started:
+        if self._coverage.started:
             self.boundary.guarded("coverage", self._count_layers)(found)
 
         def state(probe: FactProbe) -> None:
@@ -240,7 +258,7 @@ class Sampler:
         return found
 
     def _count_layers(self, found: dict[str, Any]) -> None:
-        found["coverage"] = {"layers": self.layers.add(self.anatomy, self.coverage)}
+        found["coverage"] = {"layers": self._layers.add(self.anatomy, self._coverage)}
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""
@@ -249,7 +267,7 @@ class Sampler:
 
     def read_parts(self, ranks: Sequence[dict[str, Parts]]) -> Table:
         """Return the readings that all ranks' parts make, the same on every rank."""
-        emit = Collector(self.coverage.gaps)
+        emit = Collector(self._coverage.gaps)
         for probe in self._sharing():
             theirs = [parts.get(probe.name, {}) for parts in ranks]
             if any(theirs):
@@ -258,7 +276,7 @@ class Sampler:
 
     def leave_group(self) -> None:
         """Have every probe read for this rank alone from now on."""
-        self.late = False
+        self.exchange = "none" if self.exchange == "none" else "at once"
         for probe in self.probes:
             if hasattr(probe, "ranks"):
                 probe.ranks = 1
@@ -266,49 +284,31 @@ class Sampler:
     def _sharing(self) -> list[SharingProbe]:
         return [probe for probe in self.probes if implements(probe, SharingProbe)]
 
-    def close(self) -> None:
-        """Take everything off the model."""
-        self._stack.close()
-        self._batch_capture, self._window, self.armed = None, None, False
-
-    def _note_parts(self) -> None:
+    def _note_parts(self, step: Step) -> None:
         """Note what is not read of parts that ran, and of gradients."""
         if self._window is None or not self._window.opened:
             return
         not_read = self._collector.not_read
         for name, why in parts_not_read(self._window, self.anatomy):
             not_read(name, why)
-        if not self._gradients_seen and (self._only_training or self._backward_seen):
+        trained = self._only_training or step.gradients != "unread"
+        if trained and step.gradients != "read":
             not_read("", NO_GRADIENTS)
         for name in called_as_forward(self._window, self.anatomy):
-            if name not in self.coverage.read:
-                self.coverage.gaps.unread.setdefault(name, BY_FORWARD)
+            if name not in self._coverage.read:
+                self._coverage.gaps.unread.setdefault(name, BY_FORWARD)
 
-    def _missing(self) -> Iterator[str]:
+    def _missing(self, step: Step) -> Iterator[str]:
         """Yield the families of readings that this step should have brought."""
-        trained = self._backward_seen
+        trained = step.gradients != "unread"
         by_hand = trained and not self._only_training
-        due = {"gradients": trained, "updates": self._updated or by_hand}
-        due["gain"] = due["magnitudes"] = bool(self.coverage.read)
-        for probe in self.probes if self.opened else ():
+        due = {"gradients": trained, "updates": bool(step.updates) or by_hand}
+        due["gain"] = due["magnitudes"] = bool(self._coverage.read)
+        for probe in self.probes if step.passes else ():
             # What takes all ranks comes later, from their exchange.
-            exchanged = self._shared and implements(probe, SharingProbe)
+            exchanged = self.exchange != "none" and implements(probe, SharingProbe)
             off = exchanged or probe.name in self.boundary.failed
             family = PROMISED.get(probe.name) if not off else None
             absent = family is not None and not self._collector.has(family)
             if absent and due.get(probe.name, True):
                 yield PROMISED[probe.name]
-
-    def _probe_pass(self) -> None:
-        """Run the stored micro-batch again with the probes attached, once."""
-        if self._batch_capture is None or self._batch_capture.batch is None:
-            return
-        batch, model = self._batch_capture.batch, self.anatomy.model
-        self._stack.close()
-        self._batch_capture, self._replayed = None, True
-
-        def replay() -> None:
-            with self.open():
-                batch.replay(model)
-
-        self.boundary.guarded("probe pass", replay)()

@@ -189,7 +189,7 @@ class Recorder:
         message = RankSample(
             table=received.table,
             parts=received.parts if self.ranks.count > 1 else {},
-            scalars=self.scalars.entries(),  # they are pending until they are written
+            scalars=self.scalars.fetch(),  # they are pending until they are written
             findings=self._findings,
             cost=meter.cost or 0.0,
             plain=meter.plain or 0.0,
@@ -253,14 +253,14 @@ class Recorder:
         failed = boundary.failed
         self.add_findings([probe_failed(step, n, failed[n]) for n in sorted(new)])
 
-    def pending(self) -> list[Entry]:
+    def fetch_pending(self) -> list[Entry]:
         """Return the scalars that are not in the file yet; they stay to be written."""
-        moving = [] if self.moving is None else self.moving.scalars.entries()
-        return [*moving, *self.scalars.entries()]
+        moving = [] if self.moving is None else self.moving.scalars.fetch()
+        return [*moving, *self.scalars.fetch()]
 
     def look_at_pending(self, check: Check) -> None:
         """Add what ``check`` finds in the scalars that are about to be written."""
-        self.add_findings(check(self.pending()))
+        self.add_findings(check(self.fetch_pending()))
 
     def restore(self, scalars: Sequence[Entry]) -> None:
         """Continue with a checkpoint's scalars in place of those gathered since."""
@@ -381,6 +381,7 @@ class Reporter:
     ) -> None:
         self._on_finding, self._first_rank, self._quiet = on_finding, first_rank, quiet
         self.findings: list[Finding] = []
+        self._untold: list[Finding] = []
         self._card_printed = False
 
     def print_card(self, card: Card, *, closing: bool = False) -> None:
@@ -391,8 +392,8 @@ class Reporter:
         for line in worded_card(card).opening:
             self.print_line(line)
 
-    def report(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return what is new among them, after reporting it."""
+    def take(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return the new ones among these, after logging them; the user waits."""
         rendered = map(render, findings)
         new = [finding for finding in rendered if finding not in self.findings]
         for finding in new:
@@ -401,9 +402,14 @@ class Reporter:
                 where = f" at {finding.site}" if finding.site else ""
                 text = f"equipoise: step {finding.step}{where}: {finding.message}"
                 log.log(LEVELS[finding.severity], "%s", text)
-            if self._on_finding is not None:
-                self._on_finding(finding)
+        if self._on_finding is not None:
+            self._untold += new
         return new
+
+    def tell(self) -> None:
+        """Call the user back; what a callback raises reaches the user."""
+        while self._untold and self._on_finding is not None:
+            self._on_finding(self._untold.pop(0))
 
     @property
     def worst(self) -> Finding | None:

@@ -138,8 +138,8 @@ class StepScalars:
             for step, name, value in self._pending
         ]
 
-    def entries(self) -> list[Entry]:
-        """Return everything gathered as host numbers; it stays gathered."""
+    def fetch(self) -> list[Entry]:
+        """Bring everything gathered to the host and return it; it stays gathered."""
         entries = self.pop()
         for entry in entries:
             self.add(*entry)

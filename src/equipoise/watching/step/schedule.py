@@ -106,22 +106,26 @@ class Meter:
     """What a step takes without us, smoothed."""
     _began: float = field(default_factory=time.thread_time)
     _depth: int = 0
+    _ours_since: float = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count the block as ours; blocks inside it are counted once."""
+        if self._depth == 0:
+            self._ours_since = time.thread_time()
         self._depth += 1
-        start = time.thread_time()
         try:
             yield
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self.ours += time.thread_time() - start
+                self.ours += time.thread_time() - self._ours_since
 
     def end_step(self, *, sampled: bool) -> None:
         """Close the account of a step."""
         now = time.thread_time()
+        if self._depth:  # the rest of the block is of the next step
+            self.ours, self._ours_since = self.ours + now - self._ours_since, now
         total, self._began = max(now - self._began, 0.0), now
         ours, self.ours = self.ours, 0.0
         if sampled:
