@@ -361,7 +361,7 @@ DEVICE: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("pinned.to(device, non_blocking=True)", "pinned.to(device)"),
     ),
     ("watching/handle.py", "tests/watching/test_recorder.py"): (
-        ("not (sampled and self._sampler.late)", "True"),
+        ("not (step.sampled and self._sampler.late)", "True"),
     ),
     ("probes/sharding.py", "tests/watching/test_no_wait.py -k arriv"): (
         ("event is None or event.query()", "event is None or True"),

@@ -67,10 +67,15 @@ TRUST: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("or _state(local) < _state(place)", ""),
         ("self._published = appends", "pass"),
     ),
-    ("watching/step/losses.py", LOOPS): (
-        ("self.reached_model and not in_closure", "self.reached_model"),
-        ("or self._replaced()", ""),
+    ("watching/step/machine.py", "tests/watching/test_machine.py"): (
+        ("not (event.in_update or step.stepped)", "True"),
+        (
+            'return replace(step, source="replayed"), (Effect.REPLAY,)',
+            "return step, (Effect.REPLAY,)",
+        ),
+        ("step.phase is Phase.OPEN or event.in_backward:", "step.phase is Phase.OPEN:"),
     ),
+    ("watching/loop/gradient_marks.py", LOOPS): (("or self._follow_replaced()", ""),),
     ("watching/step/readings.py", "tests/watching/test_step_readings.py"): (
         ("rate.detach().clone() if", "rate.detach() if"),
         ("(2 * _ln(B[s][0]),)", "(_ln(B[s][0]),)"),

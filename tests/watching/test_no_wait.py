@@ -347,7 +347,7 @@ def test_whatever_asks_for_a_step_gets_it(
     handle, _, written = late_run(path, monkeypatch, questions=NEVER, steps=4)
     assert written[-1] == 1
     if what == "flush":
-        assert handle.verdict.step == 2 and not handle.should_stop and repr(handle)
+        assert handle.verdict.step == 0 and not handle.should_stop and repr(handle)
         assert samples(path) == [0], "a query writes nothing"
         handle.flush()
         assert handle.verdict.step == 3

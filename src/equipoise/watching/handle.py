@@ -155,7 +155,7 @@ class Watch:
         """Whether the step under way is one that is measured."""
         return self._step.sampled and self._step.live
 
-    # Queries: they tell what is known, write nothing and call nobody.
+    # Queries: they return what is known; they write no file and make no callback.
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -449,6 +449,10 @@ class Watch:
         self._schedule.advance()
         self._take(self._next_step, (), [])
 
+    def _snapshot(self, optimizer: Optimizer) -> None:
+        if self.autopilot is not None:
+            self._actions.before_update(optimizer)
+
     def _act(self, optimizer: Optimizer) -> None:
         if self.autopilot is not None:
             self._actions.act(optimizer)
@@ -494,7 +498,7 @@ CARRIED_OUT: dict[Effect, Callable[[Watch, Step, Any], object]] = {
     Effect.READ_GRADIENTS: lambda w, step, event: w._sampler.read_gradients(
         getattr(event, "scale", None)
     ),
-    Effect.SNAPSHOT: lambda w, step, event: w._actions.before_update(event.optimizer),
+    Effect.SNAPSHOT: lambda w, step, event: w._snapshot(event.optimizer),
     Effect.COPY_WEIGHTS: lambda w, step, event: w._sampler.copy_weights(
         event.optimizer
     ),
