@@ -131,6 +131,14 @@ def _updates(value: float) -> Iterator[Reading]:
         yield per_site(n, "update.norm", [[moved]] * 4, BLOCKS)
 
 
+def _grows(value: float) -> Iterator[Reading]:
+    """A hundredth of the weights is moved by each step, ever outwards."""
+    for n in range(SAMPLES):
+        size = value ** max(0, n - 8)
+        yield per_site(n, "weight.norm", [[1.0], [size], [1.0], [1.0]], BLOCKS)
+        yield per_site(n, "update.norm", [[0.01], [0.01 * size]] + [[0.01]] * 2, BLOCKS)
+
+
 def _still(value: float) -> Iterator[Reading]:
     for n in range(SAMPLES):
         yield per_site(n, "update.unchanged", [[value]] * 4, BLOCKS)
@@ -205,6 +213,7 @@ CASES: dict[str, tuple[Course, float, float]] = {
     ),
     "update.too_large": (blocks("update.ratio", 1e-3, lambda v, i: v), 0.019, 0.021),
     "update.too_small": (_updates, 0.11, 0.09),
+    "update.unexplained": (_grows, 1.12, 1.14),
     "update.lost": (_still, 0.29, 0.31),
     "norm.gain_high": (
         blocks("norm.gain", 5.0, lambda v, i: 5.0 * (v if i == 1 else 1.0)), 9.9, 10.1,
@@ -395,6 +404,16 @@ def test_a_gradient_that_scatters_by_as_much_is_no_spike(
         Reading.scalar(n, "gradient.norm.total", norm) for n, norm in enumerate(norms)
     ]
     assert ("gradient.spike" in names(judged(readings)[1])) is fires
+
+
+def test_a_norm_that_stays_high_is_not_usual_after_a_while() -> None:
+    norms = [1.0 + 0.1 * math.sin(n) for n in range(100)]
+    norms += [50.0 + 5 * math.sin(n) for n in range(200)]
+    readings = [
+        Reading.scalar(n, "gradient.norm.total", norm) for n, norm in enumerate(norms)
+    ]
+    judge, _ = judged(readings)
+    assert [f.code for f in judge.firing] == ["gradient.spike"]
 
 
 def test_small_batches_around_a_guess_are_not_above_it() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -11,6 +12,7 @@ from equipoise.judging.rules.weights import role
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
+WEIGHT = "weight.norm"
 EDGE = "curvature.edge_ratio"
 ORTHOGONALISED = ("Muon", "Dion")
 """Classes that orthogonalise the step of a matrix, as older runs name them.
@@ -76,16 +78,34 @@ def spike(history: History) -> Measured | None:
     """Norm of the whole gradient over the median of those kept before it.
 
     0 where the norm usually scatters as far: over small batches, and at the end of a
-    task that is solved, it does.
+    task that is solved, it does. While it is high, the median stays that of before.
     """
     curve = history.curve(TOTAL)
     if curve.count < 16 or not curve.usual > 0:
         return None
-    norm, usual = curve.values[-1], curve.usual
-    value = norm / usual
-    if value > 2 and math.log(value) <= SCATTERS * _scatter(curve.tail(64)[:-1]):
-        value = 0.0
-    return measured(value, norm=norm, usual=usual)
+    before = history.memory("gradient.spike", UsualNorm)
+    norm = curve.values[-1]
+    if not norm > HIGH * before.norm:
+        before.norm, before.scatter = curve.usual, None
+    value = norm / before.norm
+    if value > HIGH:
+        if before.scatter is None:
+            before.scatter = _scatter(curve.tail(64)[:-1])
+        if math.log(value) <= SCATTERS * before.scatter:
+            value = 0.0
+    return measured(value, norm=norm, usual=before.norm)
+
+
+HIGH = 2.5
+"""Factor above the usual norm that is not learnt as usual; the rule's ``release``."""
+
+
+@dataclass(slots=True)
+class UsualNorm:
+    """The median norm when it was last not high, and its scatter once it is high."""
+
+    norm: float = math.inf
+    scatter: float | None = None
 
 
 SCATTERS = 6.0
@@ -223,6 +243,34 @@ def _divides(history: History) -> bool:
     """Whether every update is a gradient over the root of its second moment."""
     kinds = history.details.get("updates")
     return kinds is None or set(kinds) == {"adaptive"}
+
+
+SLACK = 3.0
+"""Factor by which updates between two samples may exceed those at both."""
+
+
+@measures("update.unexplained")
+def unexplained(history: History) -> Measured | None:
+    """Largest growth of a block's weights that the optimiser's updates do not explain.
+
+    Between two samples ‖w‖ grows by at most the sum of ‖Δw‖; decay only shrinks it.
+    """
+    sizes, moved = history.track(WEIGHT).recent, history.track(MOVED).recent
+    if len(sizes) < 2 or len(moved) < 2:
+        return None
+    (before, now), ends = list(sizes)[-2:], [dict(by_site(r)) for r in list(moved)[-2:]]
+    steps, old = now.step - before.step, dict(by_site(before))
+    found = []
+    for site, (size, *_) in by_site(now):
+        if all(site in end for end in ends) and old.get(site, (0.0,))[0] > 0:
+            largest = max(end[site][0] for end in ends)
+            began = old[site][0]
+            explained = SLACK * steps * largest / began
+            found.append((size / began - 1 - explained, site, explained))
+    if not found:
+        return None
+    value, site, explained = max(found)
+    return measured(value, site, explained=explained, steps=steps)
 
 
 @measures("curvature.beyond_edge")

@@ -4,8 +4,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import pstdev
 
-from equipoise.judging.history import Curve, History
+from equipoise.judging.history import BLOCK, Curve, History, finite
 from equipoise.judging.rules.registry import Measured, measured, measures
 
 START = 48
@@ -185,9 +186,20 @@ def risen(history: History) -> Measured | None:
     best, loss = curve.best, curve.smoothed(SMOOTH)
     # The noise of a mean of 16.
     noise = max(lowest.noise / 4, 0.01 * learnt(history), 1e-12)
-    returning = curve.peak - loss > (curve.peak - best) / 4
-    value = 0.0 if returning else (loss - best) / noise
+    value = (loss - best) / noise
+    if value > 0 and _returns(curve, loss, best):
+        value = 0.0
     return measured(value, loss=loss, best=best, peak=curve.peak)
+
+
+def _returns(curve: Curve, loss: float, best: float) -> bool:
+    """Whether a quarter of the rise has come back.
+
+    The highest of many means of eight is high by chance too: three of its deviations.
+    """
+    spread = pstdev(finite(curve.tail(SMOOTH)) or [0.0])
+    peak = curve.peak - 3 * spread / math.sqrt(BLOCK)
+    return peak - loss > (peak - best) / 4
 
 
 SPIKES = "loss.spike_recovered"

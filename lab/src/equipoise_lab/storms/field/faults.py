@@ -48,6 +48,8 @@ class Fault:
     name: str
     part: Part
     family: Family
+    also: tuple[Family, ...] = ()
+    """Families that are as right: weights that are multiplied are weights."""
     needs: str = ""
     """A setting of the optimiser without which the fault changes nothing."""
     at_start: bool = False
@@ -259,7 +261,7 @@ _list("decay 30", "open", "decay", before=_decay)
 _list("random labels", "open", "data", data=_random_labels)
 _list("bad batches", "open", "data", data=_bad_batches)
 _list("bf16 weights", "open", "precision", at_start=True, prepare=_bf16)
-_list("qk growth", "open", "attention", before=_qk_growth)
+_list("qk growth", "open", "attention", also=("weights",), before=_qk_growth)
 _list("out growth", "open", "weights", before=_out_growth)
 _list("beta2 .3", "open", "optimiser", needs="betas", before=_betas)
 _list("epsilon", "open", "optimiser", needs="betas", before=_epsilon)
@@ -295,6 +297,7 @@ CLAIMS: dict[str, Family | None] = {
     "update.too_small": "optimiser",
     "update.lost": "precision",
     "precision.error": "precision",
+    "update.unexplained": "weights",
     "attention.logits_large": "attention",
     "attention.logits_growing": "attention",
 }

@@ -66,7 +66,8 @@ class Judged:
         claims = claimed(self.headline)
         if claims is None:
             return "none"
-        return "right" if claims == FAULTS[self.unit.fault].family else "wrong"
+        fault = FAULTS[self.unit.fault]
+        return "right" if claims in (fault.family, *fault.also) else "wrong"
 
 
 def claimed(code: str) -> Family | None:
