@@ -136,6 +136,17 @@ class CallProbe(Probe, Protocol):
 
 
 @runtime_checkable
+class BackwardProbe(Probe, Protocol):
+    """A probe that reads the graph of a loss before its backward pass begins.
+
+    ``roots`` are what the pass differentiates. A hook on a node of the graph goes
+    through ``guarded``; the graph is not kept.
+    """
+
+    def before_backward(self, roots: Sequence[Tensor], guarded: Guarded) -> None: ...
+
+
+@runtime_checkable
 class GradientProbe(Probe, Protocol):
     """A probe that looks after each backward pass, before clipping.
 

@@ -493,6 +493,7 @@ CARRIED_OUT: dict[Effect, Callable[[Watch, Step, Any], object]] = {
     Effect.CHECK_LOSS: lambda w, step, event: w._nonfinite.check_loss(
         step.number, event.loss, event.roots
     ),
+    Effect.READ_GRAPH: lambda w, step, event: w._sampler.read_graph(event.roots),
     Effect.SEEK_COMPILED: lambda w, step, event: w._seek_compiled(step, event.roots),
     Effect.CHECK_NORM: lambda w, step, event: w._check_norm(step, event),
     Effect.READ_GRADIENTS: lambda w, step, event: w._sampler.read_gradients(

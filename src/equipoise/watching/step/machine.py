@@ -69,6 +69,7 @@ class Effect(Enum):
     REPLAY = auto()
     CHECK_LOSS = auto()
     SEEK_COMPILED = auto()
+    READ_GRAPH = auto()
     CHECK_NORM = auto()
     READ_GRADIENTS = auto()
     SNAPSHOT = auto()
@@ -101,6 +102,7 @@ MEASURING = frozenset(
         Effect.ARM,
         Effect.OPEN,
         Effect.REPLAY,
+        Effect.READ_GRAPH,
         Effect.READ_GRADIENTS,
         Effect.COPY_WEIGHTS,
         Effect.READ_UPDATE,
@@ -444,7 +446,8 @@ def _backward_begins(step: Step, event: BackwardBegins) -> Outcome:
         *((Effect.NOTE_OTHER_BATCHES,) if left_out and step.other else ()),
     )
     seek = (Effect.SEEK_COMPILED,) if unseen else ()
-    return new, (*closing, Effect.CHECK_LOSS, *seek, *_reported(notes))
+    graph = (Effect.READ_GRAPH,) if step.sampled else ()
+    return new, (*closing, Effect.CHECK_LOSS, *graph, *seek, *_reported(notes))
 
 
 def _backward_ends(step: Step, event: BackwardEnds) -> Outcome:

@@ -22,6 +22,7 @@ from equipoise.probes.capture import (
 )
 from equipoise.probes.facts import PendingFacts
 from equipoise.probes.protocols import (
+    BackwardProbe,
     BeforeUpdateProbe,
     CallProbe,
     FactProbe,
@@ -191,6 +192,13 @@ class Sampler:
             self._collector.not_read("", CHANGED)
         else:
             self._describe(anatomy_of(model))
+
+    def read_graph(self, roots: Sequence[Tensor]) -> None:
+        """Read the graph of a loss before its backward pass."""
+        for probe in self.probes:
+            if implements(probe, BackwardProbe):
+                guarded = partial(self.boundary.guarded, probe.name)
+                guarded(probe.before_backward)(roots, guarded)
 
     def read_gradients(self, scale: Tensor | None) -> None:
         """Read gradients while they are complete."""
