@@ -3,13 +3,17 @@
 from collections.abc import Callable
 
 from equipoise.probes.protocols import FactProbe
+from equipoise.watching.facts.batch import BatchFacts
 from equipoise.watching.facts.experts import ExpertFacts
 from equipoise.watching.facts.forward import ForwardFacts
+from equipoise.watching.facts.loss import LossFacts
 from equipoise.watching.facts.model import ModelFacts
 from equipoise.watching.facts.setup import SetupFacts
 
 READERS: tuple[Callable[[], FactProbe], ...] = (
     ModelFacts,
+    LossFacts,
+    BatchFacts,
     ForwardFacts,
     ExpertFacts,
     SetupFacts,

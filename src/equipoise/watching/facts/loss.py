@@ -1,0 +1,436 @@
+"""Facts of the loss: which function, over which targets, at which shift from the ids.
+
+Axes, in this file:  N row of logits · B sequence · T position.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import hooks
+from equipoise.anatomy.calls import AttentionCall, is_masked
+from equipoise.anatomy.sharding import local_part
+from equipoise.anatomy.sites import Anatomy, named, unwrapped
+from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
+from equipoise.watching.facts import targets
+from equipoise.watching.loop.loss_calls import LossCall, reaches, read_graph
+from equipoise.watching.loop.loss_rows import Layout, Node
+from equipoise.watching.loop.torch_events import mark_of
+
+MOST_CALLS = 16
+"""Loss functions of one step that are stated; those beyond are only counted."""
+MOST_GRAPH_NODES = 20_000
+VALUED = 512
+"""Rows of which the mean loss is computed again."""
+MARKED = 16
+"""Parameters by which writes to gradients between two passes are noticed."""
+AUXILIARY = re.compile(
+    r"aux\w*loss|loss\w*aux|balanc|(^|_)z_?loss|router\w*loss|commit\w*loss"
+)
+"""Names under which models keep a loss beside the main one."""
+# Between the token embedding and the first block, these leave every place where it is.
+IN_PLACE = {
+    *("AddBackward0", "SubBackward0", "MulBackward0", "MulBackward1", "DivBackward0"),
+    *("DivBackward1", "NativeDropoutBackward0", "EmbeddingBackward0", "PowBackward0"),
+    *("NativeLayerNormBackward0", "FusedRmsNormBackward0", "MeanBackward1"),
+    *("RsqrtBackward0", "SqrtBackward0", "ToCopyBackward0", "ViewBackward0"),
+    *("UnsafeViewBackward0", "CloneBackward0", "AliasBackward0", "MmBackward0"),
+    *("AddmmBackward0", "TBackward0", "UnsqueezeBackward0", "ExpandBackward0"),
+    "torch::autograd::AccumulateGrad",
+}
+MOST_BELOW = 96
+
+
+@dataclass(slots=True, kw_only=True)
+class StatedCall:
+    """One loss function of one backward pass, without the graph."""
+
+    stated: dict[str, Any]
+    reduction: str
+    smoothing: float
+    class_weights: bool
+    target_N: Tensor | None = None
+    counted_N: Tensor | None = None
+    layout: Layout | None = None
+    weight: Tensor | None = None
+    """Σ over rows of ∂loss / ∂(the row's loss): 1 where the loss is a plain mean."""
+
+    @classmethod
+    def of(cls, call: LossCall) -> "StatedCall":
+        counted_N = call.counted_N
+        target_N = call.target_N
+        if target_N is not None and not target_N.is_floating_point():
+            target_N = local_part(target_N).clone()
+        stated = {
+            "function": call.function,
+            "given": call.given,
+            "reduction": call.reduction,
+            "classes": call.classes,
+            "ignore_index": call.ignore_index,
+            "smoothing": call.smoothing or None,
+            "class_weights": call.class_weights or None,
+            "targets": None if target_N is None else target_N.numel(),
+            "counted": None if counted_N is None else counted_N.sum(),
+            "value": _value(call),
+            "uniform": math.log(call.classes) if call.classes else None,
+        }
+        return cls(
+            stated={key: value for key, value in stated.items() if value is not None},
+            reduction=call.reduction,
+            smoothing=call.smoothing,
+            class_weights=call.class_weights,
+            target_N=target_N,
+            counted_N=counted_N,
+            layout=call.layout,
+        )
+
+    def weigh(self, grads: Sequence[Tensor | None]) -> None:
+        """Take the gradient that comes down to the loss function."""
+        grad = grads[0]
+        if grad is None or self.counted_N is None:
+            return
+        grad = local_part(grad)
+        if self.reduction == "mean":
+            weight = grad.sum()
+        elif self.class_weights:
+            return
+        elif self.reduction == "sum":
+            weight = grad.sum() * self.counted_N.sum()
+        elif grad.numel() == self.counted_N.numel():
+            weight = (grad.reshape(-1).double() * self.counted_N).sum()
+        else:
+            return
+        if self.stated["function"] == "log_softmax picked by target":
+            weight = -weight  # of log-probabilities, not of losses
+        self.weight = weight.double() / (1 - self.smoothing)
+
+
+def _value(call: LossCall) -> Tensor | None:
+    """Return the mean -log p of the targets, of at most 512 rows."""
+    log_p, target_N, counted_N = call.log_p, call.target_N, call.counted_N
+    if log_p is None or target_N is None or counted_N is None or not len(log_p):
+        return None
+    if call.given == "unknown" or len(log_p) != len(target_N):
+        return None
+    step = max(1, len(log_p) // VALUED)
+    rows = torch.arange(0, len(log_p), step, device=log_p.device)
+    counted = counted_N[rows]
+    chosen = torch.where(counted, target_N[rows], 0).clamp(0, log_p.shape[-1] - 1)
+    each = torch.where(counted, -log_p[rows, chosen].float(), 0.0)
+    return each.sum() / counted.sum()
+
+
+@dataclass(kw_only=True)
+class Pass:
+    """The losses of one backward pass that is under way, or over."""
+
+    calls: list[StatedCall]
+    unseen: tuple[str, ...]
+    constant: bool
+    handles: list[RemovableHandle] = field(default_factory=list)
+    scale: Tensor | None = None
+
+    def end(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+
+@dataclass(kw_only=True)
+class LossFacts(WithAnatomy):
+    """States what the loss compares, and how it weighs it."""
+
+    name: str = "loss"
+    _passes: list[Pass] = field(default_factory=list)
+    _pending: Pass | None = None
+    _embedded: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)
+    """Rows of the table, ids, and the output where its weight has no gradient."""
+    _causal: list[Tensor | bool] = field(default_factory=list)
+    _crossed: bool = False
+    """Whether attention looks at another sequence than the queries'."""
+    _aligned: Tensor | bool | None = None
+    """Whether place t of the ids is place t of the first block."""
+    _marks: list[tuple[int, int] | None] = field(default_factory=list)
+    _written: bool = False
+    """Whether gradients were written between two passes: they do not just add up."""
+    _returned: dict[str, Node] = field(default_factory=dict)
+    """Auxiliary losses in the model's output, by name."""
+    _auxiliary: dict[str, bool] = field(default_factory=dict)
+
+    def begin_step(self, step: int) -> None:
+        """Forget the step before."""
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._pending is not None:
+            self._pending.end()
+        self._passes, self._pending = [], None
+        self._embedded, self._causal, self._crossed = [], [], False
+        self._aligned, self._marks, self._written = None, [], False
+        self._returned, self._auxiliary = {}, {}
+
+    # The forward pass: ids, causality, places.
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self.describe(anatomy)
+        for _, module in named(anatomy.model):
+            if isinstance(module, nn.Embedding):
+                yield hooks.after(module, guarded(self._read_embedding))
+        for block in list(anatomy.blocks.values())[:1]:
+            yield hooks.before(block, guarded(self._read_first_block))
+        yield hooks.after(anatomy.model, guarded(self._read_output))
+
+    def _read_embedding(self, module: nn.Embedding, args: Any, output: Tensor) -> None:
+        ids = next((x for x in args if isinstance(x, Tensor)), None)
+        if ids is None or ids.is_floating_point() or ids.ndim not in (1, 2):
+            return
+        frozen = output if not output.requires_grad else None
+        self._embedded.append((module.num_embeddings, ids.clone(), frozen))
+
+    def _read_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = (*args, *kwargs.values())
+        x = next((v for v in given if _is_stream(v)), None)
+        if x is None or self._aligned is not None:
+            return
+        frozen = [h for _, _, h in self._embedded if h is not None]
+        if frozen:
+            self._aligned = _same_places(x, frozen[0])
+        elif x.grad_fn is not None:
+            self._aligned = _only_in_place(x.grad_fn)
+        self._embedded = [(rows, ids, None) for rows, ids, _ in self._embedded]
+
+    def _read_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        pairs = output.items() if isinstance(output, Mapping) else ()
+        for name, value in pairs:
+            if AUXILIARY.search(str(name)) and _is_differentiable_scalar(value):
+                self._returned[f"output.{name}"] = value.grad_fn
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        self._crossed |= call.cross
+        if len(self._causal) < 4 and not call.cross:
+            hidden = _hides_the_next(call)
+            if hidden is not None:
+                self._causal.append(hidden)
+
+    # The backward passes.
+
+    def before_backward(self, roots: Sequence[Tensor], guarded: Guarded) -> None:
+        if self._pending is not None:
+            self._pending.end()
+        if self._passes and self._state() != self._marks:
+            self._written = True
+        graph = read_graph(roots)
+        calls = graph.calls if len(self._passes) < MOST_CALLS else ()
+        one = Pass(calls=[], unseen=graph.unseen, constant=graph.has_constant)
+        for call in calls[:MOST_CALLS]:
+            stated = StatedCall.of(call)
+            one.calls.append(stated)
+            if stated.target_N is not None and not _compiled_autograd():
+                one.handles.append(call.node.register_prehook(guarded(stated.weigh)))
+        if not self._passes:
+            self._find_auxiliary(roots)
+        self._pending = one
+
+    def _find_auxiliary(self, roots: Sequence[Tensor]) -> None:
+        """Note which scalars that the model keeps are part of the loss."""
+        found, self._returned = dict(self._returned), {}
+        model = self._anatomy.model if self._anatomy is not None else nn.Module()
+        for name, module in named(model):
+            for key, value in vars(module).items():
+                if isinstance(value, Tensor) and _is_differentiable_scalar(value):
+                    found[f"{name}.{key}".lstrip(".")] = value.grad_fn
+        if found:
+            part = reaches(roots, list(found.values()), most=MOST_GRAPH_NODES)
+            self._auxiliary = dict(zip(found, part or (), strict=False))
+
+    def on_gradients(
+        self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
+    ) -> None:
+        if self._pending is None:
+            return
+        one, self._pending = self._pending, None
+        one.end()
+        one.scale = scale
+        self._passes.append(one)
+        self._marks = self._state()
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        if self._anatomy is None:
+            return []
+        parameters = [p for p in self._anatomy.model.parameters() if p.requires_grad]
+        chosen = parameters[:: max(1, len(parameters) // MARKED)]
+        return [mark_of(p.grad) for p in chosen]
+
+    # What all of it says.
+
+    def facts(self) -> Mapping[str, Any]:
+        stated = self._stated()
+        self._forget()
+        return stated
+
+    def _stated(self) -> dict[str, Any]:
+        if not self._passes:
+            return {}
+        unseen = [reason for one in self._passes for reason in one.unseen]
+        found: dict[str, Any] = {
+            "passes": len(self._passes),
+            "calls": self._stated_calls()[:MOST_CALLS],
+            "unseen": list(dict.fromkeys(unseen)),
+            "adds_up": not self._written,
+            "constant": self._passes[0].constant,
+            "auxiliary": self._auxiliary,
+        }
+        if self._causal and not self._crossed:
+            found["causal"] = _all(self._causal)
+        if self._aligned is not None and not self._crossed:
+            found["aligned"] = self._aligned
+        return found
+
+    def _stated_calls(self) -> list[dict[str, Any]]:
+        calls = []
+        for number, one in enumerate(self._passes):
+            for call in one.calls:
+                stated = {"pass": number, **call.stated}
+                if call.weight is not None:
+                    scale = 1.0 if one.scale is None else one.scale.double()
+                    stated["weight"] = call.weight / scale
+                if number == 0:
+                    stated |= self._compared(call)
+                calls.append(stated)
+        return calls
+
+    def _compared(self, call: StatedCall) -> dict[str, Any]:
+        """Return how a loss's targets meet the ids that the model read."""
+        lies, target_N, counted_N = call.layout, call.target_N, call.counted_N
+        if lies is None or target_N is None or counted_N is None:
+            return {}
+        target_BT, counted_BT = (x.view(lies.sizes) for x in (target_N, counted_N))
+        meets, more = list[dict[str, Any]](), dict[str, Any]()
+        model = None if self._anatomy is None else unwrapped(self._anatomy.model)
+        ends = () if model is None else end_ids(model)
+        for ids_BT in self._ids(call.stated.get("classes"), lies.full):
+            cut_BT = ids_BT[lies.start[0] :][: lies.sizes[0]]
+            t_BT, c_BT, i_BT = targets.first_sequences(target_BT, counted_BT, cut_BT)
+            along = {"start": lies.start[1]}
+            meets.append(targets.meetings(t_BT, c_BT, i_BT, **along))
+            if len(meets) == 1:
+                more["rows"] = targets.rows_of_others(t_BT, c_BT, i_BT, **along)
+                more["changes"] = targets.distinct(t_BT, c_BT)
+                if ends:
+                    more["ends"] = targets.document_ends(
+                        t_BT, c_BT, i_BT, ends, **along
+                    )
+            if lies.start[1] == 0 and lies.sizes[1] == lies.full[1]:
+                # Positions may come first: (T, B), as recurrent models have it.
+                first = [x.T for x in (target_BT, counted_BT, ids_BT)]
+                turned = targets.first_sequences(*first)
+                meets.append(targets.meetings(*turned, start=lies.start[0]))
+        return {"meets": meets, **{k: v for k, v in more.items() if v is not None}}
+
+    def _ids(self, classes: int | None, full: tuple[int, int]) -> list[Tensor]:
+        """Return ids of the output's shape; those of a table of all classes first."""
+        order = sorted(self._embedded, key=lambda one: one[0] != classes)
+        seen: list[Tensor] = []
+        for _, ids, _ in order:
+            ids = ids[None] if ids.ndim == 1 else ids
+            if tuple(ids.shape) == full and len(seen) < 2:
+                seen.append(ids)
+        return seen
+
+
+def end_ids(model: nn.Module) -> tuple[int, ...]:
+    """Return the ids that end a document, as the model's configuration names them."""
+    found: set[int] = set()
+    for name in ("config", "generation_config"):
+        ends = getattr(getattr(model, name, None), "eos_token_id", None)
+        ends = ends if isinstance(ends, list | tuple) else [ends]
+        found |= {one for one in ends if isinstance(one, int)}
+    return tuple(sorted(found))
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
+
+
+def _is_differentiable_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0 and value.grad_fn is not None
+
+
+def _only_in_place(node: Node) -> bool | None:
+    """Return True if a token embedding gets there with every place where it was."""
+    waiting, seen, embedded = [node], set[Node](), False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        below = [following for following, _ in node.next_functions]
+        if name == "SliceBackward0" and _is_leaf(below[0]):
+            continue  # the first rows of a table of positions
+        if name not in IN_PLACE or len(seen) > MOST_BELOW:
+            return None
+        if name == "EmbeddingBackward0":
+            embedded = True
+        else:
+            waiting.extend(below)
+    return True if embedded else None
+
+
+def _is_leaf(node: Node) -> bool:
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _same_places(x_BTD: Tensor, h_BTD: Tensor) -> Tensor | bool | None:
+    """Return whether the stream is the embedding plus the same numbers in each row."""
+    if x_BTD.shape != h_BTD.shape:
+        return None
+    if x_BTD.data_ptr() == h_BTD.data_ptr():
+        return True
+    if len(x_BTD) < 2:
+        return None
+    added_BTD = x_BTD.detach().float() - h_BTD.detach().float()
+    apart = (added_BTD - added_BTD[:1]).abs().amax()
+    most = x_BTD.detach().abs().amax() + h_BTD.detach().abs().amax()
+    return apart <= 4 * torch.finfo(x_BTD.dtype).eps * most
+
+
+def _hides_the_next(call: AttentionCall) -> Tensor | bool | None:
+    """Return whether a query sees no key after itself, judged at both ends."""
+    _, _, Q, K = call.shape
+    if K - call.extra_keys != Q or Q < 3 or call.modify is not None:
+        return None
+    if call.causal:
+        return True
+    if call.scores_BHQK is not None:
+        hidden = is_masked(call.scores_BHQK.detach())
+    elif call.mask is None:
+        return False
+    elif call.mask.shape[-2] != Q:
+        return False if call.mask.shape[-2] == 1 else None
+    else:
+        mask = call.mask.detach()
+        hidden = ~mask if mask.dtype == torch.bool else is_masked(mask)
+    return (hidden[..., 0, 1] & hidden[..., Q - 2, Q - 1]).all()
+
+
+def _all(values: Sequence[Tensor | bool]) -> Tensor | bool:
+    if any(value is False for value in values):
+        return False
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return torch.stack(tensors).all() if tensors else True
+
+
+def _compiled_autograd() -> bool:
+    """Return whether backward passes are compiled: a hook would be traced into them."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
