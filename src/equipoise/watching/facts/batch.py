@@ -1,5 +1,7 @@
 """Facts of the batch: its size, padding and documents, and whether it repeats."""
 
+import gc
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from equipoise.watching.facts.targets import fingerprint
 IDS = ("input_ids", "idx", "ids", "tokens", "decoder_input_ids")
 MASKS = ("attention_mask", "key_padding_mask", "padding_mask", "mask")
 MOST_TENSORS = 8
+LOOKED_UP = 4
 
 
 @dataclass(kw_only=True)
@@ -30,6 +33,8 @@ class BatchFacts(WithAnatomy):
     """Where the batch of the last sampled step lay: the same place, still in use, is a
     batch that the loop keeps, and not one that was made again."""
     _parallel: str = ""
+    _samples: int = 0
+    _whole: bool = False
 
     def begin_step(self, step: int) -> None:
         """Forget the step before, but for where its batch lay."""
@@ -63,6 +68,7 @@ class BatchFacts(WithAnatomy):
             **_documents(kwargs),
             "hash": [fingerprint(x) for x in list(tensors.values())[:MOST_TENSORS]],
             "kept": self._kept(tensors),
+            "whole": self._is_whole(),
         }
 
     def _kept(self, tensors: Mapping[str, Tensor]) -> bool:
@@ -72,11 +78,34 @@ class BatchFacts(WithAnatomy):
         self._memory = tuple(now)
         return any(ref.cdata in before for ref in now)
 
+    def _is_whole(self) -> bool:
+        """Return whether the data are one batch; looked up once, after a few samples:
+        before that a repeated batch is not judged, and the search takes 0.05 s."""
+        self._samples += 1
+        if self._samples == LOOKED_UP:
+            self._whole = one_batch_loader()
+        return self._whole
+
     def facts(self) -> Mapping[str, Any]:
         stated, self._stated = self._stated, {}
         if not stated:
             return {}
         return {**stated, "micro_batches": self._passes, "parallel": self._parallel}
+
+
+def one_batch_loader() -> bool:
+    """Return whether a loader of this process gives all of its data in one batch."""
+    kind = getattr(sys.modules.get("torch.utils.data"), "DataLoader", None)
+    if kind is None:
+        return False
+    return any(map(_gives_one, (x for x in gc.get_objects() if type(x) is kind)))
+
+
+def _gives_one(loader: Any) -> bool:
+    try:
+        return len(loader) == 1
+    except TypeError:  # of a stream there is no length
+        return False
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

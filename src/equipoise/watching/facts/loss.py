@@ -31,10 +31,8 @@ VALUED = 512
 """Rows of which the mean loss is computed again."""
 MARKED = 16
 """Parameters by which writes to gradients between two passes are noticed."""
-AUXILIARY = re.compile(
-    r"aux\w*loss|loss\w*aux|balanc|(^|_)z_?loss|router\w*loss|commit\w*loss"
-)
-"""Names under which models keep a loss beside the main one."""
+LOSS_NAME = re.compile(r"(aux|balanc|router|commit|(^|_)z_?)\w*loss|loss\w*aux")
+"""Names that say of a scalar that it is a loss beside the main one."""
 # Between the token embedding and the first block, these leave every place where it is.
 IN_PLACE = {
     *("AddBackward0", "SubBackward0", "MulBackward0", "MulBackward1", "DivBackward0"),
@@ -59,11 +57,16 @@ class StatedCall:
     target_N: Tensor | None = None
     counted_N: Tensor | None = None
     layout: Layout | None = None
+    mean: Tensor | None = None
+    """The mean loss of all counted rows, where a term beside it is looked for."""
     weight: Tensor | None = None
     """Σ over rows of ∂loss / ∂(the row's loss): 1 where the loss is a plain mean."""
+    epsilon: float = 0.0
+    """Of the format in which that gradient came."""
 
     @classmethod
-    def of(cls, call: LossCall) -> "StatedCall":
+    def of(cls, call: LossCall, *, whole: bool) -> "StatedCall":
+        """Return what is stated of a call; its mean over all rows if ``whole``."""
         counted_N = call.counted_N
         target_N = call.target_N
         if target_N is not None and not target_N.is_floating_point():
@@ -78,7 +81,8 @@ class StatedCall:
             "class_weights": call.class_weights or None,
             "targets": None if target_N is None else target_N.numel(),
             "counted": None if counted_N is None else counted_N.sum(),
-            "value": _value(call),
+            "value": _value(call, most=VALUED),
+            "hash": None if target_N is None else targets.fingerprint(target_N),
             "uniform": math.log(call.classes) if call.classes else None,
         }
         return cls(
@@ -89,6 +93,7 @@ class StatedCall:
             target_N=target_N,
             counted_N=counted_N,
             layout=call.layout,
+            mean=_value(call, most=sys.maxsize) if whole else None,
         )
 
     def weigh(self, grads: Sequence[Tensor | None]) -> None:
@@ -110,16 +115,17 @@ class StatedCall:
         if self.stated["function"] == "log_softmax picked by target":
             weight = -weight  # of log-probabilities, not of losses
         self.weight = weight.double() / (1 - self.smoothing)
+        self.epsilon = torch.finfo(grad.dtype).eps
 
 
-def _value(call: LossCall) -> Tensor | None:
-    """Return the mean -log p of the targets, of at most 512 rows."""
+def _value(call: LossCall, *, most: int) -> Tensor | None:
+    """Return the mean -log p of the targets, of so many rows at most."""
     log_p, target_N, counted_N = call.log_p, call.target_N, call.counted_N
     if log_p is None or target_N is None or counted_N is None or not len(log_p):
         return None
     if call.given == "unknown" or len(log_p) != len(target_N):
         return None
-    step = max(1, len(log_p) // VALUED)
+    step = max(1, len(log_p) // most)
     rows = torch.arange(0, len(log_p), step, device=log_p.device)
     counted = counted_N[rows]
     chosen = torch.where(counted, target_N[rows], 0).clamp(0, log_p.shape[-1] - 1)
@@ -134,10 +140,21 @@ class Pass:
     calls: list[StatedCall]
     unseen: tuple[str, ...]
     constant: bool
+    loss: Tensor | None = None
+    """What is differentiated, a scaler's factor included; None if it is no scalar."""
     handles: list[RemovableHandle] = field(default_factory=list)
     scale: Tensor | None = None
 
+    def added(self) -> Tensor | None:
+        """Return what the loss has beside its one mean: Σ of all other terms."""
+        one = self.calls[0] if len(self.calls) == 1 else None
+        if self.loss is None or one is None or one.mean is None or one.weight is None:
+            return None
+        plain = one.reduction == "mean" and not (one.smoothing or one.class_weights)
+        return self.loss - one.weight * one.mean.double() if plain else None
+
     def end(self) -> None:
+        """Take the hooks off the graph."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -160,9 +177,9 @@ class LossFacts(WithAnatomy):
     _marks: list[tuple[int, int] | None] = field(default_factory=list)
     _written: bool = False
     """Whether gradients were written between two passes: they do not just add up."""
-    _returned: dict[str, Node] = field(default_factory=dict)
+    _returned: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses in the model's output, by name."""
-    _auxiliary: dict[str, bool] = field(default_factory=dict)
+    _auxiliary: dict[str, Any] = field(default_factory=dict)
 
     def begin_step(self, step: int) -> None:
         """Forget the step before."""
@@ -211,8 +228,8 @@ class LossFacts(WithAnatomy):
     def _read_output(self, module: nn.Module, args: Any, output: Any) -> None:
         pairs = output.items() if isinstance(output, Mapping) else ()
         for name, value in pairs:
-            if AUXILIARY.search(str(name)) and _is_differentiable_scalar(value):
-                self._returned[f"output.{name}"] = value.grad_fn
+            if LOSS_NAME.search(str(name)) and _is_differentiable_scalar(value):
+                self._returned[f"output.{name}"] = value
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         self._crossed |= call.cross
@@ -231,13 +248,15 @@ class LossFacts(WithAnatomy):
         graph = read_graph(roots)
         calls = graph.calls if len(self._passes) < MOST_CALLS else ()
         one = Pass(calls=[], unseen=graph.unseen, constant=graph.has_constant)
+        if not self._passes:
+            self._find_auxiliary(roots)
+        if len(roots) == 1 and roots[0].numel() == 1:
+            one.loss = roots[0].detach().double().reshape(())
         for call in calls[:MOST_CALLS]:
-            stated = StatedCall.of(call)
+            stated = StatedCall.of(call, whole=bool(self._auxiliary))
             one.calls.append(stated)
             if stated.target_N is not None and not _compiled_autograd():
                 one.handles.append(call.node.register_prehook(guarded(stated.weigh)))
-        if not self._passes:
-            self._find_auxiliary(roots)
         self._pending = one
 
     def _find_auxiliary(self, roots: Sequence[Tensor]) -> None:
@@ -247,10 +266,21 @@ class LossFacts(WithAnatomy):
         for name, module in named(model):
             for key, value in vars(module).items():
                 if isinstance(value, Tensor) and _is_differentiable_scalar(value):
-                    found[f"{name}.{key}".lstrip(".")] = value.grad_fn
-        if found:
-            part = reaches(roots, list(found.values()), most=MOST_GRAPH_NODES)
-            self._auxiliary = dict(zip(found, part or (), strict=False))
+                    found[f"{name}.{key}".lstrip(".")] = value
+        if not found:
+            return
+        nodes = [value.grad_fn for value in found.values()]
+        part = reaches(roots, nodes, most=MOST_GRAPH_NODES)
+        if part is None:
+            return
+        self._auxiliary = {
+            name: {
+                "part": is_part,
+                "named": bool(LOSS_NAME.search(name.rpartition(".")[2])),
+                "value": value.detach().clone(),
+            }
+            for (name, value), is_part in zip(found.items(), part, strict=True)
+        }
 
     def on_gradients(
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
@@ -281,14 +311,22 @@ class LossFacts(WithAnatomy):
         if not self._passes:
             return {}
         unseen = [reason for one in self._passes for reason in one.unseen]
+        first = self._passes[0]
         found: dict[str, Any] = {
             "passes": len(self._passes),
-            "calls": self._stated_calls()[:MOST_CALLS],
-            "unseen": list(dict.fromkeys(unseen)),
+            "calls": self._stated_calls()[: MOST_CALLS + 1],
             "adds_up": not self._written,
-            "constant": self._passes[0].constant,
+            "constant": first.constant,
             "auxiliary": self._auxiliary,
         }
+        if unseen or not any(one.calls for one in self._passes):
+            found["unseen"] = {"targets": next(iter(unseen), "own_loss")}
+        scale = 1.0 if first.scale is None else first.scale.double()
+        if first.loss is not None:
+            found["loss"] = first.loss / scale
+            found["epsilon"] = max((c.epsilon for c in first.calls), default=0.0)
+        if (added := first.added()) is not None:
+            found["added"] = added / scale
         if self._causal and not self._crossed:
             found["causal"] = _all(self._causal)
         if self._aligned is not None and not self._crossed:
@@ -302,7 +340,7 @@ class LossFacts(WithAnatomy):
                 stated = {"pass": number, **call.stated}
                 if call.weight is not None:
                     scale = 1.0 if one.scale is None else one.scale.double()
-                    stated["weight"] = call.weight / scale
+                    stated |= {"weight": call.weight / scale, "epsilon": call.epsilon}
                 if number == 0:
                     stated |= self._compared(call)
                 calls.append(stated)

@@ -1,7 +1,7 @@
 """The loss as the loop computes it, read off its graph before the backward pass.
 
 Autograd's graph keeps what a loss function was given: targets, ignored index, the kind
-of mean, log-probabilities. So nothing is wrapped, and nothing is active while the loss is
+of mean, log-probabilities. So nothing is wrapped, and no mode is on while the loss is
 computed, be it in the loop, in the model or in a trainer. The graph has no names for
 what compiled code or a fused kernel computed: that is said to be unseen.
 
@@ -81,7 +81,7 @@ class LossGraph:
 
     calls: tuple[LossCall, ...]
     unseen: tuple[str, ...]
-    """What computes a loss out of sight: compiled code, a fused kernel."""
+    """What computes a loss out of sight: ``compiled_code``, ``fused_loss``."""
     has_constant: bool
     """Whether something is added to the loss that has no graph."""
 
@@ -122,11 +122,11 @@ def _call(node: Node, name: str) -> LossCall | None:
 def _unseen(node: Node, name: str) -> str | None:
     """Return why a loss under this node is out of sight, if it is."""
     if name == "CompiledFunctionBackward":
-        return "compiled code"
+        return "compiled_code"
     bare = name.lower().replace("_", "")
     words = ("crossentropy", "fusedlinear", "chunkedloss")
     fused = isinstance(node, BackwardCFunction) and any(w in bare for w in words)
-    return name.removesuffix("Backward") if fused else None
+    return "fused_loss" if fused else None
 
 
 class _Walk:

@@ -89,7 +89,7 @@ class Chain:
         """Return what kind of numbers the model computed, by the last operation."""
         name = "" if self.end is None else self.end.name()
         if name in ("SoftmaxBackward0", "SigmoidBackward0"):
-            return "probabilities"
+            return "probabilities" if name.startswith("Softmax") else "sigmoid"
         if name == LOG_SOFTMAX:
             return "log_probabilities"
         if name in PRODUCTS:
@@ -143,10 +143,9 @@ class Chain:
         yield from self.moved
         node, products = self.end, 0
         for _ in range(MOST_STEPS):
-            place = None if node is None else _input(node)
-            products += node is not None and node.name() in PRODUCTS
-            if place is None or products > 2:
+            if node is None or (place := _input(node)) is None or products > 2:
                 return
+            products += node.name() in PRODUCTS
             if node.name() in MOVES:
                 yield node
             node = node.next_functions[place][0]
