@@ -88,7 +88,7 @@ def _counted(section: Section) -> tuple[int, int] | None:
 
 @finds("check.eos_ignored")
 def eos_ignored(facts: Sequence[Facts]) -> Iterable[Violation] | None:
-    """Of the documents that ended in the last sampled steps, one end was a target."""
+    """Among the documents that ended in the last sampled steps, one end was a target."""
     found = [
         c["ends"] for one in facts for c in _calls(one.section("loss")) if "ends" in c
     ]
@@ -202,7 +202,7 @@ def _only_its_value(facts: Sequence[Facts]) -> bool:
 
 
 def _terms(section: Section) -> tuple[float, float, float] | None:
-    """Return what is added to the loss, what is left out of it, and the rounding."""
+    """Return the term beside the mean, the scalars left out, and the rounding."""
     added, kept = section.get("added"), section.get("auxiliary", {})
     missing = math.fsum(float(one["value"]) for one in kept.values() if not one["part"])
     if added is None or not section.get("constant") or not missing:

@@ -104,7 +104,7 @@ def one_batch_loader() -> bool:
 def _gives_one(loader: Any) -> bool:
     try:
         return len(loader) == 1
-    except TypeError:  # of a stream there is no length
+    except TypeError:  # a stream has no length
         return False
 
 
@@ -155,7 +155,7 @@ def _documents(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def parallel(model: nn.Module) -> str:
     """Return how ranks share the model: data-parallel ranks need different batches.
 
-    Of a mesh with more than one axis nothing is said: some of its ranks share a batch.
+    A mesh with more than one axis is left alone: some of its ranks share a batch.
     """
     kinds = {type(module).__name__ for module in model.modules()}
     sharded = [p for p in model.parameters() if is_sharded(p)]

@@ -62,11 +62,11 @@ class StatedCall:
     weight: Tensor | None = None
     """Σ over rows of ∂loss / ∂(the row's loss): 1 where the loss is a plain mean."""
     epsilon: float = 0.0
-    """Of the format in which that gradient came."""
+    """The format's, in which that gradient came."""
 
     @classmethod
     def of(cls, call: LossCall, *, whole: bool) -> "StatedCall":
-        """Return what is stated of a call; its mean over all rows if ``whole``."""
+        """Return the facts of a call; with its mean over all rows if ``whole``."""
         counted_N = call.counted_N
         target_N = call.target_N
         if target_N is not None and not target_N.is_floating_point():
@@ -119,7 +119,7 @@ class StatedCall:
 
 
 def _value(call: LossCall, *, most: int) -> Tensor | None:
-    """Return the mean -log p of the targets, of so many rows at most."""
+    """Return the mean -log p of the targets, over at most ``most`` rows."""
     log_p, target_N, counted_N = call.log_p, call.target_N, call.counted_N
     if log_p is None or target_N is None or counted_N is None or not len(log_p):
         return None
@@ -141,12 +141,12 @@ class Pass:
     unseen: tuple[str, ...]
     constant: bool
     loss: Tensor | None = None
-    """What is differentiated, a scaler's factor included; None if it is no scalar."""
+    """What is differentiated, a scaler's factor included; None if it is not a scalar."""
     handles: list[RemovableHandle] = field(default_factory=list)
     scale: Tensor | None = None
 
     def added(self) -> Tensor | None:
-        """Return what the loss has beside its one mean: Σ of all other terms."""
+        """Return the sum of all terms of the loss beside its one mean."""
         one = self.calls[0] if len(self.calls) == 1 else None
         if self.loss is None or one is None or one.mean is None or one.weight is None:
             return None

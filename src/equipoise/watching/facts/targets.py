@@ -15,7 +15,7 @@ from torch import Tensor
 SHIFTS = (0, 1, 2, 3, -1)
 """Distances at which targets are compared with ids; 1 is the next token."""
 MOST_POSITIONS = 1 << 14
-"""Of larger batches the first sequences are compared."""
+"""Larger batches: the first sequences are compared."""
 MOST_PAIRS = 1 << 21
 
 
@@ -113,7 +113,7 @@ def _among(x: Tensor, ids: tuple[int, ...]) -> Tensor:
 def fingerprint(x: Tensor) -> Tensor:
     """Return three 21-bit numbers of a tensor's content, on its device.
 
-    Of more than 65,536 numbers some are taken, spread evenly.
+    From more than 65,536 numbers some are taken, spread evenly.
     """
     flat = x.detach().reshape(-1)
     flat = flat[:: max(1, flat.numel() // (1 << 16))]

@@ -47,7 +47,7 @@ class Layout:
 
 
 def saved(node: Node, name: str) -> Any:
-    """Return what a node has saved, or None if reading it would run other code."""
+    """Return a saved value, or None if reading it would run other code."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None:
         return getattr(node, f"_saved_{name}", None)
@@ -86,7 +86,7 @@ class Chain:
 
     @property
     def given(self) -> str:
-        """Return what kind of numbers the model computed, by the last operation."""
+        """Return the kind of numbers the model computed, by the last operation."""
         name = "" if self.end is None else self.end.name()
         if name in ("SoftmaxBackward0", "SigmoidBackward0"):
             return "probabilities" if name.startswith("Softmax") else "sigmoid"
