@@ -88,7 +88,7 @@ def _counted(section: Section) -> tuple[int, int] | None:
 
 @finds("check.eos_ignored")
 def eos_ignored(facts: Sequence[Facts]) -> Iterable[Violation] | None:
-    """Among the documents that ended in the last sampled steps, one end was a target."""
+    """Among the ends of documents in the last samples, one was a target."""
     found = [
         c["ends"] for one in facts for c in _calls(one.section("loss")) if "ends" in c
     ]

@@ -141,7 +141,7 @@ class Pass:
     unseen: tuple[str, ...]
     constant: bool
     loss: Tensor | None = None
-    """What is differentiated, a scaler's factor included; None if it is not a scalar."""
+    """What is differentiated, times a scaler's factor; None unless it is a scalar."""
     handles: list[RemovableHandle] = field(default_factory=list)
     scale: Tensor | None = None
 
