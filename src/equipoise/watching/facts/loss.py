@@ -20,9 +20,9 @@ from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
 from equipoise.watching.facts import targets
+from equipoise.watching.loop.gradient_marks import Mark, mark_of
 from equipoise.watching.loop.loss_calls import LossCall, reaches, read_graph
 from equipoise.watching.loop.loss_rows import Layout, Node
-from equipoise.watching.loop.torch_events import mark_of
 
 MOST_CALLS = 16
 """Loss functions of one step that are stated; those beyond are only counted."""
@@ -174,7 +174,7 @@ class LossFacts(WithAnatomy):
     """Whether attention looks at another sequence than the queries'."""
     _aligned: Tensor | bool | None = None
     """Whether place t of the ids is place t of the first block."""
-    _marks: list[tuple[int, int] | None] = field(default_factory=list)
+    _marks: list[Mark] = field(default_factory=list)
     _written: bool = False
     """Whether gradients were written between two passes: they do not just add up."""
     _returned: dict[str, Tensor] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class LossFacts(WithAnatomy):
         self._passes.append(one)
         self._marks = self._state()
 
-    def _state(self) -> list[tuple[int, int] | None]:
+    def _state(self) -> list[Mark]:
         if self._anatomy is None:
             return []
         parameters = [p for p in self._anatomy.model.parameters() if p.requires_grad]

@@ -85,13 +85,13 @@ class GradientMarks:
         return not same and any(self._after)
 
     def _now(self) -> list[Mark]:
-        return [_mark_of(p.grad) for p in self._marked]
+        return [mark_of(p.grad) for p in self._marked]
 
     def _all_zero(self) -> bool:
         grads = (p.grad for p in self._marked if p.grad is not None)
         return not any(bool(local_part(grad).any()) for grad in grads)
 
 
-def _mark_of(grad: Tensor | None) -> Mark:
+def mark_of(grad: Tensor | None) -> Mark:
     # The version counts writes in place; the identity changes when one is first made.
     return None if grad is None else (id(grad), grad._version)
