@@ -376,8 +376,8 @@ class Loop:
     def said(self) -> str:
         """Return the effects since the last call, without those of every step."""
         done, self.done = self.done, []
-        every = f"{END} STORE_BATCH CHECK_LOSS READ_GRAPH SNAPSHOT ACT REPORT CALL_BACK".split()
-        return " ".join(name for name in done if name not in every)
+        every = f"{END} STORE_BATCH CHECK_LOSS READ_GRAPH SNAPSHOT ACT REPORT CALL_BACK"
+        return " ".join(name for name in done if name not in every.split())
 
 
 def loss(value: float) -> Any:
