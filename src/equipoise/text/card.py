@@ -14,6 +14,7 @@ from typing import Any
 
 from equipoise.judging.card import UNSEEN, Card
 from equipoise.judging.facts import Section
+from equipoise.judging.statements import stated
 from equipoise.text.templates import filled
 
 FILE = Path(__file__).with_name("card.toml")
@@ -80,25 +81,24 @@ def worded(card: Card) -> Card:
 def _titled(card: Card) -> Iterator[tuple[str, list[str]]]:
     for name, title in card_words().titles.items():
         section = card.sections.get(name)
-        if section is not None:
-            lines = [line for _, line in section_lines(name, section, card)]
+        if isinstance(section, Mapping):
+            lines = [line for _, line in section_lines(name, card)]
             yield title, [*lines, *_unseen_lines(section), *_ranks(name, card)]
 
 
-def section_lines(
-    name: str, section: Section, card: Card
-) -> Iterator[tuple[LineTemplate, str]]:
+def section_lines(name: str, card: Card) -> Iterator[tuple[LineTemplate, str]]:
     """Yield the lines of one section, with the template of each."""
     for one in card_words().lines:
         if one.section == name:
-            facts = _facts(section, card, name)
+            facts = _facts(card, name)
             yield from ((one, line) for line in _said(one, one.say, facts))
 
 
-def _facts(section: Section, card: Card, name: str) -> Mapping[str, Any]:
+def _facts(card: Card, name: str) -> Mapping[str, Any]:
     """Return the words of a section: its facts, and those of its first step."""
-    first = card.first.get(name, {})
-    return {**section, **{f"first_{key}": value for key, value in first.items()}}
+    first = stated(name, {**card.sections, **card.first})
+    early = {f"first_{key}": value for key, value in first.items()}
+    return {**early, **stated(name, card.sections)}
 
 
 def _said(
@@ -180,9 +180,8 @@ def _opening(card: Card, name: str, codes: Sequence[str]) -> str:
 def shorts_of(card: Card) -> Iterator[tuple[LineTemplate, str]]:
     """Yield the short form of every fact that has one, in the order of the card."""
     for one in card_words().lines:
-        section = card.sections.get(one.section)
-        if section is not None and one.short:
-            facts = _facts(section, card, one.section)
+        if one.short and isinstance(card.sections.get(one.section), Mapping):
+            facts = _facts(card, one.section)
             yield from ((one, text) for text in _said(one, one.short, facts))
 
 
@@ -222,8 +221,8 @@ def difference_sentence(cards: Mapping[str, Card]) -> str:
 def _comparable(card: Card) -> Iterator[tuple[str, str]]:
     """Yield code and text of each line that does not change from step to step."""
     found: dict[str, list[str]] = {}
-    for name, section in card.sections.items():
-        for one, line in section_lines(name, section, card):
+    for name in card.sections:
+        for one, line in section_lines(name, card):
             if not one.varies:
                 found.setdefault(one.code, []).append(line)
     yield from ((code, "; ".join(lines)) for code, lines in found.items())
