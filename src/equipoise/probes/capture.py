@@ -307,7 +307,7 @@ class CallDispatcher:
         )
 
     def _dispatch(self, call: AttentionCall) -> None:
-        site = self._site(call)
+        site = self._count_call(call)
         if 0 in call.shape:  # a batch without rows
             return
         if part := head_split(call.module).part:
@@ -315,8 +315,8 @@ class CallDispatcher:
         for listener in self._listeners:
             listener(site, call, self._emit)
 
-    def _site(self, call: AttentionCall) -> str:
-        """Return the caller's name; the calls of a shared layer are numbered."""
+    def _count_call(self, call: AttentionCall) -> str:
+        """Note that a caller was read; return its name, numbered in a shared layer."""
         name = self._anatomy.names.get(id(call.module), "") if call.module else ""
         self._coverage.read.add(name)
         number = self._calls[name] = self._calls.get(name, -1) + 1

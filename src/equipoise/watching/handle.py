@@ -461,7 +461,7 @@ class Watch:
         """Write whatever is left, and close the file."""
         self._recorder.add_findings(self._nonfinite.pop())
         if orderly or not self._sampler.late:
-            self._write_arrived(wait=True)
+            self._guarded(self._write_arrived)(wait=True)
         self._recorder.look_at_pending(self._nonfinite.check_late)
         self._found(self._recorder.close(orderly=orderly))
 

@@ -228,12 +228,13 @@ class NonfiniteMonitor:
 
     model: nn.Module
     rank: int = 0
-    active: bool = False
-    _clean_step: bool = True
+    numbers: Literal["finite", "bad", "bad before"] = "finite"
+    """In this step, or else in the one before: what is bad for long is reported once.
+    """
     _last_bad: int = -1
-    """The last step that was seen to be bad."""
-    _late: bool = False
-    """Whether the last loss that was read after its step was bad."""
+    """The last step whose loss was seen to be bad."""
+    _last_late: float = 0.0
+    """The last loss that was read after its step."""
     stored: Callable[[], Batch | None] = lambda: None
     """The step's batch, where it is stored."""
     keep: Path | None = None
@@ -247,7 +248,7 @@ class NonfiniteMonitor:
         """Look at a loss before its backward pass, from one root or several."""
         if loss is None or not is_bad(loss):
             return
-        if not self.active:
+        if self.numbers == "finite":
             activations = (broken_activation(self.model, root) for root in roots)
             origin = (
                 broken_weight(self.model)
@@ -255,19 +256,19 @@ class NonfiniteMonitor:
                 or next(filter(None, activations), None)
             )
             self._report(step, origin)
-        self._clean_step, self._last_bad = False, step
+        self.numbers, self._last_bad = "bad", step
 
     @torch.no_grad()
     def check_norm(self, step: int, norm: Tensor, *, scaled: bool) -> None:
         """Look at a gradient norm before it clips."""
         if not is_bad(norm):
             return
-        if not self.active:
+        if self.numbers == "finite":
             # A GradScaler finds its scale by overflowing now and then.
             if not scaled:
                 self._replay(step)
             self._report(step, broken_gradient(self.model), expected=scaled)
-        self._clean_step = False
+        self.numbers = "bad"
 
     @torch.no_grad()
     def check_late(self, scalars: Iterable[Entry]) -> list[Finding]:
@@ -280,24 +281,23 @@ class NonfiniteMonitor:
             if name != "loss" or step <= self._last_bad:
                 continue
             bad = not math.isfinite(value)
-            if bad and not self._late:
+            if bad and math.isfinite(self._last_late):
                 origin = broken_weight(self.model) or broken_gradient(self.model)
                 found.append(origin_finding(step, origin, self.rank))
-            self._late = bad
+            self._last_late = value
             self._last_bad = step if bad else self._last_bad
         return found
 
     def pop(self) -> list[Finding]:
         """End a step: return what was found; report again after a good step."""
         found, self._found = self._found, []
-        self.active = self.active and not self._clean_step
-        self._clean_step = True
+        self.numbers = "bad before" if self.numbers == "bad" else "finite"
         return found
 
     def note_other_ranks(self, findings: list[Finding]) -> None:
         """Treat what another rank found as reported."""
         if any(finding.belongs_to("nonfinite") for finding in findings):
-            self.active, self._clean_step = True, False
+            self.numbers = "bad"
 
     def _replay(self, step: int) -> Origin | None:
         """Save the stored batch, run it once more, and see where it goes wrong."""
@@ -313,7 +313,6 @@ class NonfiniteMonitor:
     def _report(
         self, step: int, origin: Origin | None, *, expected: bool = False
     ) -> None:
-        self.active = True
         self._found.append(origin_finding(step, origin, self.rank, expected=expected))
 
 

@@ -234,9 +234,10 @@ class Recorder:
 
     def close(self, *, orderly: bool) -> list[Finding]:
         """Write whatever is left and close the file."""
+        alone = list[Finding]()
         if self.moving is not None:  # no model is here, or no other rank
             with self.received() as received:
-                self._write_alone(received)
+                alone = self._write_alone(received)
         message = self._scalars_and_findings()
         last = self.ranks.final_exchange(message) if orderly else [message]
         if orderly and len(last) < self.ranks.count:
@@ -244,7 +245,7 @@ class Recorder:
                 rank_lost(self.schedule.step, self.ranks.rank, self.ranks.count)
             )
         found = self._flush(last or [message], self.card or None)
-        return found + self.writer.close()
+        return alone + found + self.writer.close()
 
     def add_failures(self, step: int, boundary: Boundary) -> None:
         """Add a finding for each probe that failed since the last step."""
@@ -321,17 +322,17 @@ class Recorder:
         card = self.card if self._card_due() else None
         return found + self.writer.write(readings, found, self.judge, card)
 
-    def _write_alone(self, received: HostSample) -> None:
+    def _write_alone(self, received: HostSample) -> list[Finding]:
         step = received.step
         if step is None:
-            return
+            return []
         message = self._scalars_and_findings()
         message.table, self._findings = received.table, []
         found = self._checked(Facts(step=step, ranks=(received.facts,)))
         if self.ranks.count > 1:
             message = merge_messages([message])
             message.findings.append(not_shared(step, self.ranks.rank, self.ranks.count))
-        self._write(step, message, [*message.findings, *found])
+        return self._write(step, message, [*message.findings, *found])
 
     def not_exchanged(self, step: int, error: Exception) -> Finding:
         """Return that the exchange with the other ranks failed."""
