@@ -150,7 +150,7 @@ def test_queries_write_nothing_and_call_nobody(
 def test_a_strict_failure_leaves_none_of_the_other_effects_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exception reaches the user once everything else was done: a step has ended."""
+    """The exception reaches the user once everything else is done."""
     model, optimizer, handle = watched(tmp_path, strict=True)
 
     def fail(self: Any, *given: Any, **named: Any) -> None:
