@@ -139,6 +139,7 @@ def test_a_failing_probe_is_detached_and_reported_once(
     run = tmp_path / "a.eqp"
     with equipoise.watch(model, optimizer, run=run, every=1, probes=probes) as handle:
         for batch in batches(3):
+            optimizer.zero_grad()
             objective(model, batch).backward()
             optimizer.step()
     assert sum("our mistake" in (r.exc_text or "") for r in caplog.records) == 1

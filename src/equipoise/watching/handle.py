@@ -18,6 +18,7 @@ from equipoise.judging.card import Card
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.probes.capture import Boundary, Collector, PassCoverage
+from equipoise.probes.loop_events import LoopEvent
 from equipoise.probes.protocols import Probe
 from equipoise.probes.window import from_compiled_code
 from equipoise.records import Finding, html_table
@@ -95,6 +96,7 @@ class Watch:
             notice=_weakly(self._notice),
             step=_weakly(self._now),
             tracing=id(self),
+            count=_weakly(self._count),
         )
         self._sampler = Sampler(
             anatomy,
@@ -279,6 +281,10 @@ class Watch:
 
     def _now(self) -> Step:
         return self._step
+
+    def _count(self, event: LoopEvent) -> None:
+        if self._step.live:
+            self._sampler.on_loop(event)
 
     def _notice(self, observe: Callable[..., Event | None], *given: Any) -> None:
         """Look at the loop, and do what follows; nothing of ours reaches the loop."""

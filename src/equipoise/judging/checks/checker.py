@@ -42,7 +42,7 @@ class Checker:
         if not all(latest.section(name) for name in check.reads):
             return []
         try:
-            violations = check.find(self._facts)
+            violations = check.find(tuple(self._facts))
             places = None if violations is None else self._unmeant(check, violations)
         except Exception as error:
             self._broken.add(check.code)

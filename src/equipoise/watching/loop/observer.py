@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from equipoise.probes.loop_events import LoopEvent
 from equipoise.watching.loop.gradient_marks import GradientMarks
 from equipoise.watching.loop.optimizers import (
     Relations,
@@ -49,8 +50,10 @@ class LoopObserver:
         notice: Notice,
         step: Callable[[], Step],
         tracing: int,
+        count: Callable[[LoopEvent], None],
     ) -> None:
         self._model, self._notice, self._step = model, notice, step
+        self._count = count
         self.marks = GradientMarks(model, optimizers)
         self._relations, self._tracing = Relations(model), tracing
         self.follow(optimizers)
@@ -74,6 +77,10 @@ class LoopObserver:
         self._relations.close()
 
     # Called by torch, in the order of a training step.
+
+    def on_loop(self, event: LoopEvent) -> None:
+        """Have it counted: the machine does not need to know."""
+        self._count(event)
 
     def before_backward(self, loss: Tensor | None, roots: Sequence[Tensor]) -> None:
         self._notice(self._backward_begins, loss, roots)

@@ -6,6 +6,9 @@ torch.compile traces never runs again as Python: a function marked constant is r
 called while tracing, and leaves nothing in the graph, so it can report the tracing.
 """
 
+import functools
+import inspect
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,16 +16,26 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
+import torch.nn.utils
 import torch.nn.utils.clip_grad as clip_grad
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from equipoise.probes.loop_events import (
+    BackwardBegins,
+    GradientsClipped,
+    LoopEvent,
+    LossScaled,
+    ScheduleMoves,
+    UpdateBegins,
+)
 
 
 class LoopListener(Protocol):
@@ -39,6 +52,8 @@ class LoopListener(Protocol):
     def before_update(self, optimizer: Optimizer, *, closure: bool) -> None: ...
 
     def after_update(self, optimizer: Optimizer) -> None: ...
+
+    def on_loop(self, event: LoopEvent) -> None: ...
 
 
 # Weak: a handle that was dropped must not keep its model alive.
@@ -109,12 +124,19 @@ def _removable(hook: RemovableHandle) -> bool:
     return not _inside or not others or next(reversed(others)) == hook.id
 
 
+def _tell(event: LoopEvent) -> None:
+    """Have every listener count an event."""
+    for listener in _listeners():
+        listener.on_loop(event)
+
+
 def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Called by torch before the step of any optimiser."""
     if torch.compiler.is_compiling():
         return
     # The first argument is the optimiser; a closure runs the pass inside the step.
     closure = any(map(callable, (*args[1:], *kwargs.values())))
+    _tell(UpdateBegins(optimizer))
     with _running_hooks_of(optimizer):
         for listener in _listeners():
             listener.before_update(optimizer, closure=closure)
@@ -147,6 +169,7 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
     loss, scale = _objective(roots, args[0] if args else kwargs.get("grad_tensors"))
     roots = [root for root in roots if isinstance(root, Tensor)]
+    _tell(BackwardBegins())
     for listener in _listeners():
         listener.before_backward(loss, roots)
     done = _originals["backward"](tensors, *args, **kwargs)
@@ -183,14 +206,49 @@ def _is_scalar(root: object) -> bool:
     return isinstance(root, Tensor) and root.numel() == 1 and not root.is_complex()
 
 
-def _clip(parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any) -> Any:
-    for listener in _listeners():
-        listener.before_clipping(total_norm.detach().clone(), parameters)
-    return _originals["clip"](parameters, max_norm, total_norm, *rest)
+_CLIPS_BY_ITS_OWN_NORM = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
+
+
+def _clip(
+    parameters: Any, max_norm: float, total_norm: Tensor, *rest: Any, **named: Any
+) -> Any:
+    if not torch.compiler.is_compiling():
+        given = sys._getframe(1).f_code is not _CLIPS_BY_ITS_OWN_NORM
+        if isinstance(parameters, Iterator):  # looking would use it up
+            parameters = list(parameters)
+        some = [parameters] if isinstance(parameters, Tensor) else parameters
+        seen = some if isinstance(some, list | tuple) else None
+        norm = total_norm.detach()
+        _tell(GradientsClipped(seen, float(max_norm), norm, given))
+        for listener in _listeners():
+            listener.before_clipping(norm.clone(), parameters)
+    return _originals["clip"](parameters, max_norm, total_norm, *rest, **named)
+
+
+_moving: list[Any] = []
+"""Schedules whose steps are under way: one that holds others moves them."""
+
+
+def _moves(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step of a class of schedules that tells of itself first."""
+
+    @functools.wraps(original)
+    def step(schedule: Any, *args: Any, **named: Any) -> Any:
+        if not _moving and not torch.compiler.is_compiling():
+            initial = getattr(schedule, "_step_count", 1) == 0
+            _tell(ScheduleMoves(schedule, initial))
+        _moving.append(schedule)
+        try:
+            return _originals[name](schedule, *args, **named)
+        finally:
+            _moving.pop()
+
+    return step
 
 
 def _scale(scaler: Any, outputs: Any) -> Any:
     scaled = _originals["scale"](scaler, outputs)
+    _tell(LossScaled(scaler))
     several = isinstance(scaled, list | tuple) and isinstance(outputs, list | tuple)
     pairs = zip(scaled, outputs, strict=True) if several else [(scaled, outputs)]
     for after, before in pairs:
@@ -229,8 +287,18 @@ _PATCHES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "backward": (torch.autograd, "backward", _backward),
     # clip_grad_norm_ looks this up when called, however the user imported it.
     "clip": (clip_grad, "_clip_grads_with_norm_", _clip),
+    "clip with a norm": (torch.nn.utils, "clip_grads_with_norm_", _clip),
     "scale": (torch.amp.GradScaler, "scale", _scale),
     "update": (torch.amp.GradScaler, "update", _update),
+    **{
+        f"schedule {name}": (
+            kind,
+            "step",
+            _moves(f"schedule {name}", vars(kind)["step"]),
+        )
+        for name, kind in vars(lr_scheduler).items()
+        if isinstance(kind, type) and "step" in vars(kind) and kind is not Optimizer
+    },
 }
 """Name → where torch has a function, what it is called there, and ours."""
 

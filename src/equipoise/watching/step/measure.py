@@ -21,6 +21,7 @@ from equipoise.probes.capture import (
     Table,
 )
 from equipoise.probes.facts import PendingFacts
+from equipoise.probes.loop_events import LoopEvent, LoopProbe, SampleEndProbe
 from equipoise.probes.protocols import (
     BackwardProbe,
     BeforeUpdateProbe,
@@ -73,6 +74,7 @@ class Sampler:
         notice: Callable[[Event], None],
     ) -> None:
         self.anatomy, self.probes, self.boundary = anatomy, list(probes), boundary
+        self._counting = [probe for probe in probes if implements(probe, LoopProbe)]
         self._only_training, self._notice = only_training, notice
         self.exchange: Exchange = "none"
         self._stack, self._inside = ExitStack(), ExitStack()
@@ -234,6 +236,11 @@ class Sampler:
                 read = self.boundary.guarded(probe.name, probe.on_update)
                 read(optimizer, self._collector)
 
+    def on_loop(self, event: LoopEvent) -> None:
+        """Let probes count what the loop does, in every step."""
+        for probe in self._counting:
+            self.boundary.guarded(probe.name, probe.on_loop)(event)
+
     def finish(self, step: Step, also: Pending) -> HostTransfer:
         """Take everything off the model, and send what was measured to the host.
 
@@ -244,6 +251,9 @@ class Sampler:
         self.drop()
         parts = self.parts() if self.exchange != "none" else {}
         facts = PendingFacts(self._facts())
+        for probe in self.probes:
+            if implements(probe, SampleEndProbe):
+                probe.end_sample()
         return self._collector.send(self._coverage.first_heads, also, parts, facts)
 
     def drop(self) -> None:
