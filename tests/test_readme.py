@@ -35,8 +35,8 @@ def test_the_first_example_predicts_the_next_token_behind_a_mask(
     assert run.verdict.state == "healthy", run.verdict.headline
     assert not [f for f in run.findings if f.belongs_to("check")]
     assert "looks: causal in 4 layers" in run.card.text["Attention"]
-    counts = run.card.sections["forward"]["targets"]
-    assert counts["met_1"] == counts["asked_1"] > 0 and counts["met_2"] < 16
+    once = "labels are shifted once: each position predicts the next token"
+    assert once in run.card.text["Loss"]
     assert "4 of 4 attention layers read" in "\n".join(run.card.opening)
 
 
@@ -56,4 +56,7 @@ def test_without_its_mask_the_card_says_so_and_the_run_is_failing(
 def test_with_targets_that_are_not_shifted_the_card_says_so(tmp_path: Path) -> None:
     assert TARGETS in EXAMPLE
     run = trained(EXAMPLE.replace(TARGETS, "x[:, :-1].flatten()"), tmp_path)
-    assert run.card.sections["forward"]["targets"]["met_1"] == 0
+    own = "labels are not shifted: each position predicts its own token"
+    assert own in run.card.text["Loss"]
+    assert run.verdict.state == "failing" and run.verdict.lead is not None
+    assert run.verdict.lead.code == "check.labels_shift"

@@ -225,6 +225,10 @@ def _batch(sections: Mapping[str, Section]) -> Json:
     }
 
 
+def _several(sections: Mapping[str, Section]) -> Json:
+    return {"several": sections["batch"]["micro_batches"] > 1}
+
+
 def _start(sections: Mapping[str, Section]) -> Json:
     """Whether the norms are as no training leaves them: then nothing was loaded."""
     norms = sections["start"]["norms"]
@@ -261,7 +265,7 @@ STATEMENTS: Mapping[str, tuple[Statement, ...]] = {
     "optimizers": (_optimizers, _unheld),
     "schedule": (_schedule,),
     "clipping": (_clipping,),
-    "batch": (_batch,),
+    "batch": (_several, _batch),
     "start": (_start,),
     "experts": (_experts,),
 }
