@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.discovery import anatomy_of
+from equipoise.numerics.rows.finite_step import finite_step
+from equipoise.probes.capture import Boundary, attached
+from equipoise.probes.finite_step import FiniteSteps
 from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.lipschitz import LocalLipschitz
-from tests.probes.reading import gpt, measured, tokens
+from equipoise.probes.protocols import Emit
+from equipoise.probes.selection import softmax_of
+from tests.models import SelfAttention
+from tests.probes.reading import Emitter, gpt, measured, tokens
 
 
 def largest(matrix: Tensor) -> float:
@@ -64,3 +72,60 @@ def test_the_local_bound_is_never_below_a_real_change(positions: str) -> None:
 
 def test_with_QK_norm_there_is_no_reading() -> None:
     assert not measured(gpt(qk_norm=True), [LocalLipschitz()])
+
+
+@pytest.mark.parametrize("where", ["both", "queries"])
+def test_a_norm_without_a_name_is_seen_in_the_values(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F.normalize in the forward: no module says so, the lengths do."""
+    own = SelfAttention.projected
+
+    def normed(self: SelfAttention, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = own(self, x_BTC)
+        unit = torch.nn.functional.normalize
+        return 4 * unit(q, dim=-1), unit(k, dim=-1) if where == "both" else k, v
+
+    monkeypatch.setattr(SelfAttention, "projected", normed)
+    model, emit = gpt(), Emitter()
+    assert not measured(model, [LocalLipschitz()])
+    boundary = Boundary(strict=True)
+    with attached([LocalLipschitz()], anatomy_of(model), emit, boundary=boundary):
+        model(tokens())
+    assert {why.code for found in emit.reasons.values() for why in found} == {
+        "not_projected"
+    }
+
+
+def test_one_factor_on_the_queries_is_part_of_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Models that scale queries themselves: 3·q has three times the query's weight."""
+    plain = measured(gpt(gain=2.0), [LocalLipschitz()], tokens(rows=1))
+    own = SelfAttention.projected
+
+    def scaled(self: SelfAttention, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = own(self, x_BTC)
+        return 3 * q, k / 3, v
+
+    monkeypatch.setattr(SelfAttention, "projected", scaled)
+    again = measured(gpt(gain=2.0), [LocalLipschitz()], tokens(rows=1))
+    assert len(plain) == len(again) > 0
+    for key, value in plain.items():
+        torch.testing.assert_close(again[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_finite_step_is_attained_and_below_its_certificate() -> None:
+    model, kept = gpt(gain=3.0), []
+
+    class Keeping(FiniteSteps):
+        def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+            kept.append(softmax_of(call.scores(slice(0, 12)))[0])
+            super().on_attention(site, call, emit)
+
+    found = measured(model, [Keeping(at_most=12)], tokens(rows=1))
+    for (site, quantity), value_H in found.items():
+        assert quantity == "attention.finite_step" and value_H.shape == (2,)
+        p_HQK = kept[int(site.split(".")[1])]
+        truth = finite_step(p_HQK, radius=1.0).upper[:, 1:].mean(-1)
+        assert (value_H <= truth + 1e-6).all() and (value_H > 0.9 * truth).all()

@@ -4,18 +4,21 @@ Axes, in this file:  B batch · H head · G key-value head · Q query · K key �
 width · E head width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import head_split
-from equipoise.anatomy.sites import Projections, Reason
+from equipoise.anatomy.sites import Anatomy, Projections, Reason, Weight
 from equipoise.numerics.compiled import to_device
 from equipoise.probes.gain import projections_here
-from equipoise.probes.protocols import Emit, WithAnatomy
+from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
 from equipoise.probes.sharding import Parts, PartsProbe, names, parts_by_rank
 from equipoise.theory.lipschitz.forward import attend_captured
 from equipoise.theory.lipschitz.heads import Heads
@@ -27,9 +30,10 @@ UNTURNED = {
     *("OPTAttention", "CLIPAttention", "WhisperAttention", "MultiheadAttention"),
 }
 LIPSCHITZ = "attention.lipschitz"
-# Names under which models normalise queries and keys; the derivative of that needs x.
-QK_NORMS = ("q_norm", "q_layernorm", "query_norm", "q_ln")
+# Rounding of lengths in the model's own format, relative; of float32, also of RoPE.
+SPACINGS, LEAST = 8, 1e-4
 
+NOT_PROJECTED = Reason("not_projected", hides=("attention.lipschitz",))
 NO_VALUES = Reason(
     "values_inside",
     hides=(
@@ -47,7 +51,9 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
 
     An estimate of the bound, because it looks at evenly spaced queries of the first
     sequence only. Queries and keys of a model that may rotate them (RoPE) are bounded
-    over all rotations; with QK-norm there is no reading.
+    over all rotations. Read only where the queries and keys that were used are as long
+    as what their projections gave, up to one factor: with QK-norm they are not, by
+    whatever name it goes, and its derivative is not in the bound.
     """
 
     name: str = "lipschitz"
@@ -55,18 +61,52 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
     """Queries to look at per call."""
     ranks: int = 1
     """How many watch together."""
+    _given: dict[int, Tensor] = field(default_factory=dict)
+    """id(module) → what a projection gave in this pass."""
+    _alike: dict[str, Tensor] = field(default_factory=dict)
+    """Site → whether its queries and keys were the projections', when last read."""
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self.describe(anatomy)
+        self._given.clear()
+        seen: set[int] = set()
+        for site in anatomy.attention:
+            for weight in (
+                (site.projections.q, site.projections.k) if site.projections else ()
+            ):
+                if id(weight.module) not in seen and weight.module is not site.module:
+                    seen.add(id(weight.module))
+                    yield hooks.after(weight.module, guarded(self._keep))
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # Of the first sequence alone, and no view: the whole would stay in memory.
+        if isinstance(output, Tensor) and output.ndim in (2, 3):
+            first = output[0] if output.ndim == 3 else output
+            self._given[id(module)] = first.detach().clone()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_here(self._anatomy, call)
-        if projections is None or call.q_BHQD is None or _normalises(call.module):
+        if projections is None or call.q_BHQD is None:
             return
         if call.v_BGKD is None:
             emit.not_read(site, NO_VALUES)
             return
         assert call.k_BGKD is not None
+        factors = self._factors(site, projections, call)
+        if factors is None:
+            emit.not_read(site, NOT_PROJECTED)
+            return
         at_Q = to_device(_spread(call.shape[2], self.at_most), call.q_BHQD.device)
+        heads = _heads(projections, call)
+        heads = replace(
+            heads,
+            w_q_HDE=heads.w_q_HDE * factors[0],
+            w_k_GDE=heads.w_k_GDE * factors[1],
+        )
         attended = attend_captured(
-            _heads(projections, call),
+            heads,
             q_HQE=call.q_BHQD[0][:, at_Q].detach(),
             k_GKE=call.k_BGKD[0].detach(),
             v_GKF=call.v_BGKD[0].detach(),
@@ -86,9 +126,52 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
             for heads in parts_by_rank(ranks, site):
                 emit(site, LIPSCHITZ, torch.stack(heads).sum(0).amax(), how="max")
 
+    def _factors(
+        self, site: str, projections: Projections, call: AttentionCall
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return by which factor queries and keys are longer than the projections'.
 
-def _normalises(module: nn.Module | None) -> bool:
-    return any(getattr(module, name, None) is not None for name in QK_NORMS)
+        None where they are not by one factor, or where that cannot be told. Only the
+        CPU is asked at once; elsewhere the answer of the sample before decides.
+        """
+        assert call.q_BHQD is not None and call.k_BGKD is not None
+        if type(call.module) is nn.MultiheadAttention:  # its maps are not modules
+            one = call.q_BHQD.new_ones(())
+            return one, one
+        used = (call.q_BHQD[0], call.k_BGKD[0])
+        found = [
+            _ratio(self._given.get(id(weight.module)), weight, x_HTD)
+            for weight, x_HTD in zip((projections.q, projections.k), used, strict=True)
+        ]
+        for weight in (projections.q, projections.k):
+            self._given.pop(id(weight.module), None)
+        if found[0] is None or found[1] is None:
+            return None
+        (q_factor, q_alike), (k_factor, k_alike) = found[0], found[1]
+        alike, before = q_alike & k_alike, self._alike.get(site)
+        self._alike[site] = alike
+        known = alike if alike.device.type == "cpu" else before
+        return (q_factor, k_factor) if known is not None and bool(known) else None
+
+
+def _ratio(
+    out_TR: Tensor | None, weight: Weight, x_HTD: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Return the median of ‖used‖/‖projected‖, and whether all rows have it."""
+    H, T, D = x_HTD.shape
+    if out_TR is None or out_TR.shape[0] != T:
+        return None
+    part_RT = weight.part_of(out_TR if weight.transposed else out_TR.mT)
+    if part_RT.shape[0] != H * D:
+        return None
+    raw_HT = part_RT.unflatten(0, (H, D)).float().norm(dim=1)
+    ratio_HT = x_HTD.detach().float().norm(dim=-1) / raw_HT
+    counted = ratio_HT[raw_HT > 0] if ratio_HT.device.type == "cpu" else ratio_HT
+    if not counted.numel():
+        return None
+    middle = counted.median()
+    room = max(LEAST, SPACINGS * torch.finfo(x_HTD.dtype).eps)
+    return middle, ((counted / middle - 1).abs() <= room).all()
 
 
 def _spread(queries: int, at_most: int) -> Tensor:

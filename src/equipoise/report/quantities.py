@@ -75,6 +75,7 @@ attention.key_mass | Mass left for keys beside a sink | mass | linear | low | at
 attention.sink_logit | Logit of a learned sink | logit | linear | | attention
 attention.B | Attention input, largest token | ‖x‖ | log | high | attention
 attention.lipschitz | Lipschitz bound of attention | gain | log | high | attention
+attention.finite_step | Finite step of a row | ℓ1, 0 to 0.92 | linear | high | attention
 attention.rows_left_out | Attention rows left out | rows | linear | | attention
 attention.theta.histogram | θ, rows per bin | rows | linear | | attention
 residual.kurtosis | Activation kurtosis | | log | high | hidden states

@@ -315,6 +315,7 @@ DEFAULT: tuple[Maker, ...] = (
 def _deep_probes(ranks: int) -> list[Probe]:
     # Imported here: they load the papers' mathematics, which nothing else needs.
     from equipoise.probes.curvature import Sharpness
+    from equipoise.probes.finite_step import FiniteSteps
     from equipoise.probes.lipschitz import LocalLipschitz
     from equipoise.probes.precision import NumericalFragility
     from equipoise.probes.selection import HeadSelection
@@ -323,6 +324,7 @@ def _deep_probes(ranks: int) -> list[Probe]:
         HeadProducts(),
         LocalLipschitz(ranks=ranks),
         HeadSelection(),
+        FiniteSteps(),
         NumericalFragility(ranks=ranks),
         Sharpness(),
     ]

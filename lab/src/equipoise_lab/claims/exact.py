@@ -114,6 +114,14 @@ def peaked_bound(keys: int) -> Sides:
     return 4 * kappa * (1 - kappa), theta([Q(1, keys)] * keys)
 
 
+@counterexample("emadi2026", Q(1, 10**4), 5, harmless=(Q(1, 2), 5))
+def finite_steps_of_saturated_rows(small: Number, radius: int) -> Sides:
+    """A row (1 − s, s): θ·r, and its change by +r on the small key, −r off it."""
+    m, up, down = mp(small), mpmath.exp(radius), mpmath.exp(-radius)
+    moved = 2 * (m * up / (m * up + (1 - m) * down) - m)
+    return mp(theta([1 - small, small])) * radius, moved
+
+
 @counterexample("emadi2026", 3, harmless=(Q(1, 2),))
 def tightness_step_fails(S: Number) -> Sides:
     """exp(NS − NS²/2) at N = 100 is at least that at N = 10."""
