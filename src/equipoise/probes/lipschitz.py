@@ -81,7 +81,7 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
                     yield hooks.after(weight.module, guarded(self._keep))
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # Of the first sequence alone, and no view: the whole would stay in memory.
+        # The first sequence, copied: a view would keep the whole output in memory.
         if isinstance(output, Tensor) and output.ndim in (2, 3):
             first = output[0] if output.ndim == 3 else output
             self._given[id(module)] = first.detach().clone()

@@ -50,7 +50,7 @@ form.addEventListener("change", () => {
 </script>
 """
 INCOMPLETE = (
-    "Of the second to the fourth paper the statements checked are mostly the ones in "
+    "The statements checked of the second to the fourth paper are mostly the ones in "
     "doubt, so the shares do not grade a paper. Where a source could not be read in "
     "full the statement is marked as reconstructed: a reader who has the original "
     "should compare it first. Experiments are repeated with small models on CPUs; a "
