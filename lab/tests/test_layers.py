@@ -21,6 +21,7 @@ equipoise.integrations.hf equipoise.integrations.lightning
 equipoise.numerics.fragility equipoise.numerics.hessian_products
 equipoise.numerics.normalisers equipoise.numerics.normalisers.closed_form
 equipoise.numerics.norms equipoise.numerics.rounding equipoise.numerics.rows.balance
+equipoise.numerics.rows.finite_step
 equipoise.numerics.rows.statistics equipoise.numerics.scaling
 equipoise.judging.judge equipoise.judging.rules
 equipoise.numerics.selection equipoise.numerics.spectra.estimate
