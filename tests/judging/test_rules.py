@@ -439,6 +439,20 @@ def test_a_plateau_is_counted_in_what_was_trained_not_in_steps(
     assert ("loss.not_falling" in names(judged(readings)[1])) is fires
 
 
+@pytest.mark.parametrize(("rises", "fires"), [(True, False), (False, True)])
+def test_tokens_that_share_a_direction_are_not_judged_in_a_warm_up(
+    rises: bool, fires: bool
+) -> None:
+    readings = []
+    for step in range(200):
+        rate = 1e-5 * (step + 1 if rises else 1)
+        readings.append(Reading.scalar(step, "learning_rate", rate))
+        if step % 5 == 0:
+            rows = [[0.97]] * 4
+            readings.append(per_site(step, "residual.token_cosine", rows, BLOCKS))
+    assert ("residual.tokens_collapsed" in names(judged(readings)[1])) is fires
+
+
 def test_bad_batches_among_good_ones_raise_the_loss_above_its_own_noise() -> None:
     def loss(step: int) -> float:
         bad = step >= 250 and step * 7 % 10 < 6

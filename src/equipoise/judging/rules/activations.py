@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from equipoise.judging.history import History, by_site, finite
 from equipoise.judging.rules.registry import Measured, measured, measures
+from equipoise.judging.rules.run import warms_up
 
 COSINE, SIZE, KURTOSIS = "residual.token_cosine", "residual.B", "residual.kurtosis"
 NORMED, GAIN = "attention.B", "norm.gain"
@@ -58,7 +59,13 @@ def at_extreme(
 
 @measures("residual.tokens_collapsed")
 def tokens_collapsed(history: History) -> Measured | None:
-    """Median over blocks of the mean cosine between tokens."""
+    """Median over blocks of the mean cosine between tokens, once the rate has risen.
+
+    What a model learns first is how frequent each class is: one direction, which all
+    tokens share. In a long warm-up it is most of the stream.
+    """
+    if warms_up(history):
+        return None
     reading = history.last(COSINE)
     values = finite([row[0] for row in reading.values]) if reading else []
     if reading is None or not values or history.track(COSINE).count < 10:

@@ -117,9 +117,9 @@ def _without_progress(
         wide = sum(means[i - 3 : i + 1]) / 4
         if wide < best - 0.01 * uniform:
             best, last = wide, i
-    time = TrainingTime(history.curve("learning_rate").blocks, curve.steps[-1])
-    if time.rises:
+    if warms_up(history):
         return None
+    time = TrainingTime(history.curve("learning_rate").blocks, curve.steps[-1])
     loss, since = curve.smoothed(SMOOTH), max(curve.blocks[last][0], time.risen)
     share = 1 - time.until(since) / max(time.until(curve.steps[-1]), 1e-300)
     value = share if loss > AT_CHANCE * uniform else 0.0
@@ -140,11 +140,6 @@ class TrainingTime:
         """The first step of the block in which the rate was highest first."""
         return max(self._rates, key=lambda block: block[1])[0]
 
-    @property
-    def rises(self) -> bool:
-        """Whether the latest block has the highest rate so far."""
-        return len(self._rates) > 1 and self.risen == self._rates[-1][0]
-
     def until(self, step: int) -> float:
         """Return Σ rate of the steps before this one."""
         ends = [*(first for first, _ in self._rates[1:]), max(self._step, step)]
@@ -153,6 +148,12 @@ class TrainingTime:
             for (first, rate), end in zip(self._rates, ends, strict=True)
             if first < step
         )
+
+
+def warms_up(history: History) -> bool:
+    """Whether the rate is still rising: its latest block is the highest."""
+    rates = history.curve("learning_rate").blocks
+    return len(rates) > 1 and rates[-1][1] > max(rate for _, rate in rates[:-1])
 
 
 def learnt(history: History) -> float:
