@@ -3,6 +3,7 @@
 import math
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 from scipy import stats
@@ -79,13 +80,18 @@ def test_holm_is_the_closed_form(p_values: list[float]) -> None:
     assert with_gap[:n] == pytest.approx(expected) and math.isnan(with_gap[n])
 
 
-def test_how_many_seeds_would_decide() -> None:
+def test_how_many_seeds_would_decide_four_times_in_five() -> None:
+    """By trials: so many pairs of this mean and spread exclude 0 in 80 % of them."""
     undecided = paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5])
     n = seeds_to_decide(undecided)
-    assert n is not None and n > 4
+    assert n is not None
     sd = math.sqrt(4) * (undecided.high - undecided.mean) / stats.t.ppf(0.975, 3)
-    for seeds, decided in ((n - 1, False), (n, True)):
-        half = stats.t.ppf(0.975, seeds - 1) * sd / math.sqrt(seeds)
-        assert bool(half < undecided.mean) is decided
+    rng = np.random.default_rng(0)
+    for seeds, enough in ((n - 2, False), (n + 1, True)):
+        drawn = rng.normal(undecided.mean, sd, (40_000, seeds))
+        error = drawn.std(1, ddof=1) / math.sqrt(seeds)
+        half = stats.t.ppf(0.975, seeds - 1) * error
+        share = float((np.abs(drawn.mean(1)) > half).mean())
+        assert (share >= 0.8) is enough and abs(share - 0.8) < 0.06
     assert seeds_to_decide(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0])) is None
     assert seeds_to_decide(paired([1.0, -1.0], [0.0, 0.0])) is None

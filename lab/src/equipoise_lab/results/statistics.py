@@ -134,10 +134,10 @@ def corrected(
 
 
 def to_decide(found: PairedDifference) -> str:
-    """Say how many seeds would decide, where the interval holds 0; else nothing.
+    """Say how many seeds would show it, where the interval holds 0; else nothing.
 
     >>> to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
-    ' (about 13 seeds would decide)'
+    ' (22 seeds would show it with 80 % power, were it as large as here)'
     >>> to_decide(paired([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]))
     ' (more than 1000 seeds would be needed)'
     >>> to_decide(paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.0]))
@@ -148,19 +148,22 @@ def to_decide(found: PairedDifference) -> str:
     count = seeds_to_decide(found)
     if count is None:
         return f" (more than {MOST_SEEDS} seeds would be needed)"
-    return f" (about {count} seeds would decide)"
+    return f" ({count} seeds would show it with 80 % power, were it as large as here)"
 
 
 MOST_SEEDS = 1000
+POWER = 0.8
+"""Share of tries in which the seeds named give an interval without 0; a count that just
+excludes 0 at the mean found does so in about half of them."""
 
 
 def seeds_to_decide(found: PairedDifference) -> int | None:
-    """Return how many pairs of this spread would give an interval without 0.
+    """Return how many pairs of this mean and spread exclude 0 with 80 % power.
 
     None where no number up to ``MOST_SEEDS`` would, or where it is decided already.
 
     >>> seeds_to_decide(paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5]))
-    13
+    22
     """
     if found.n < 2 or not found.low <= 0 <= found.high or not found.mean:
         return None
@@ -168,10 +171,29 @@ def seeds_to_decide(found: PairedDifference) -> int | None:
 
     sd = (found.high - found.mean) / float(stats.t.ppf(0.975, found.n - 1))
     sd *= math.sqrt(found.n)
-    for n in range(found.n + 1, MOST_SEEDS + 1):
-        if float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) < abs(found.mean):
-            return n
-    return None
+    if not power(abs(found.mean) / sd, MOST_SEEDS) >= POWER:
+        return None
+    few, many = found.n, MOST_SEEDS
+    while many - few > 1:  # power grows with the seeds
+        middle = (few + many) // 2
+        if power(abs(found.mean) / sd, middle) >= POWER:
+            many = middle
+        else:
+            few = middle
+    return many
+
+
+def power(effect: float, n: int) -> float:
+    """Return how often n pairs exclude 0, at a mean of ``effect`` deviations.
+
+    >>> round(power(0.5, 34), 2)
+    0.81
+    """
+    from scipy import stats
+
+    limit, shift = float(stats.t.ppf(0.975, n - 1)), effect * math.sqrt(n)
+    below = float(stats.nct.cdf(-limit, n - 1, shift))
+    return float(stats.nct.sf(limit, n - 1, shift)) + (below if below == below else 0)
 
 
 def per_doubling(by_size: Mapping[int, Sequence[float]]) -> PairedDifference:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from equipoise.errors import InputError
 from equipoise.records import Reading
@@ -46,8 +47,7 @@ WINDOW = 200
 EPISODE = 100
 """Alarms of one run within so many steps count once."""
 PER = 10_000
-DRAWS = 1000
-"""Of a bootstrap."""
+"""Steps that a rate of false alarms is given for."""
 
 
 class StepReadings(dict[str, Values]):
@@ -175,25 +175,13 @@ class Score:
         return float(np.median(leads)) if leads else math.nan
 
     def recall_interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of recall, by a bootstrap over runs."""
-        hits = np.array([t.hit is not None for t in self.forecastable], float)
-        if not len(hits):
-            return math.nan, math.nan
-        rng = np.random.default_rng(0)
-        means = rng.choice(hits, (DRAWS, len(hits))).mean(1)
-        low, high = np.quantile(means, [0.025, 0.975])
-        return float(low), float(high)
-
-    def rate_interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the rate, by a bootstrap over stable runs."""
-        runs = [t for t in self.trials if t.label.is_stable]
+        """Return the exact (Clopper–Pearson) 95 % interval of recall."""
+        runs = self.forecastable
         if not runs:
             return math.nan, math.nan
-        pairs = np.array([(t.false_alarms, t.stable_steps) for t in runs], float)
-        picks = np.random.default_rng(0).integers(0, len(runs), (DRAWS, len(runs)))
-        sums = pairs[picks].sum(1)
-        low, high = np.quantile(PER * sums[:, 0] / sums[:, 1], [0.025, 0.975])
-        return float(low), float(high)
+        hits = sum(t.hit is not None for t in runs)
+        found = stats.binomtest(hits, len(runs)).proportion_ci(0.95, "exact")
+        return float(found.low), float(found.high)
 
 
 def poisson_bound(count: int) -> float:

@@ -159,9 +159,9 @@ def judged(pattern: Pattern, pairs: Sequence[tuple[float, float]]) -> str:
     if any(test.high < 0 for test in tests):
         return "does not hold here"
     counts = [n for test in tests if (n := seeds_to_decide(test)) is not None]
-    return (
-        f"undecided; about {max(counts)} seeds would decide" if counts else "undecided"
-    )
+    if not counts:
+        return "undecided"
+    return f"undecided; {max(counts)} seeds would decide with 80 % power"
 
 
 def finding(evidence: Evidence) -> StudyFinding:

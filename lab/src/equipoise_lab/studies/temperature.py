@@ -144,12 +144,15 @@ def _replaces(evidence: Evidence, settings: Sequence[Setting]) -> str:
 
 
 def _deciding(pairs: Sequence[PairedDifference | None]) -> str:
-    """Say how many seeds would decide the clearest difference, and half of them."""
+    """Say how many seeds would show the clearest difference, and half of them."""
     counts = sorted(n for d in pairs if d is not None and (n := seeds_to_decide(d)))
     if not counts:
         return ""
     half = counts[(len(counts) - 1) // 2]
-    return f" (about {counts[0]} seeds would decide the clearest, {half} half of them)"
+    return (
+        f" ({counts[0]} seeds would show the clearest with 80 % power, {half} half of "
+        "them)"
+    )
 
 
 def _clear(pairs: Sequence[PairedDifference | None]) -> tuple[int, int]:

@@ -275,7 +275,10 @@ def _open(evidence: Evidence) -> str:
     found = [n for p in compared(evidence, "loss_4x").values() if (n := _seeds(p))]
     if not found:
         return ""
-    return f"; of those that are not, {min(found)} seeds would decide the clearest (4×)"
+    return (
+        f"; of those that are not, {min(found)} seeds would show the clearest with "
+        "80 % power (4×)"
+    )
 
 
 def _seeds(pair: PairedDifference | None) -> int | None:
