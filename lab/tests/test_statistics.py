@@ -81,7 +81,7 @@ def test_holm_is_the_closed_form(p_values: list[float]) -> None:
 
 
 def test_how_many_seeds_would_decide_four_times_in_five() -> None:
-    """By trials: so many pairs of this mean and spread exclude 0 in 80 % of them."""
+    """That number of pairs excludes 0 in 80 % of simulated trials."""
     undecided = paired([0.0, 2.0, 1.0, 3.0], [0.0, 0.0, 1.5, 1.5])
     n = seeds_to_decide(undecided)
     assert n is not None
