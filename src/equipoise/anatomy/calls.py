@@ -221,10 +221,7 @@ class AttentionCall:
         B, _, _, K = self.shape
         tokens = K - self.extra_keys
         if self.scores_BHQK is not None:
-            seen = ~is_masked(self.scores_BHQK.detach()[:, 0, i_q, :tokens])
-            if self.weights_BHQK is not None:
-                seen &= self.weights_BHQK.detach()[:, 0, i_q, :tokens] != 0
-            return seen
+            return ~is_masked(self.scores_BHQK.detach()[:, 0, i_q, :tokens])
         seen = torch.ones(1, len(i_q), K, dtype=torch.bool, device=i_q.device)
         if self.causal:
             seen = seen & (torch.arange(K, device=i_q.device) <= i_q[:, None])
@@ -238,6 +235,16 @@ class AttentionCall:
             changed = self.modify(flat, where, i_q)
             seen = seen[..., : changed.shape[-1]] & ~is_masked(changed[:, 0])
         return seen[..., :tokens]
+
+    def mixed_bqK(self, i_q: Tensor) -> Tensor | None:
+        """Return which of those keys had a weight; None where weights are not known.
+
+        A model may hide keys after its softmax; dropout hides some as well.
+        """
+        if self.weights_BHQK is None:
+            return None
+        tokens = self.shape[3] - self.extra_keys
+        return self.weights_BHQK.detach()[:, 0, i_q, :tokens] != 0
 
     def counted_BQ(self) -> Tensor:
         """Return where a query is real: False for padding, which no query may see.

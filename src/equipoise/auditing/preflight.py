@@ -116,6 +116,7 @@ def preflight(
                     every=1,
                     quiet=True,
                     preset=preset,
+                    checks="active",
                 )
             except Enough:
                 pass

@@ -68,6 +68,9 @@ class WatchOptions:
     hold_batch: bool = False
     """Hold every step's batch by reference, so that a step whose loss turns non-finite
     is replayed at once and saved for ``equipoise replay``. Costs one hook per step."""
+    checks: Literal["passive", "active"] = "passive"
+    """``"active"`` also tries influence, twice in the first steps: some ten forward
+    passes of one micro-batch, without gradients, with everything put back."""
     expect: Mapping[str, bool | str | Sequence[str]] = field(default_factory=dict)
     """What a check would warn of and you mean: ``{"frozen": "layers.*"}`` names modules
     or parameters, ``{"same_batch": True}`` all of the loop (``equipoise rules``)."""
@@ -100,6 +103,7 @@ class WatchOptions:
                 f"on_finding={self.on_finding!r}: a function that takes a finding"
             )
         _check_rows(self.rows)
+        _check_checks(self.checks)
         _check_stops(self)
         object.__setattr__(self, "expect", self.expected)
         read_autopilot(self.autopilot)
@@ -125,6 +129,7 @@ class WatchArguments(TypedDict, total=False):
     rows: int | Literal["all"]
     strict: bool
     hold_batch: bool
+    checks: Literal["passive", "active"]
     expect: Mapping[str, bool | str | Sequence[str]]
     forecast: bool
     """Ignored: the fitted forecast was removed."""
@@ -153,6 +158,11 @@ def check_callback(arguments: CallbackArguments) -> CallbackArguments:
     own = CallbackArguments.__annotations__.keys() - WatchArguments.__annotations__
     read_options({k: v for k, v in arguments.items() if k not in own})
     return arguments
+
+
+def _check_checks(checks: object) -> None:
+    if checks not in ("passive", "active"):
+        raise InputError(f"checks={checks!r}: choose passive or active")
 
 
 def _check_rows(rows: object) -> None:
@@ -270,6 +280,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "every": int,
     "at": lambda text: tuple(int(word) for word in text.split(",")),
     "dense_start": _boolean,
+    "checks": str,
     "budget": float,
     "preset": str,
     "rows": lambda text: text if text == "all" else int(text),

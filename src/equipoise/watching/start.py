@@ -89,7 +89,8 @@ def watch(
     ranks = connect_ranks()
     if probes is None:
         probes = preset_probes(chosen.preset, ranks=ranks.count, rows=chosen.rows)
-    probes = [*probes, *fact_probes(optimizers)]
+    active = chosen.checks == "active"
+    probes = [*probes, *fact_probes(optimizers, active=active)]
     anatomy = anatomy_of(model)
     check_places(chosen.expected, _names(anatomy.model))
     title = name or type(unwrapped(model)).__name__

@@ -121,6 +121,27 @@ def test_a_row_that_counts_and_sees_nothing_is_named(tmp_path: Path) -> None:
     assert seen.severity == "error" and 0 < seen.params["rows"] <= blind + ROWS  # type: ignore[operator]
 
 
+def test_the_row_before_the_first_token_may_predict_it_from_nothing(
+    tmp_path: Path,
+) -> None:
+    seen = found(Model(hides_left), tmp_path, next_real_token, batch=padded_left)
+    assert not seen
+
+
+def test_dropout_of_a_rows_only_weight_is_no_row_without_keys(tmp_path: Path) -> None:
+    def dropping(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        scores = (q @ k.mT).masked_fill(~mask, -1e9)
+        out: Tensor = F.dropout(scores.softmax(-1), 0.7) @ v
+        return out
+
+    def all_of_them(model: nn.Module, ids: Tensor) -> Tensor:
+        z = model(ids)[:, :-1]
+        return F.cross_entropy(z.flatten(0, 1), ids[:, 1:].flatten())
+
+    assert not found(Model(causal(), attend=dropping), tmp_path, all_of_them, steps=4)
+
+
 def test_padding_that_a_row_sees_alone_is_no_row_without_keys(tmp_path: Path) -> None:
     def sees_itself(ids: Tensor) -> Tensor:
         return hides_left(ids) | torch.eye(LENGTH, dtype=torch.bool)

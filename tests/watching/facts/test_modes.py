@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import equipoise
 from tests.watching.facts.training import (
     LENGTH,
+    OWN,
     ROWS,
     VOCABULARY,
     WIDTH,
@@ -92,7 +93,7 @@ def evaluated(
             optimizer.step()
             with torch.no_grad():
                 passes(model, step)
-        return {f.code: f for f in handle.findings if f.code.startswith("check.")}
+        return {f.code: f for f in handle.findings if f.code in OWN}
 
 
 def forgotten(model: nn.Module, step: int) -> None:
@@ -293,6 +294,24 @@ def test_a_model_without_positions_is_not_asked(tmp_path: Path) -> None:
             return out
 
     assert not found(Without(causal()), tmp_path)
+
+
+def test_a_table_may_make_positions_of_the_mask_it_is_given(tmp_path: Path) -> None:
+    class Counted(nn.Embedding):
+        def forward(self, mask: Tensor) -> Tensor:
+            return super().forward(mask.cumsum(1) - 1)
+
+    class OfAMask(Model):
+        def __init__(self) -> None:
+            super().__init__(causal())
+            self.positions = Counted(64, WIDTH)
+
+        def embedded(self, ids: Tensor) -> Tensor:
+            places = self.positions(torch.ones_like(ids))
+            out: Tensor = self.tokens(ids) + places
+            return out
+
+    assert not found(OfAMask(), tmp_path)
 
 
 def test_segments_are_no_positions(tmp_path: Path) -> None:

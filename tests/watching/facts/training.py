@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise
+from equipoise.judging.checks import CHECKS
 from equipoise.records import Finding
 
 VOCABULARY, LENGTH, ROWS, WIDTH = 29, 12, 6, 16
@@ -107,6 +108,13 @@ def next_token(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 Loss = Callable[[Any, Tensor], Tensor]
+AREAS = ("forward", "experts", "influence")
+OWN = {
+    code
+    for code, check in CHECKS.items()
+    if check.find.__module__.rpartition(".")[2] in AREAS
+}
+"""The checks of the forward pass: these trainings may break other relations."""
 
 
 def found(
@@ -130,6 +138,6 @@ def found(
         for finding in handle.findings:
             if "resolved" in finding.params:
                 standing.pop(finding.code, None)
-            elif finding.code.startswith("check."):
+            elif finding.code in OWN:
                 standing[finding.code] = finding
     return standing

@@ -6,10 +6,10 @@ correct loops look like a violation, and public threads in which it was the caus
 Their sentences are in ``text/checks``.
 """
 
-from equipoise.judging.checks import experts, forward, loop, loss, weights
+from equipoise.judging.checks import experts, forward, influence, loop, loss, weights
 from equipoise.judging.checks.registry import CHECKS, Check, declare
 
-for area in (weights, loss, forward, loop, experts):
+for area in (weights, loss, forward, loop, experts, influence):
     declare(str(area.__file__))
 
 __all__ = ["CHECKS", "Check"]

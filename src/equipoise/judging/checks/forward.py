@@ -20,7 +20,7 @@ def _sites(facts: Sequence[Facts]) -> Sites:
     return sites
 
 
-def _shift(facts: Sequence[Facts]) -> int | None:
+def shift_of(facts: Sequence[Facts]) -> int | None:
     """Return how far ahead every target is found in the input; None if not sure.
 
     Every one: where an input was masked or noised, what is ahead is not the target.
@@ -45,7 +45,7 @@ def _together(places: Mapping[str, Mapping[str, Any]]) -> list[Violation]:
 
 def _leaking(facts: Sequence[Facts]) -> dict[str, dict[str, Any]] | None:
     """Return each site at which counted rows see their target; None if not sure."""
-    shift = _shift(facts)
+    shift = shift_of(facts)
     if shift is None:
         return None
     found = {}

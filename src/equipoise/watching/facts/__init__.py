@@ -11,6 +11,7 @@ from equipoise.watching.facts.batch import BatchFacts
 from equipoise.watching.facts.clipping import ClippingFacts, ScalerFacts
 from equipoise.watching.facts.experts import ExpertFacts
 from equipoise.watching.facts.forward import ForwardFacts
+from equipoise.watching.facts.influence import InfluenceFacts
 from equipoise.watching.facts.loop_record import LoopRecord
 from equipoise.watching.facts.loss import LossFacts
 from equipoise.watching.facts.model import ModelFacts
@@ -42,8 +43,14 @@ OF_THE_LOOP: tuple[Callable[[LoopRecord], FactProbe], ...] = (
 """Those that read off one record of the loop."""
 
 
-def fact_probes(optimizers: Sequence[Optimizer] = ()) -> list[Any]:
-    """Return the readers of the loop's facts, new, and the record that some share."""
+def fact_probes(
+    optimizers: Sequence[Optimizer] = (), *, active: bool = False
+) -> list[Any]:
+    """Return the readers of the loop's facts, new, and the record that some share.
+
+    ``active``: influence is tried.
+    """
     record = LoopRecord(named=[weakref.ref(one) for one in optimizers])
     readers = [make(record) for make in OF_THE_LOOP]
-    return [record, *readers, *(make() for make in READERS)]
+    others = [make() for make in READERS]
+    return [record, *readers, *others, InfluenceFacts(active=active)]

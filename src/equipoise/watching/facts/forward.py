@@ -115,26 +115,32 @@ class ForwardFacts:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         self._anatomy = anatomy
-        modules = dict(reversed([(name, m) for name, m in named(anatomy.model)]))
-        tables = {n: m for n, m in modules.items() if isinstance(m, nn.Embedding)}
-        for name, table in tables.items():
-            listen = self._on_places if PLACES.search(name) else self._on_tokens
-            yield hooks.before(table, guarded(partial(listen, name)))
+        modules = dict(named(anatomy.model))
+        yield from self._input_hooks(modules, guarded)
         for name, block in anatomy.blocks.items():
             yield hooks.before(block, guarded(partial(self._cuts.enter, name)))
-        for name, module in modules.items():
-            if ROTARY.search(type(module).__name__):
-                yield hooks.before(module, guarded(partial(self._on_rotary, name)))
         inside = {id(s.module): s.module for s in anatomy.attention}
         inside |= {id(block): block for block in anatomy.blocks.values()}
         for module in inside.values():
             yield hooks.before(module, guarded(self._on_attending))
-        sizes = {table.num_embeddings for table in tables.values()}
-        for name, module in modules.items():
-            wide = isinstance(module, nn.Linear) and module.out_features in sizes
-            if wide and not _within(name, anatomy.blocks):
-                yield hooks.after(module, guarded(partial(self._on_logits, guarded)))
+        for head in _heads(modules, anatomy):
+            yield hooks.after(head, guarded(partial(self._on_logits, guarded)))
         yield hooks.after(anatomy.model, guarded(partial(self._on_output, guarded)))
+
+    def _input_hooks(
+        self, modules: Mapping[str, nn.Module], guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        """Yield a hook for each table of tokens or positions, and rotary embedding."""
+        for name, module in modules.items():
+            if ROTARY.search(type(module).__name__):
+                yield hooks.before(module, guarded(partial(self._on_rotary, name)))
+            if not isinstance(module, nn.Embedding):
+                continue
+            places = bool(PLACES.search(name))
+            listen = self._on_places if places else self._on_tokens
+            # A table of positions may make them itself, of a mask that it is given.
+            if not places or type(module).forward is nn.Embedding.forward:
+                yield hooks.before(module, guarded(partial(listen, name)))
 
     def _on_tokens(self, name: str, module: nn.Embedding, args: Any, kw: Any) -> None:
         ids = _integers(args, kw)
@@ -248,11 +254,16 @@ class ForwardFacts:
         i_n = self._chosen(Q, like.device)
         sees_BnK = call.visible_bqK(i_n)
         tokens = sees_BnK.shape[-1]
-        # A learned sink is a key to a row that sees no other.
-        seen.blind_Bn = ~sees_BnK.any(-1) & (call.extra_keys == 0)
+        # The last row before the first token predicts that token, from nothing: so do
+        # all texts without a beginning. A learned sink is a key to other such rows.
+        next_BnK = call.visible_bqK((i_n + 1).clamp(max=Q - 1))
+        blind_Bn = ~sees_BnK.any(-1) & ~next_BnK.any(-1)
+        seen.blind_Bn = blind_Bn & (call.extra_keys == 0)
         seen.facts["blind"] = seen.blind_Bn.sum()
         if K - call.extra_keys != Q:
             return
+        mixed_BnK = call.mixed_bqK(i_n)
+        sees_BnK = sees_BnK if mixed_BnK is None else sees_BnK & mixed_BnK
         j_K = torch.arange(tokens, device=like.device)
         away_nK = j_K - i_n[:, None]
         seen.facts["ahead"] = (sees_BnK * away_nK).amax()
@@ -343,7 +354,12 @@ class ForwardFacts:
         """Count the targets, and those that are an input some tokens ahead."""
         ids_BT = targets.stream.ids_BT
         i_n = self._chosen(ids_BT.shape[1], ids_BT.device)
-        found: dict[str, Any] = {"counted": targets.counted_bn.sum()}
+        counts_n, last = targets.counted_bn.any(0), ids_BT.shape[1]
+        found: dict[str, Any] = {
+            "counted": targets.counted_bn.sum(),
+            "first": i_n.where(counts_n, last).amin(),
+            "last": i_n.where(counts_n, -1).amax(),
+        }
         for shift in SHIFTS:
             asked_bn, same_bn = self._met(targets, i_n, shift)
             found[f"asked_{shift}"] = asked_bn.sum()
@@ -432,6 +448,16 @@ def _integers(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
     if not isinstance(first, Tensor) or first.is_floating_point() or not first.ndim:
         return None
     return first
+
+
+def _heads(modules: Mapping[str, nn.Module], anatomy: Anatomy) -> Iterator[nn.Linear]:
+    """Yield the layers outside of blocks that are as wide as a table is long."""
+    tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
+    sizes = {table.num_embeddings for table in tables}
+    for name, module in modules.items():
+        outside = isinstance(module, nn.Linear) and not _within(name, anatomy.blocks)
+        if isinstance(module, nn.Linear) and outside and module.out_features in sizes:
+            yield module
 
 
 def _within(name: str, blocks: Mapping[str, nn.Module]) -> bool:

@@ -1,0 +1,93 @@
+"""Checks of influence: what moves, when something else of the input changes."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from equipoise.judging.checks.forward import shift_of
+from equipoise.judging.checks.registry import Violation, finds, violated
+from equipoise.judging.facts import Facts
+
+SAME, OTHER = 8, 64
+"""Units of the format within which passes agree: through the same kernels, in which a
+row that nothing reaches is computed as before, and through other ones."""
+
+
+def _tried(facts: Sequence[Facts]) -> dict[str, Any]:
+    section = dict(facts[-1].section("influence"))
+    return section if section.get("tried") else {}
+
+
+def _rounding(found: dict[str, Any], *, units: int = SAME) -> float:
+    """Return the share of the logits' size that rounding may move."""
+    return float(max(units * found["noise"], units * found["format"]))
+
+
+def _moves(
+    facts: Sequence[Facts], what: str, *, units: int = SAME
+) -> Iterable[Violation] | None:
+    """Return whether something moved that should not."""
+    found = _tried(facts)
+    if what not in found:
+        return None
+    limit = _rounding(found, units=units)
+    return [violated(moved=found[what])] if found[what] > limit else []
+
+
+@finds("check.influence_future")
+def influence_future(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Tokens from a place on move the logits of the row before, which counts."""
+    found, shift = _tried(facts), shift_of(facts)
+    targets = facts[-1].section("forward").get("targets", {})
+    if not found or shift is None or "first" not in targets:
+        return None
+    rows = {int(row): moved for row, moved in found["future"].items()}
+    asked = {r: m for r, m in rows.items() if targets["first"] <= r <= targets["last"]}
+    if not asked:
+        return None
+    worst = max(asked, key=lambda row: asked[row])
+    if asked[worst] <= _rounding(found):
+        return []
+    return [violated(row=worst, moved=asked[worst])]
+
+
+@finds("check.influence_examples")
+def influence_examples(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """One sequence of the batch moves the logits of others."""
+    return _moves(facts, "examples")
+
+
+@finds("check.influence_padding")
+def influence_padding(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Tokens that the loop masks as padding move the logits of real ones."""
+    return _moves(facts, "padding")
+
+
+@finds("check.influence_documents")
+def influence_documents(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """A packed document moves the logits of those after it."""
+    return _moves(facts, "documents")
+
+
+@finds("check.no_positions")
+def no_positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """Two tokens change places, and nothing moves that their content would move."""
+    found = _tried(facts)
+    if "order" not in found or found["content"] <= 16 * _rounding(found):
+        return None
+    return [violated()] if found["order"] <= _rounding(found) else []
+
+
+@finds("check.not_repeatable")
+def not_repeatable(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """In evaluation mode dropout still drops, so that no two passes agree."""
+    found = _tried(facts)
+    if "repeated" not in found:
+        return None
+    apart = found["repeated"] > _rounding(found) and found["dropped"]
+    return [violated(moved=found["repeated"])] if apart else []
+
+
+@finds("check.eager_differs")
+def eager_differs(facts: Sequence[Facts]) -> Iterable[Violation] | None:
+    """A fused kernel and the same attention written out disagree."""
+    return _moves(facts, "eager", units=OTHER)

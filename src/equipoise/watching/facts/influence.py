@@ -1,0 +1,420 @@
+"""Influence, tried: one thing of an input is changed, and what moves is measured.
+
+A few forward passes of one micro-batch, in evaluation mode and without gradients, after
+a sampled step is over. Buffers are copies, generators and the attributes of modules are
+put back. A move is compared with the size of rounding: that of the same batch with its
+sequences in another order, and of the format. What would not be sure is not tried, and
+says why.
+
+Axes, in this file:  B sequence · T token · V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.anatomy import hooks
+from equipoise.anatomy.calls import AttentionCall
+from equipoise.anatomy.operations import FUSED
+from equipoise.anatomy.sharding import is_sharded
+from equipoise.anatomy.sites import Anatomy, named, unwrapped
+from equipoise.probes.capture import autocast_left
+from equipoise.probes.logits import output_logits
+from equipoise.probes.protocols import Emit, Guarded
+from equipoise.watching.facts.forward import PLACES, ROTARY
+from equipoise.watching.facts.padding import padded_BT
+from equipoise.watching.step.batch import Autocast, Batch, CallState
+
+TRIED = (2, 8)
+"""Samples after which influence is tried: at the very start, parts that begin at zero
+let nothing through."""
+CUTS = (0.25, 0.5, 0.75)
+"""Places in the text at which everything from there on is changed."""
+ROUNDINGS = 64
+"""Units of the format within which two passes agree."""
+DROPS = {F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout}
+MASK = "attention_mask"
+PLACE_IDS = "position_ids"
+
+
+class DeclinedError(Exception):
+    """Why influence cannot be tried."""
+
+
+@dataclass(slots=True)
+class InfluenceFacts:
+    """State how far outputs move when something else of the input changes."""
+
+    name: str = "influence"
+    active: bool = False
+    _samples: int = 0
+    _anatomy: Anatomy | None = None
+    _batch: Batch | None = None
+    _shapes: set[tuple[int, int]] = field(default_factory=set)
+    _streams: int = 0
+    """Texts that were looked up: a question and its answer are two."""
+    _found: dict[str, Any] = field(default_factory=dict)
+
+    def begin_step(self, step: int) -> None:
+        """Forget the batch of the last sampled step."""
+        self._batch, self._shapes, self._streams = None, set(), 0
+
+    @property
+    def _due(self) -> bool:
+        return self.active and self._samples in TRIED
+
+    def attach(
+        self, anatomy: Anatomy, emit: Emit, guarded: Guarded
+    ) -> Iterator[RemovableHandle]:
+        self._anatomy = anatomy
+        if self._due:
+            for table in _token_tables(anatomy.model):
+                yield hooks.before(table, guarded(self._on_tokens))
+
+    def _on_tokens(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._streams += 1
+
+    def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
+        """Note over which sequences and tokens the model attends."""
+        B, _, Q, _ = call.shape
+        self._shapes.add((B, Q))
+
+    def on_call(
+        self, module: nn.Module, args: Any, kwargs: Any, *, graded: bool
+    ) -> None:
+        """Hold the first micro-batch of a step in which influence is tried."""
+        if self._due and graded and self._batch is None:
+            state = CallState.now(module)
+            autocast = Autocast(dict(autocast_left()))
+            state = CallState(state.random_state, autocast)
+            self._batch = Batch(tuple(args), dict(kwargs), state)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the facts so far; run the passes where they are due."""
+        due, batch = self._due, self._batch
+        self._samples += 1
+        if not self.active:
+            return {"tried": False}
+        if due and batch is not None and self._anatomy is not None:
+            try:
+                trial = Trial(self._anatomy, batch, self._shapes)
+                trial.one_text = self._streams == 1
+                self._found = {"tried": True, **trial.run()}
+            except DeclinedError as why:
+                self._found = {"tried": False, "declined": str(why)}
+        self._batch = None
+        return self._found or {"tried": False}
+
+
+class _SeesDropout(TorchFunctionMode):
+    """Notes whether anything dropped numbers, though no module is training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPS:
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            training = kwargs.get("training", args[2] if len(args) > 2 else True)
+            self.dropped |= bool(p) and bool(training)
+        elif func in FUSED:
+            self.dropped |= bool(kwargs.get("dropout_p", args[4:5] and args[4]))
+        return func(*args, **kwargs)
+
+
+class Trial:
+    """The passes over one micro-batch."""
+
+    def __init__(
+        self, anatomy: Anatomy, batch: Batch, shapes: set[tuple[int, int]]
+    ) -> None:
+        self._anatomy, self._batch = anatomy, batch
+        self._model, self.one_text = anatomy.model, True
+        self._name, self._ids_BT = _ids(batch, shapes)
+        _refuse(self._model)
+
+    def run(self) -> dict[str, Any]:
+        """Return the moves, each as a share of the logits' size.
+
+        Raises:
+            DeclinedError: If no pass can tell anything.
+        """
+        with _state_kept(self._model):
+            base_BTV = self._pass({})
+            again_BTV = self._pass({})
+            size = base_BTV.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+            again = (again_BTV - base_BTV).abs().amax() / size
+            if bool(again > ROUNDINGS * self._format()):
+                raise DeclinedError("state")
+            turned_BTV = self._pass({}, order=torch.arange(len(base_BTV)).flip(0))
+            turned = (turned_BTV.flip(0) - base_BTV).abs().amax() / size
+            # More than rounding: the place in the batch counts, and measures no noise.
+            alike = turned <= ROUNDINGS * self._format()
+            noise = torch.maximum(again, turned) if alike else again
+            found: dict[str, Any] = {
+                "noise": float(noise),
+                "order_of_batch": float(turned),
+            }
+            found["format"] = self._format()
+
+            def moved(z_BTV: Tensor, where: Any) -> float:
+                return float((z_BTV - base_BTV).abs()[where].amax() / size)
+
+            found |= self._future(moved)
+            found |= self._examples(moved)
+            found |= self._padding(moved)
+            found |= self._documents(moved)
+            found |= self._places(moved)
+            found |= self._repeated(base_BTV, size)
+            found |= self._fused(moved)
+        return found
+
+    def _format(self) -> float:
+        """Return the rounding unit of the narrowest format of the pass."""
+        dtypes = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        dtypes |= set(self._batch.call_state.autocast.dtypes.values())
+        return max((torch.finfo(d).eps for d in dtypes), default=0.0)
+
+    def _pass(
+        self,
+        changed: Mapping[str, Tensor],
+        *,
+        order: Tensor | None = None,
+        other_seed: bool = False,
+    ) -> Tensor:
+        """Return the logits of the batch with some of its tensors changed."""
+        args, kwargs = self._changed(changed)
+        if order is not None:
+            B = len(self._ids_BT)
+            args = tuple(_ordered(x, order, B) for x in args)
+            kwargs = {k: _ordered(x, order, B) for k, x in kwargs.items()}
+        batch = Batch(args, kwargs, self._batch.call_state)
+        random_state = batch.call_state.random_state
+        if other_seed:
+            own = CallState(_Reseeded(random_state), batch.call_state.autocast)  # type: ignore[arg-type]
+            batch = Batch(args, kwargs, own)
+        logits = output_logits(batch.replay(self._model))
+        if logits is None or logits.ndim != 3 or not logits.is_floating_point():
+            raise DeclinedError("no_logits")
+        if logits.shape[:2] != self._ids_BT.shape or not bool(logits.isfinite().all()):
+            raise DeclinedError("no_logits")
+        return logits.detach().clone()
+
+    def _changed(
+        self, changed: Mapping[str, Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with other tensors, by name or place."""
+        args = tuple(changed.get(str(i), x) for i, x in enumerate(self._batch.args))
+        kwargs = {k: changed.get(k, x) for k, x in self._batch.kwargs.items()}
+        return args, kwargs
+
+    def _with_ids(self, ids_BT: Tensor) -> Tensor:
+        return self._pass({self._name: ids_BT})
+
+    def _others(self) -> Tensor:
+        """Return the batch's own tokens in another order: none that it has not."""
+        flat = self._ids_BT.flatten()
+        return flat.roll(self._ids_BT.shape[1] // 2 + 1).view_as(self._ids_BT)
+
+    def _future(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Change everything from a place on; measure the row just before it."""
+        T, found = self._ids_BT.shape[1], {}
+        if not self.one_text:  # what is changed may be a question, seen as a whole
+            return {"future": {}}
+        for share in CUTS:
+            cut = max(1, int(share * T))
+            ids_BT = self._ids_BT.clone()
+            ids_BT[:, cut:] = self._others()[:, cut:]
+            row = cut - 1
+            real_B = self._real()[:, row]
+            if bool(real_B.any()):  # a row of padding may see anything
+                found[str(row)] = moved(self._with_ids(ids_BT), (real_B, row))
+        return {"future": found}
+
+    def _real(self) -> Tensor:
+        """Return where tokens are real, as far as the loop and the ids tell."""
+        real_BT = ~padded_BT(self._ids_BT, declared=None)
+        mask = self._batch.kwargs.get(MASK)
+        if isinstance(mask, Tensor) and mask.shape == self._ids_BT.shape:
+            real_BT = real_BT & mask.detach().bool()
+        return real_BT
+
+    def _examples(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Change the first sequence; measure all others."""
+        if len(self._ids_BT) < 2 or self._anatomy.routers:
+            return {}
+        ids_BT = self._ids_BT.clone()
+        ids_BT[0] = self._others()[0]
+        return {"examples": moved(self._with_ids(ids_BT), slice(1, None))}
+
+    def _padding(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Change tokens that the loop's own mask calls padding; measure the others."""
+        mask = self._batch.kwargs.get(MASK)
+        if not isinstance(mask, Tensor) or mask.shape != self._ids_BT.shape:
+            return {}
+        real_BT = mask.detach().bool()
+        if not bool(real_BT.any()) or bool(real_BT.all()):
+            return {}
+        ids_BT = self._others().where(~real_BT, self._ids_BT)
+        return {"padding": moved(self._with_ids(ids_BT), real_BT)}
+
+    def _documents(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Change the first document of each pack; measure those after it."""
+        places = self._batch.kwargs.get(PLACE_IDS)
+        if not isinstance(places, Tensor) or places.shape != self._ids_BT.shape:
+            return {}
+        starts_BT = F.pad((places[:, 1:] == 0) & (places[:, :-1] > 0), (1, 0))
+        later_BT = starts_BT.cumsum(1) > 0
+        if not bool(later_BT.any(1).all()):
+            return {}
+        ids_BT = self._ids_BT.where(later_BT, self._others())
+        return {"documents": moved(self._with_ids(ids_BT), later_BT)}
+
+    def _places(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Exchange two tokens; measure every other row, of a model with positions."""
+        if not self.one_text or not _has_places(self._model):
+            return {}
+        ids_BT = self._ids_BT.clone()
+        ids_BT[:, [0, 1]] = ids_BT[:, [1, 0]]
+        if bool((ids_BT == self._ids_BT).all()):
+            return {}
+        exchanged = moved(self._with_ids(ids_BT), (slice(None), slice(2, None)))
+        ids_BT[:, 0] = self._others()[:, 0]
+        other = moved(self._with_ids(ids_BT), (slice(None), slice(2, None)))
+        return {"order": exchanged, "content": other}
+
+    def _repeated(self, base_BTV: Tensor, size: Tensor) -> dict[str, Any]:
+        """Pass the same input with generators in another state."""
+        with _SeesDropout() as mode:
+            other_BTV = self._pass({}, other_seed=True)
+        apart = float((other_BTV - base_BTV).abs().amax() / size)
+        return {"repeated": apart, "dropped": mode.dropped}
+
+    def _fused(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
+        """Pass the same input with torch's attention written out."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.MATH):
+            return {"eager": moved(self._pass({}), slice(None))}
+
+
+class _Reseeded:
+    """Generators as they were, but one draw further."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def restore(self) -> None:
+        self._state.restore()
+        torch.rand(7)
+        for index in self._state.cuda:
+            torch.rand(7, device=f"cuda:{index}")
+
+
+def _ordered(x: Any, order: Tensor, sequences: int) -> Any:
+    """Return a tensor of all sequences with these in another order."""
+    if isinstance(x, Tensor) and x.ndim and len(x) == sequences:
+        return x[order.to(x.device)]
+    return x
+
+
+def _ids(batch: Batch, shapes: set[tuple[int, int]]) -> tuple[str, Tensor]:
+    """Return the name and the ids of the argument that holds the tokens.
+
+    Raises:
+        DeclinedError: If there is none, or it may be laid out in another way.
+    """
+    given = {str(i): x for i, x in enumerate(batch.args)} | batch.kwargs
+    named_so = [n for n in ("input_ids", "ids", "idx", "tokens", "0") if n in given]
+    for name in named_so:
+        x = given[name]
+        if (
+            isinstance(x, Tensor)
+            and x.ndim == 2
+            and x.dtype in (torch.int64, torch.int32)
+        ):
+            B, T = x.shape
+            if T < 4:
+                raise DeclinedError("short")
+            if (B, T) not in shapes or B == T:
+                raise DeclinedError("layout")
+            return name, x.detach()
+    raise DeclinedError("no_ids")
+
+
+def _token_tables(model: nn.Module) -> list[nn.Embedding]:
+    """Return the largest tables of the model that are not of positions."""
+    tables = {n: m for n, m in named(model) if isinstance(m, nn.Embedding)}
+    tables = {n: m for n, m in tables.items() if not PLACES.search(n)}
+    most = max((m.num_embeddings for m in tables.values()), default=0)
+    return [m for m in tables.values() if m.num_embeddings == most]
+
+
+def _refuse(model: nn.Module) -> None:
+    """Decline where another pass would be seen, or would wait for other ranks.
+
+    Raises:
+        DeclinedError: With the reason.
+    """
+    if any(is_sharded(p) for p in model.parameters()):
+        raise DeclinedError("sharded")
+    for _, module in named(model):
+        if type(module).__name__.startswith("FullyShardedDataParallel"):
+            raise DeclinedError("sharded")
+        own = (module._forward_hooks, module._forward_pre_hooks)
+        if any(own):
+            raise DeclinedError("hooks")
+
+
+def _has_places(model: nn.Module) -> bool:
+    """Return whether something of the model is named like positions."""
+    names = [n for n, _ in named(model)]
+    names += [type(m).__name__ for _, m in named(model)]
+    names += [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
+    return any(
+        PLACES.search(n) or ROTARY.search(n) or n.rpartition(".")[2] == "pe"
+        for n in names
+    )
+
+
+@contextmanager
+def _state_kept(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the block; every attribute of every module is put back."""
+    modules = [module for module in unwrapped(model).modules()]
+    modules += [m for m in model.modules() if all(m is not o for o in modules)]
+    own = [(module, _attributes(module)) for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, attributes in own:
+            for name in [n for n in vars(module) if n not in attributes]:
+                vars(module).pop(name)
+            for name, (value, content) in attributes.items():
+                vars(module)[name] = value
+                if isinstance(content, list):
+                    value[:] = content
+                elif isinstance(content, dict):
+                    value.clear()
+                    value.update(content)
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return name → the value, and what a list or dictionary held."""
+    kept = {}
+    for name, value in vars(module).items():
+        plain = type(value) in (list, dict) and not name.startswith("_")
+        kept[name] = (value, value.copy() if plain else None)
+    return kept
