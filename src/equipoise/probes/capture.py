@@ -33,6 +33,7 @@ from equipoise.probes.protocols import (
     How,
     ModuleProbe,
     OperationProbe,
+    OtherAxisProbe,
     PassProbe,
     Probe,
     implements,
@@ -417,6 +418,7 @@ def _others(
         if implements(probe, OperationProbe):
             hook = boundary.guarded(probe.name, probe.on_operation)
             watched |= dict.fromkeys(probe.operations, hook)
+        if implements(probe, OtherAxisProbe):
             listening.append(boundary.guarded(probe.name, probe.on_other_axis))
 
     def askew(call: AttentionCall) -> None:

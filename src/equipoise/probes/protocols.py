@@ -110,8 +110,7 @@ class AttentionProbe(Probe, Protocol):
 class OperationProbe(Probe, Protocol):
     """A probe that is handed calls of some torch functions besides attention.
 
-    ``on_operation(caller, function, args)`` follows each call of ``operations``;
-    ``on_other_axis`` takes what would be attention, had its softmax run over the keys.
+    ``on_operation(caller, function, args)`` follows each call of ``operations``.
     """
 
     operations: frozenset[Callable[..., Any]]
@@ -119,6 +118,11 @@ class OperationProbe(Probe, Protocol):
     def on_operation(
         self, caller: Caller, function: Callable[..., Any], args: Any
     ) -> None: ...
+
+
+@runtime_checkable
+class OtherAxisProbe(Probe, Protocol):
+    """A probe that takes what would be attention, had its softmax run over the keys."""
 
     def on_other_axis(self, call: AttentionCall) -> None: ...
 

@@ -42,14 +42,14 @@ def labels_shift(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     shifts = {s: n for call in _calls(section) for s, n in _meet(call)}
     if NEXT in shifts:
         return []
-    if len(shifts) != 1 or section.get("unseen") or not section.get("aligned"):
+    known = section.get("aligned") and section.get("causal")
+    if len(shifts) != 1 or section.get("unseen") or not known:
         return None
     ((shift, count),) = shifts.items()
-    if shift > NEXT:
-        return [violated(case="twice", shift=shift, targets=count)]
-    if shift == 0 and section.get("causal"):
-        return [violated(case="not", shift=shift, targets=count)]
-    return None
+    if shift < 0:
+        return None
+    case = "twice" if shift > NEXT else "not"
+    return [violated(case=case, shift=shift, targets=count)]
 
 
 def _meet(call: Call) -> Iterator[tuple[int, int]]:
