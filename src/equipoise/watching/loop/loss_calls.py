@@ -81,7 +81,7 @@ class LossGraph:
 
     calls: tuple[LossCall, ...]
     unseen: tuple[str, ...]
-    """What computes a loss out of sight: ``compiled_code``, ``fused_loss``."""
+    """What computes a loss out of sight: ``compiled``, ``fused_loss``."""
     has_constant: bool
     """Whether something is added to the loss that has no graph."""
 
@@ -122,7 +122,7 @@ def _call(node: Node, name: str) -> LossCall | None:
 def _unseen(node: Node, name: str) -> str | None:
     """Return why a loss under this node is out of sight, if it is."""
     if name == "CompiledFunctionBackward":
-        return "compiled_code"
+        return "compiled"
     bare = name.lower().replace("_", "")
     words = ("crossentropy", "fusedlinear", "chunkedloss")
     fused = isinstance(node, BackwardCFunction) and any(w in bare for w in words)
