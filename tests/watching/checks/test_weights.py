@@ -124,7 +124,23 @@ def frozen_at_random(watch: Watched) -> None:
     trained(watch, model)
 
 
+def a_prefix_too_many(watch: Watched) -> None:
+    state = {f"model.{k}": x.clone() for k, x in before_trained().state_dict().items()}
+    model = TinyModel()
+    model.load_state_dict(state, strict=False)
+    trained(watch, model)
+
+
+def a_prefix_too_few(watch: Watched) -> None:
+    state = {k: x.clone() for k, x in before_trained().state_dict().items()}
+    model = nn.Sequential(TinyModel())
+    model.load_state_dict(state, strict=False)
+    trained(watch, model)
+
+
 MISTAKES = {
+    a_prefix_too_many: ("check.not_loaded", 0),
+    a_prefix_too_few: ("check.not_loaded", 0),
     loss_made_anew: ("check.no_gradient", 2),
     head_forgotten: ("check.not_optimised", 1),
     optimiser_of_a_copy: ("check.foreign_parameters", 1),
@@ -591,7 +607,33 @@ def optimiser_within_backward(watch: Watched) -> None:
         loss(model, batch).backward()
 
 
+def loaded_without_its_prefix(watch: Watched) -> None:
+    """The state with the prefix is still there, and so is the one that fits."""
+    state = {f"model.{k}": x.clone() for k, x in before_trained().state_dict().items()}
+    fits = {k.removeprefix("model."): x for k, x in state.items()}
+    model = TinyModel()
+    model.load_state_dict(fits)
+    trained(watch, model)
+    assert state
+
+
+def an_average_under_a_prefix(watch: Watched) -> None:
+    model = TinyModel()
+    average = {f"module.{k}": x.clone() for k, x in model.state_dict().items()}
+    trained(watch, model)
+    assert average
+
+
+def from_scratch_beside_another(watch: Watched) -> None:
+    teacher = before_trained()
+    trained(watch, TinyModel())
+    assert teacher
+
+
 @cases(
+    loaded_without_its_prefix,
+    an_average_under_a_prefix,
+    from_scratch_beside_another,
     unused_pooler,
     idle_experts,
     dropped_layers,

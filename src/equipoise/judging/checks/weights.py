@@ -176,6 +176,17 @@ def untied(facts: Sequence[Facts]) -> Found:
     return [violated(tie["head"])] if broken else []
 
 
+@finds("check.not_loaded")
+def not_loaded(facts: Sequence[Facts]) -> Found:
+    """A state in memory fits the model under other names, which was never trained."""
+    prefix = facts[-1].section("start").get("unloaded")
+    if prefix is None or never_trained(facts[-1]) is None:
+        return None
+    more = not prefix.startswith("-")
+    case = "more" if more else "less"
+    return [violated(case=case, prefix=prefix.removeprefix("-"))]
+
+
 @finds("check.nonfinite_parameters")
 def nonfinite_parameters(facts: Sequence[Facts]) -> Found:
     """A weight that is trained is not finite, or any weight or buffer is NaN.

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import is_dtensor, local_part
-from equipoise.anatomy.sites import named, unwrapped
+from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.loop_events import BackwardBegins, LoopEvent
+from equipoise.probes.protocols import WithAnatomy
 from equipoise.watching.facts.loop_record import LoopRecord
 from equipoise.watching.facts.model import ADAPTERS
+from equipoise.watching.facts.unloaded import state_under_other_names
 from equipoise.watching.facts.weights import parameters_of
 
 
 @dataclass(slots=True)
-class StartFacts:
+class StartFacts(WithAnatomy):
     """What the weights were before the first update that was seen."""
 
     record: LoopRecord
@@ -29,6 +31,15 @@ class StartFacts:
     _norms: dict[str, Any] = field(default_factory=dict)
     _frozen: int | None = None
     """Weights of the blocks that were frozen in the first sample."""
+    _looked: bool = False
+    _unloaded: str | None = None
+    """The prefix by which the names of a state in memory differ."""
+
+    def describe(self, anatomy: Anatomy) -> None:
+        """Look once, before training, for a state that was not loaded."""
+        if not self._looked and _as_initialised(anatomy.model):
+            self._unloaded = state_under_other_names(anatomy.model)
+        self._looked = True
 
     def on_loop(self, event: LoopEvent) -> None:
         first = not self._norms and isinstance(event, BackwardBegins)
@@ -47,12 +58,24 @@ class StartFacts:
             self._frozen = now["frozen"]
         now["since_start"] = min(self._frozen, now["frozen"])
         found = {**configured(model, blocks), "frozen": now}
+        if self._unloaded is not None:
+            found["unloaded"] = self._unloaded
         # The numbers arrive with the sample that states them first, and stay known.
         return {**found, "norms": self._norms} if self._norms else found
 
     def _blocks(self) -> tuple[str, ...]:
         anatomy = self.record.anatomy
         return () if anatomy is None else tuple(anatomy.blocks)
+
+
+def _as_initialised(model: nn.Module) -> bool:
+    """Return whether all norms are as no training leaves them; waits for the device."""
+    norms = norms_at_start(model)
+    if not norms["count"] or any(p.is_meta for p in model.parameters()):
+        return False
+    shifted = norms.get("shifted")
+    untouched = int(norms["untouched"]) == norms["count"]
+    return untouched and not (shifted is not None and int(shifted))
 
 
 def norms_at_start(model: nn.Module) -> dict[str, Any]:
