@@ -1,5 +1,6 @@
 """Which steps are sampled, what that costs, and how both survive a checkpoint."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 import equipoise
 from equipoise.errors import InputError
 from equipoise.judging.judge import LEAST_SAMPLES
-from equipoise.watching.step.schedule import FIRST_STEPS, Schedule
+from equipoise.watching.step.schedule import FIRST_STEPS, Meter, Schedule
 from tests.watching.models import TinyModel, batches, objective, trained
 
 
@@ -122,3 +123,34 @@ def test_a_run_continues_where_it_stopped(tmp_path: Path, checkpointed: bool) ->
     # Without the checkpoint the count goes on, and the second process samples at once.
     assert steps == ([0, 4, 8] if checkpointed else [0, 4, 6, 10])
     assert list(equipoise.open_run(run).steps) == list(range(12))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_something_has_happened_and_the_next_step_is_sampled(sampled: bool) -> None:
+    schedule = Schedule(every=10)
+    for _ in range(0 if sampled else 4):
+        schedule.advance()
+    assert schedule.due == sampled
+    schedule.soon()
+    schedule.advance()
+    assert schedule.due
+    schedule.advance()
+    assert not schedule.due and schedule.next_due == schedule.step + 9
+
+
+def test_a_step_that_ends_inside_our_own_block_is_counted_as_far_as_it_went() -> None:
+    """What the block does after the end of the step is of the next one."""
+
+    def busy(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    meter = Meter()
+    with meter.running():
+        busy(0.02)
+        meter.end_step(sampled=True)
+        assert meter.cost is not None and meter.cost >= 0.02
+        assert meter.ours == 0.0 and meter.plain is not None and meter.plain < 0.02
+        busy(0.02)
+    assert 0.02 <= meter.ours < meter.cost + 0.02

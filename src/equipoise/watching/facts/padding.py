@@ -36,8 +36,8 @@ def _guessed(ids_BT: Tensor) -> Tensor:
         return torch.zeros_like(ids_BT, dtype=torch.bool)
     last_B = ids_BT[:, -1]
     count_B = (last_B[:, None] == last_B).sum(1)
-    first = last_B[count_B.argmax()]
-    second = last_B[count_B.masked_fill(last_B == first, 0).argmax()]
+    first = last_B.take(count_B.argmax())
+    second = last_B.take(count_B.masked_fill(last_B == first, 0).argmax())
     return _filled(ids_BT, first, second) | _filled(ids_BT, second, first)
 
 

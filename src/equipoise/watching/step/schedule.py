@@ -31,7 +31,6 @@ class Schedule:
     step: int = 0
     interval: int = field(init=False)
     next_due: int = field(init=False)
-    hurry: bool = False
 
     def __post_init__(self) -> None:
         self.at = frozenset((*self.at, *(FIRST_STEPS if self.dense_start else ())))
@@ -47,9 +46,7 @@ class Schedule:
         """End the step; after a sampled one the next is a whole interval away."""
         if self.step >= self.next_due:
             self.next_due = self.step + self.interval
-        if self.hurry:
-            self.next_due = self.step + 1
-        self.step, self.hurry = self.step + 1, False
+        self.step += 1
 
     def continue_at(self, step: int) -> None:
         """Give the step under way a number; multiples of the interval are sampled."""
@@ -58,7 +55,7 @@ class Schedule:
 
     def soon(self) -> None:
         """Sample the next step, whatever the interval: something has happened."""
-        self.hurry = True
+        self.next_due = self.step + 1
 
     def adapt(self, *, cost: float, plain: float) -> int | None:
         """Return the new interval if the budget changes it, given seconds a step.
