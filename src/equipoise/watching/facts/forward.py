@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, masked_to_infinity
+from equipoise.anatomy.sharding import is_dtensor
 from equipoise.anatomy.sites import Anatomy, named
 from equipoise.numerics.compiled import to_device
 from equipoise.probes.hidden_states import hidden_states
@@ -316,6 +317,8 @@ class ForwardFacts:
 
     def _on_gradient(self, stream: _Stream, order: int, gradient: Tensor) -> None:
         """Read which of the chosen tokens count, and their targets."""
+        if is_dtensor(gradient):  # no rank has a token's whole row
+            return
         g_BTV = gradient.detach()
         B, T, V = g_BTV.shape
         i_n = self._chosen(T, g_BTV.device)
