@@ -134,7 +134,7 @@ LINES = [
     ("Loss", "computed and not part of the loss: lost"),
     ("Batch", "25 % of the tokens are padding"),
     ("Optimisers", "no optimiser holds 50 trainable parameters: norm.weight"),
-    ("Schedule", "LambdaLR moves 8 times an update"),
+    ("Schedule", "LambdaLR moves the rate 8 times an update"),
     ("Clipping", "gradients are clipped at 1; last norm 2.5"),
 ]
 

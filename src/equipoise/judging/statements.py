@@ -239,6 +239,13 @@ def _start(sections: Mapping[str, Section]) -> Json:
     return {"began_as": whole if untouched in (0, norms["count"]) else "partly"}
 
 
+def _tie(sections: Mapping[str, Section]) -> Json:
+    """The tie that the configuration promises, where it can be told."""
+    tie = sections["start"]["tie"]
+    known = tie["promised"] and "shared" in tie
+    return {"tied_as_promised": {"shared": tie["shared"]}} if known else {}
+
+
 def _experts(sections: Mapping[str, Section]) -> Json:
     found = []
     for site, one in sections["experts"]["routers"].items():
@@ -266,7 +273,7 @@ STATEMENTS: Mapping[str, tuple[Statement, ...]] = {
     "schedule": (_schedule,),
     "clipping": (_clipping,),
     "batch": (_several, _batch),
-    "start": (_start,),
+    "start": (_start, _tie),
     "experts": (_experts,),
 }
 """Section → what is stated of it besides its facts."""

@@ -138,6 +138,17 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def _often(counts: Any) -> str:
+    """Return how often, in words.
+
+    >>> _often([1]), _often([1, 2]), _often([8])
+    ('once', 'once or twice', '8 times')
+    """
+    several = counts if isinstance(counts, list | tuple) else [counts]
+    words = {0: "never", 1: "once", 2: "twice"}
+    return " or ".join(words.get(n, f"{n} times") for n in several)
+
+
 SPECS: Mapping[str, Callable[[Any], str]] = {
     "more": _more,
     "after": _after,
@@ -149,6 +160,7 @@ SPECS: Mapping[str, Callable[[Any], str]] = {
     "brief": _brief,
     "count": _count,
     "percent": _percent,
+    "often": _often,
 }
 
 
@@ -163,6 +175,8 @@ class Words(string.Formatter):
             return self.vformat(templates()[f"reason.{value}"].message, (), self.words)
         if format_spec in SPECS:
             return SPECS[format_spec](value)
+        if format_spec.startswith("n "):  # {groups:n group} is "2 groups"
+            return f"{value:g} {format_spec[2:]}{'' if value == 1 else 's'}"
         if value in BROKEN:
             value = float(value)
         found: str = super().format_field(value, format_spec)
