@@ -488,3 +488,22 @@ def test_a_dead_run_is_told_by_what_went_wrong_before() -> None:
     assert verdict.state == "dead" and verdict.lead is not None
     assert verdict.cause is not None and verdict.cause.code == "update.too_large"
     assert worded(verdict).headline.startswith("updates are too large")
+
+
+@pytest.mark.parametrize(("signs", "cause"), [(False, "loss.jumped"), (True, None)])
+def test_a_loss_that_jumps_with_no_sign_in_the_model_is_the_datas(
+    signs: bool, cause: str | None
+) -> None:
+    def readings() -> Iterable[Reading]:
+        for reading in healthy(240, loss=lambda s: falling(s) + 2.0 * (s >= 150)):
+            yield reading
+            if reading.quantity == "gradient.norm":
+                late = 0.05 if signs and reading.step >= 100 else 1e-3
+                yield per_site(reading.step, "update.ratio", [[late]] * 4, BLOCKS)
+
+    verdict = judged(readings())[0].verdict
+    assert verdict.state == "failing"
+    assert (verdict.cause and verdict.cause.code) == cause
+    if verdict.cause is not None:
+        assert verdict.cause.step == 150
+        assert "no sign in the model" in worded(verdict).headline

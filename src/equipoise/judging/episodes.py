@@ -6,7 +6,7 @@ from statistics import median
 
 from equipoise.judging.history import History
 from equipoise.judging.rules.conditions import Condition
-from equipoise.judging.rules.run import SPIKES, Spikes
+from equipoise.judging.rules.run import SMOOTH, SPIKES, Spikes, learnt
 from equipoise.records import Finding
 
 LISTED = 3
@@ -70,3 +70,23 @@ def _jump(spikes: Spikes, past: Sequence[Condition]) -> list[Finding]:
         if after > 1.5 * before:
             return [Finding.info(step, "loss.jumped", **jump, back=back, case="back")]
     return []
+
+
+def jumped_before(
+    history: History, conditions: Sequence[Condition], since: int
+) -> Finding | None:
+    """Return a jump of the loss that stayed, if nothing in the model came before it.
+
+    A loss is that of the weights before the step: where no reading of the model moved,
+    the batch did. A quarter of what was learnt must be lost at once.
+    """
+    spikes: Spikes = history.recall(SPIKES) or Spikes()
+    now = [(spikes.began, spikes.before, spikes.first)] if spikes.began >= 0 else []
+    for step, before, after in (*spikes.stayed, *now):
+        signs = [
+            c for c in conditions if c.rule.about == "model" and 0 <= c.since < step
+        ]
+        if step <= since + SMOOTH and not signs:
+            if after - before > learnt(history) / 4:
+                return Finding.info(step, "loss.jumped", before=before, after=after)
+    return None

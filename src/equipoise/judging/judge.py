@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from equipoise.judging.episodes import is_episode, what_is_over
+from equipoise.judging.episodes import is_episode, jumped_before, what_is_over
 from equipoise.judging.history import History, RecordBatch, canonical
 from equipoise.judging.rules import Rule, configured
 from equipoise.judging.rules.conditions import FAILED, Condition, RuleAtWork
@@ -345,7 +345,9 @@ def _judged(judge: Judge) -> Verdict | None:
     return Verdict(
         state=failing if loss else "at risk",
         lead=lead,
-        cause=None if moved is None else moved.finding(judge.history.step),
+        cause=moved.finding(judge.history.step)
+        if moved
+        else jumped_before(judge.history, tuple(judge.conditions), first.since),
         effects=tuple(_now(now[f.code]) for f in loss[:1] if causes),
         since=since if moved is None else min(since, moved.since),
         findings=tuple(judge.firing),
