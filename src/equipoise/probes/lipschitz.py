@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
-from equipoise.anatomy.sharding import head_split
+from equipoise.anatomy.sharding import head_split, local_part
 from equipoise.anatomy.sites import Anatomy, Projections, Reason, Weight
 from equipoise.numerics.compiled import to_device
 from equipoise.probes.gain import projections_here
@@ -83,7 +83,8 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
     def _keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # The first sequence, copied: a view would keep the whole output in memory.
         if isinstance(output, Tensor) and output.ndim in (2, 3):
-            first = output[0] if output.ndim == 3 else output
+            here = local_part(output)
+            first = here[0] if here.ndim == 3 else here
             self._given[id(module)] = first.detach().clone()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
