@@ -40,6 +40,8 @@ curvature.beyond_edge | Along at least one direction a step overshoots further t
 precision.error | Computed in bf16, this head's output would mostly be rounding. | Read by the preset `deep` only. It is a prediction for opened attention; flash kernels err less.
 router.collapsed | Most experts get no tokens: the model is smaller than it looks. | An expert counts as starved only if even routing gives so few tokens less than once in a thousand routers, so with few tokens and many experts it says nothing. Training that has just begun may look like it.
 router.certain | The router has no doubt left, and so no gradient. | Top-1 routers end there in healthy training; it is information.
+mixer.not_written | The gate that writes into a recurrent mixer's state is shut for every token in every head: the layer gives nothing and its β learns nothing. | It reads β of delta rules (Qwen3-Next, Kimi Linear, OLMo hybrid); other mixers have none.
+mixer.no_memory | Every head of a recurrent mixer forgets all it held at every token, so the layer mixes nothing. It is information: decay rates are drawn at random, and a layer of few heads may draw only fast ones. | A decay of 2⁻⁸ is nothing in bfloat16; in float32 some of the state before is left.
 coverage.stopped | A reading that came regularly has not come for ten of its intervals: from there on the run is not judged by it. | A longer `every` after a resume looks like it for a moment.
 ranks.disagree | Replicas of the same weights differ: the ranks train different models. | It needs the reading `ranks.disagreement`, which several ranks give.
 """  # noqa: E501

@@ -231,6 +231,12 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "router.certain": (
         blocks("router.entropy", 1.0, lambda v, i: v), 0.021, 0.019,
     ),
+    "mixer.not_written": (
+        heads("mixer.closed", lambda v: [v, 1, 1, 1], 0.0), 0.998, 1.0,
+    ),
+    "mixer.no_memory": (
+        heads("mixer.forgets", lambda v: [v, 1, 1, 1], 0.0), 0.998, 1.0,
+    ),
     "coverage.stopped": (_stops, 240, 200),
     "ranks.disagree": (scalar("ranks.disagreement", lambda v: v, 0.0), 0.009, 0.011),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from equipoise.anatomy.families import (
     Separate,
     declared,
 )
+from equipoise.anatomy.recurrent import mixers
 from equipoise.anatomy.projections import Place, projections
 from equipoise.anatomy.routers import router, routers
 from equipoise.anatomy.sites import (
@@ -206,6 +207,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         norms=norms,
         feedforwards=_feedforwards(modules, blocks, found),
         routers=_routers(modules, blocks, found),
+        mixers=mixers(modules),
         placement=placement,
         family=type(unwrapped(model)).__name__,
         guessed=tuple(

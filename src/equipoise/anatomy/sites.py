@@ -184,6 +184,24 @@ class Router:
     """The module and name of a bias that balances the choice and weighs nothing."""
 
 
+MixerKind = Literal[
+    "delta", "log decay", "heads", "channels", "fixed", "convolution", "unknown"
+]
+"""How a mixer without softmax forgets: by gates of a delta rule, by a module that
+returns the decay's logarithm, by a step per head (Mamba-2) or per channel (Mamba), by
+a rate that no token changes, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixer:
+    """A module that mixes tokens without a softmax."""
+
+    module: nn.Module
+    kind: MixerKind
+    sources: Mapping[str, nn.Module] = field(default_factory=dict)
+    """What is read of it → the part whose output makes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """What was met in one forward pass and could not be read, by site."""
@@ -217,6 +235,8 @@ class Anatomy:
     """The feed-forward modules of the blocks; several where a block holds the parts."""
     routers: Mapping[str, Router] = field(default_factory=dict)
     """The routers of mixtures of experts."""
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """What mixes tokens without a softmax: recurrences and short convolutions."""
     placement: Placement = ""
     """Where the norms of a block are; ``post`` means each closes a residual sum."""
     family: str = ""

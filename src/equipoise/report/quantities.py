@@ -64,6 +64,12 @@ router.max_violation | Largest over mean expert load, less 1 | | linear | high |
 router.dropped | Tokens that no expert took | share | linear | high | router
 router.tokens | Assignments of tokens to experts | | linear | | router
 router.bias | Balancing bias of experts | | linear | | router
+mixer.forgets | Tokens at which a mixer keeps nothing | share | linear | high | mixer
+mixer.lasts | Tokens whose trace outlasts the sequence | share | linear | | mixer
+mixer.write | How much a mixer writes, β | share | linear | low | mixer
+mixer.closed | Tokens that a mixer does not write | share | linear | high | mixer
+mixer.step | Step Δ of a mixer | | log | | mixer
+mixer.log_rate | Largest logarithm of a decay rate | | linear | high | mixer
 sensitivity.S | Sensitivity S | gain | log | high | sensitivity
 sensitivity | Sensitivity | gain | log | high | sensitivity
 precision.rms_error.bf16 | Error in bf16 | relative | log | high | precision

@@ -32,6 +32,7 @@ from equipoise.probes.gain import HeadProducts, ProjectionGain
 from equipoise.probes.gradients import GradientNorms
 from equipoise.probes.hidden_states import Magnitudes, NormScales, StreamShape
 from equipoise.probes.logits import OutputLogits
+from equipoise.probes.mixers import MixerGates
 from equipoise.probes.protocols import Probe
 from equipoise.probes.router import RouterLoad
 from equipoise.probes.updates import UnchangedWeights, Updates
@@ -319,6 +320,7 @@ DEFAULT: tuple[Maker, ...] = (
     lambda ranks: Updates(ranks=ranks),
     lambda ranks: UnchangedWeights(),
     lambda ranks: RouterLoad(),
+    lambda ranks: MixerGates(),
     lambda ranks: OutputLogits(ranks=ranks),
 )
 

@@ -155,6 +155,34 @@ def certain(history: History) -> Measured | None:
     return at_extreme(history, "router.entropy", min)
 
 
+@measures("mixer.not_written")
+def not_written(history: History) -> list[Measured]:
+    """Share of tokens that no head of a mixer writes, for each mixer that has a β."""
+    return _of_every_head(history, "mixer.closed")
+
+
+@measures("mixer.no_memory")
+def no_memory(history: History) -> list[Measured]:
+    """Share of tokens at which a mixer's every head keeps nothing, for each mixer."""
+    return _of_every_head(history, "mixer.forgets")
+
+
+def _of_every_head(history: History, quantity: str) -> list[Measured]:
+    """Return, for each site, the smallest value over its heads: all reach at least it.
+
+    NaN is compared as 0: what is not finite is for another rule.
+    """
+    rows = history.table(quantity)
+    if not rows:
+        return []
+    least = {
+        site: min(value if math.isfinite(value) else 0.0 for value in row)
+        for site, row in rows.items()
+    }
+    site = max(least, key=lambda name: least[name])
+    return [measured(least[site], site, heads=len(rows[site]))]
+
+
 STARVED, BY_CHANCE = 0.1, 1e-3
 """Share of an equal load below which an expert is starved, and the probability of one
 such expert in a router whose tokens all choose at random."""
