@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -176,3 +177,19 @@ def test_what_the_card_did_not_see_is_named_behind_healthy() -> None:
     found = worded_verdict(judge.verdict)
     assert found.state == "healthy"
     assert found.headline.endswith("; not seen: the targets (fused loss)")
+
+
+def test_a_model_named_after_its_recurrence_has_other_parts_too() -> None:
+    config = transformers.RecurrentGemmaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        head_dim=8,
+        lru_width=32,
+        block_types=["recurrent", "attention"],
+    )
+    found = mixers(anatomy_of(transformers.RecurrentGemmaForCausalLM(config)))
+    assert [*found] == ["model.layers.0.temporal_block"]

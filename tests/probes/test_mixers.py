@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.recurrent import mixer
 from equipoise.probes.capture import Boundary, attached
-from equipoise.probes.mixers import NO_GATES, NOT_CALLED, MixerGates
+from equipoise.probes.mixers import NOT_CALLED, MixerGates
 from tests.probes.reading import Emitter
 
 SHARED: dict[str, Any] = {
@@ -235,11 +235,14 @@ def test_fixed_decays() -> None:
     assert {q for _, q in emit.found} == {"mixer.forgets", "mixer.lasts"}
 
 
-def test_what_cannot_be_read_is_named() -> None:
+def test_gates_that_are_not_known_are_not_guessed() -> None:
     options = SHARED | {"head_dim": 8, "block_types": ["recurrent", "attention"]}
     config = transformers.RecurrentGemmaConfig(**options, lru_width=32)
-    emit = read(transformers.RecurrentGemmaForCausalLM(config), IDS)
-    assert emit.reasons == {"model.layers.0.temporal_block": [NO_GATES]}
+    model = transformers.RecurrentGemmaForCausalLM(config)
+    kinds = {name: found.kind for name, found in anatomy_of(model).mixers.items()}
+    assert kinds == {"model.layers.0.temporal_block": "unknown"}
+    emit = read(model, IDS)
+    assert not emit.found and not emit.reasons
 
 
 def test_short_convolutions_have_no_gates_to_read() -> None:

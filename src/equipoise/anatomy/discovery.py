@@ -18,8 +18,8 @@ from equipoise.anatomy.families import (
     Separate,
     declared,
 )
-from equipoise.anatomy.recurrent import mixers
 from equipoise.anatomy.projections import Place, projections
+from equipoise.anatomy.recurrent import mixers
 from equipoise.anatomy.routers import router, routers
 from equipoise.anatomy.sites import (
     Anatomy,

@@ -66,7 +66,8 @@ def _is_mixer(module: nn.Module) -> bool:
     own = {*module._parameters, *module._modules, *module._buffers}
     if isinstance(module, nn.RNNBase) or own & {*STATES}:
         return True
-    if NAMED.search(type(module).__name__):
+    # A model's own name may be in that of every part: RecurrentGemmaMlp.
+    if NAMED.search(type(module).__name__) and not _is_per_token(module):
         return True
     parts = any(hasattr(module, part) for part in RECURRENT)
     return parts and not _is_per_token(module)

@@ -1,4 +1,4 @@
-"""Finds mixers without softmax: recurrences and convolutions between tokens.
+"""Finds recurrences and short convolutions, and the parts that make their gates.
 
 They are told by what they hold, not by their class, so that a model of one's own is
 found as well: a delta rule by ``A_log`` beside maps of a and b, Mamba-2 by ``A_log``

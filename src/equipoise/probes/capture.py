@@ -161,6 +161,11 @@ class Collector:
         start = family.rstrip("*")
         return any(quantity.startswith(start) for quantity, _ in self._emitted)
 
+    def sites(self, family: str) -> set[str]:
+        """Return the sites of which a reading of this name was collected."""
+        start = family.rstrip("*")
+        return {site for name, site in self._emitted if name.startswith(start)}
+
     def pop(self) -> Table:
         """Return everything collected, once it is on the host, and start afresh."""
         return self.send().table()

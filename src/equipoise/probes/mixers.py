@@ -36,7 +36,6 @@ from equipoise.anatomy.sites import Anatomy, Mixer, Reason
 from equipoise.probes.protocols import Emit, Guarded
 
 HIDDEN = ("mixer.*",)
-NO_GATES = Reason("mixer_gates", hides=HIDDEN)
 NOT_CALLED = Reason("mixer_unseen", hides=HIDDEN)
 SHARDED = Reason("mixer_sharded", hides=HIDDEN)
 LN_LEAST = -8 * math.log(2)
@@ -57,8 +56,8 @@ class MixerGates:
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
         for site, mixer in anatomy.mixers.items():
-            if mixer.kind == "convolution":
-                continue  # it has no gate that forgets
+            if mixer.kind in ("convolution", "unknown"):
+                continue  # no gate that forgets; none that is known
             gates = _Gates(site, mixer, emit)
             for role, part in mixer.sources.items():
                 yield hooks.after(part, guarded(partial(gates.on_part, role)))
@@ -93,9 +92,7 @@ class _Gates:
 
     def on_end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Emit what no token changes, and name what was not seen."""
-        if self.mixer.kind == "unknown":
-            self.emit.not_read(self.site, NO_GATES)
-        elif self.seen != set(self.mixer.sources):
+        if self.seen != set(self.mixer.sources):
             self.emit.not_read(self.site, NOT_CALLED)
         elif self.mixer.kind == "fixed" and (length := _length(args, output)):
             self._emit_decay(fixed_ln_decay(module), length)

@@ -1,6 +1,7 @@
 """Which types of layers were read, and how much of the model each holds.
 
-A layer that mixes tokens is read if its attention was seen. Layers are counted over the
+A layer that mixes tokens is read if its attention or its gates were seen; a short
+convolution has neither, and is what its class says. Layers are counted over the
 run: one that some steps leave out (LayerDrop) is read once it was.
 """
 
@@ -28,15 +29,23 @@ class LayerCoverage:
 
     _read: set[str] = field(default_factory=set)
     _ran: set[str] = field(default_factory=set)
+    _gated: set[str] = field(default_factory=set)
     _types: list[Json] = field(default_factory=list)
-    _known: tuple[int, int, int] = (0, 0, 0)
+    _known: tuple[int, int, int, int] = (0, 0, 0, 0)
 
-    def add(self, anatomy: Anatomy, seen: PassCoverage) -> list[Json]:
-        """Take what a sampled step showed; return the types of layers so far."""
+    def add(
+        self, anatomy: Anatomy, seen: PassCoverage, gated: Collection[str] = ()
+    ) -> list[Json]:
+        """Take what a sampled step showed; return the types of layers so far.
+
+        ``gated`` are the mixers whose gates were read.
+        """
+        kinds = anatomy.mixers.items()
+        self._gated |= {*gated, *(n for n, m in kinds if m.kind == "convolution")}
         self._read |= {name.partition("#")[0] for name in seen.read}
         unread = {name for name in seen.gaps.unread if name}
         self._ran |= {*seen.ran, *(name.partition("#")[0] for name in unread)}
-        known = id(anatomy), len(self._read), len(self._ran)
+        known = id(anatomy), len(self._read), len(self._ran), len(self._gated)
         if known != self._known:  # counting parameters takes longer than a step may
             self._types, self._known = self._counted(anatomy), known
         return self._types
@@ -47,7 +56,7 @@ class LayerCoverage:
         total = _size(modules[""]) or 1
         found = [
             *_types("attention", attending, self._read, total),
-            *_types("mixer", mixers(anatomy, attending), self._read, total),
+            *_types("mixer", mixers(anatomy, attending), self._gated, total),
         ]
         return sorted(found, key=lambda one: -float(one["share"]))
 

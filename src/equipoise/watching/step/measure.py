@@ -276,7 +276,9 @@ class Sampler:
         return found
 
     def _count_layers(self, found: dict[str, Any]) -> None:
-        found["coverage"] = {"layers": self._layers.add(self.anatomy, self._coverage)}
+        gated = self._collector.sites("mixer.*")
+        layers = self._layers.add(self.anatomy, self._coverage, gated)
+        found["coverage"] = {"layers": layers}
 
     def parts(self) -> dict[str, Parts]:
         """Return what this rank holds of readings that no rank can make alone."""
