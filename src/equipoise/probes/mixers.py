@@ -156,9 +156,10 @@ def fixed_ln_decay(module: Any) -> Tensor:
     """Return the logarithm of a decay that no token changes: per head, or of channels
     that are no heads."""
     slope = {**module._buffers, **module._parameters}.get("slope_rate")
-    if slope is not None:
+    if isinstance(slope, Tensor):
         return -slope.detach().float().flatten()[None, :, None]
-    return -module.time_decay.detach().float().flatten().exp()[None, None]
+    decay: Tensor = module.time_decay
+    return -decay.detach().float().flatten().exp()[None, None]
 
 
 def _delta_step(module: Any, a: Tensor) -> Tensor:

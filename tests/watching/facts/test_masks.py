@@ -171,6 +171,11 @@ def test_padding_is_found_by_what_it_looks_like(side: str) -> None:
 
 
 def test_declared_padding_is_padding_at_the_ends_alone() -> None:
-    ids = torch.tensor([[0, 5, 0, 6, 0, 0]])
+    ids = torch.tensor([[0, 5, 4, 6, 0, 0]])
     expected: Any = [[True, False, False, False, True, True]]
     assert padded_BT(ids, declared=0).tolist() == expected
+
+
+@pytest.mark.parametrize("ids", [[1, 5, 0, 6, 0, 0], [1, 5, 2, 6, 3, 0]])
+def test_a_declared_id_that_may_be_text_is_not_padding(ids: list[int]) -> None:
+    assert not padded_BT(torch.tensor([ids]), declared=0).any()

@@ -20,7 +20,10 @@ def padded_BT(ids_BT: Tensor, *, declared: int | None) -> Tensor:
     if declared is not None:
         right_BT = _run(ids_BT == declared)
         left_BT = _run((ids_BT == declared).flip(1)).flip(1)
-        return right_BT | left_BT
+        ends_BT = right_BT | left_BT
+        alone = ((ids_BT == declared) & ~ends_BT).sum() == 0
+        longest = torch.maximum(right_BT.sum(1).amax(), left_BT.sum(1).amax())
+        return ends_BT & alone & (longest >= 2)
     right_BT = _guessed(ids_BT)
     return right_BT | _guessed(ids_BT.flip(1)).flip(1)
 
