@@ -107,7 +107,8 @@ class _Gates:
         )
 
     def _forgets(self, kind: str, given: Tensor) -> None:
-        module, length = self.mixer.module, given.shape[1] if given.ndim > 2 else 1
+        module: Any = self.mixer.module
+        length = given.shape[1] if given.ndim > 2 else 1
         if kind == "log decay":
             self._emit_decay(given.float().flatten(0, 1), length)
             return

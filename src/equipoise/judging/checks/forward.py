@@ -85,13 +85,15 @@ def mask_sign(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 def _to_padding(facts: Sequence[Facts]) -> dict[str, dict[str, Any]] | None:
     """Return each site at which real tokens see padding; None if there is none.
 
-    Batches that are padded are so nearly always: what looks like padding in one sample
-    alone, or in few of many, may be text.
+    Batches that are padded are so nearly always: a declared id, which is 0 in many a
+    configuration, may be text where it looks like padding in few samples of many.
     """
-    sure = sum(_is_padded(one) for one in facts)
-    if sure < 2 or 4 * sure < len(facts):
-        return None
-    padded = {n: s for n, s in _sites(facts).items() if s.get("padding", 0)}
+    often = sum(_is_padded(one) for one in facts)
+    sure = often >= 2 and 4 * often >= len(facts)
+    sites = _sites(facts).items()
+    padded = {
+        n: s for n, s in sites if s.get("padding", 0) and (sure or not s["declared"])
+    }
     if not padded:
         return None
     found = {}

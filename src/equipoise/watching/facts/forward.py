@@ -52,6 +52,8 @@ class _Stream:
 
     ids_BT: Tensor
     padding_BT: Tensor
+    declared: bool
+    """Whether which id is padding was declared, and not seen in the ids."""
 
 
 @dataclass(slots=True)
@@ -149,8 +151,9 @@ class ForwardFacts:
             return
         with torch._C.DisableTorchFunction():
             ids_BT = ids.detach()
-            padding_BT = padded_BT(ids_BT, declared=self._padding_id(module))
-        self._streams.append(_Stream(ids_BT, padding_BT))
+            declared = self._padding_id(module)
+            padding_BT = padded_BT(ids_BT, declared=declared)
+        self._streams.append(_Stream(ids_BT, padding_BT, declared is not None))
 
     def _padding_id(self, module: nn.Embedding) -> int | None:
         """Return the id that the table, or the model's configuration, says is padding.
@@ -280,6 +283,7 @@ class ForwardFacts:
             # Where padding alone is seen, or most of what is hidden is real.
             to_real_Bn = (sees_BnK & ~at_B1K).any(-1) & real_Bn
             seen.facts["padding"] = padding_BK.sum()
+            seen.facts["declared"] = stream.declared
             seen.facts["to_padding"] = to_padding_Bn.sum()
             seen.facts["padding_only"] = (to_padding_Bn & ~to_real_Bn).sum()
 

@@ -10,9 +10,11 @@ from torch import Tensor
 def padded_BT(ids_BT: Tensor, *, declared: int | None) -> Tensor:
     """Return where tokens are padding: nowhere unless it is sure.
 
-    A declared id is padding at the ends of a sequence. Without one, an id is if it
-    fills the ends of at least half of the sequences, by different lengths, and is found
-    nowhere else. One other id (a mask's) may stand among it, as masked models put it.
+    A declared id is padding if it stands at the ends of sequences, twice in a row at
+    least, and nowhere else: configurations declare 0 where 0 is a token of the text.
+    Without one, an id is if it fills the ends of at least half of the sequences, by
+    different lengths, and is found nowhere else. One other id (a mask's) may stand
+    among it, as masked models put it.
 
     >>> padded_BT(torch.tensor([[5, 6, 0], [7, 0, 0], [5, 0, 0]]), declared=0)[0]
     tensor([False, False,  True])
