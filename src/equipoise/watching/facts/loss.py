@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall, is_masked
-from equipoise.anatomy.sharding import local_part
+from equipoise.anatomy.sharding import is_dtensor, local_part
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
 from equipoise.watching.facts import targets
@@ -351,11 +351,14 @@ class LossFacts(WithAnatomy):
         lies, target_N, counted_N = call.layout, call.target_N, call.counted_N
         if lies is None or target_N is None or counted_N is None:
             return {}
+        each_ids = list(self._ids(call.stated.get("classes"), lies.full))
+        if any(map(is_dtensor, (target_N, counted_N, *each_ids))):  # some may be away
+            return {}
         target_BT, counted_BT = (x.view(lies.sizes) for x in (target_N, counted_N))
         meets, more = list[dict[str, Any]](), dict[str, Any]()
         model = None if self._anatomy is None else unwrapped(self._anatomy.model)
         ends = () if model is None else end_ids(model)
-        for ids_BT in self._ids(call.stated.get("classes"), lies.full):
+        for ids_BT in each_ids:
             cut_BT = ids_BT[lies.start[0] :][: lies.sizes[0]]
             t_BT, c_BT, i_BT = targets.first_sequences(target_BT, counted_BT, cut_BT)
             along = {"start": lies.start[1]}
