@@ -358,8 +358,8 @@ def _rows(
     found = measure(checkpoint)
     sites = {a.site: a for a in attentions(checkpoint)}
     if not sites:
-        part = {"part": "attention", "no bound": "not_recognised"}
-        yield {"model": name, "weights": kind, **part}
+        none = {"part": "attention", "no bound": "not_recognised"}
+        yield {"model": name, "weights": kind, **none}
     for (part, reason), places in found.unbounded.items():
         yield {
             "model": name,
