@@ -28,11 +28,11 @@ SAMPLE = (
     "labels_shifted_twice",
     "cross_entropy_of_probabilities",
     "accumulated_losses_not_divided",
-    "gradients_not_cleared",
-    "a_rate_of_zero",
+    "targets_of_other_rows",
     "accumulation",
+    "two_networks_in_turns",
 )
-"""Own loops of a second each, from every area that is read without attention."""
+"""Own loops of a second or two each, decided by the second sampled step."""
 
 
 def area_of(case: Case) -> str:

@@ -79,3 +79,15 @@ def test_the_benchmark_counts_what_was_said() -> None:
 def test_a_case_that_is_not_there_is_refused() -> None:
     with pytest.raises(SystemExit, match="no such case: gradients_cleared"):
         mistakes.main(["gradients_cleared"])
+
+
+@pytest.mark.parametrize("name", mistakes.SAMPLE)
+def test_a_sample_of_the_benchmark_is_named_and_its_twins_are_not(name: str) -> None:
+    """The few fast cases of CI: one program each time, in a second."""
+    case = OPENED[name]
+    twin = running.outcome(case, wrong=False)
+    assert not [code for code in twin.first if code.startswith("check.")]
+    if not case.is_control:
+        found = running.outcome(case, wrong=True)
+        assert found.named(case) and not found.error
+        assert min(found.first[c] for c in case.codes if c in found.first) <= 2
