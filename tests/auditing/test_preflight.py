@@ -5,6 +5,7 @@ import logging
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,3 +187,15 @@ def test_a_narrow_format_that_loses_epsilon_is_named() -> None:
 def test_a_script_that_fails_is_not_called_healthy() -> None:
     assert judged(Setup(steps=3), [], [], code=1).verdict.state == "not judged"
     assert torch.is_grad_enabled()
+
+
+def test_influence_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def launched(script: Path, arguments: Any, *, report: Any, **options: Any) -> None:
+        given.update(options)
+
+    monkeypatch.setattr("equipoise.auditing.preflight.launched", launched)
+    with pytest.raises(InputError, match="took no step"):
+        preflight(tmp_path / "train.py")
+    assert given["checks"] == "active"
