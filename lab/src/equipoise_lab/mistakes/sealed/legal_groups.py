@@ -193,20 +193,6 @@ def a_schedule_that_moves_once_a_process(watch: Attach) -> None:
         optimizer.zero_grad()
 
 
-@control(source="ZeRO-1: the optimiser's state in parts", kind="ddp", ranks=2)
-def an_optimiser_in_parts(watch: Attach) -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    begin()
-    model = DistributedDataParallel(Decoder())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
-    watch(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        parts.own_loss(model, share(step)).backward()
-        optimizer.step()
-
-
 @control(source="expert parallelism: each rank owns an expert", kind="ddp", ranks=2)
 def an_expert_of_each_rank(watch: Attach) -> None:
     class Exchange(torch.autograd.Function):
