@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import equipoise
+from equipoise.cli.arguments import PRINTED
 from equipoise.cli.plan import command, print_plan
 from equipoise.errors import InputError
 from equipoise.numerics.formats import FORMATS
@@ -219,7 +220,7 @@ def test_for_programs_and_for_people() -> None:
 def test_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     command(["12", "768", "12"])
     assert "init.std" in capsys.readouterr().out
-    command(["12", "768", "12"], json=True)
+    command(["12", "768", "12"], json=PRINTED)
     assert json.loads(capsys.readouterr().out)["model"]["width"] == 768
 
 

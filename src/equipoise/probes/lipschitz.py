@@ -63,8 +63,6 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
     """How many watch together."""
     _given: dict[int, Tensor] = field(default_factory=dict)
     """id(module) → what a projection gave in this pass."""
-    _alike: dict[str, Tensor] = field(default_factory=dict)
-    """Site → whether its queries and keys were the projections', when last read."""
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -95,7 +93,7 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
             emit.not_read(site, NO_VALUES)
             return
         assert call.k_BGKD is not None
-        factors = self._factors(site, projections, call)
+        factors = self._factors(projections, call)
         if factors is None:
             emit.not_read(site, NOT_PROJECTED)
             return
@@ -128,12 +126,12 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
                 emit(site, LIPSCHITZ, torch.stack(heads).sum(0).amax(), how="max")
 
     def _factors(
-        self, site: str, projections: Projections, call: AttentionCall
+        self, projections: Projections, call: AttentionCall
     ) -> tuple[Tensor, Tensor] | None:
         """Return by which factor queries and keys are longer than the projections'.
 
         None where they are not by one factor, or where that cannot be told. Only the
-        CPU is asked at once; elsewhere the answer of the sample before decides.
+        CPU is asked; elsewhere what is not by one factor is NaN, and nothing waits.
         """
         assert call.q_BHQD is not None and call.k_BGKD is not None
         if type(call.module) is nn.MultiheadAttention:  # its maps are not modules
@@ -149,10 +147,11 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
         if found[0] is None or found[1] is None:
             return None
         (q_factor, q_alike), (k_factor, k_alike) = found[0], found[1]
-        alike, before = q_alike & k_alike, self._alike.get(site)
-        self._alike[site] = alike
-        known = alike if alike.device.type == "cpu" else before
-        return (q_factor, k_factor) if known is not None and bool(known) else None
+        alike = q_alike & k_alike
+        if alike.device.type == "cpu":
+            return (q_factor, k_factor) if bool(alike) else None
+        nan = q_factor.new_full((), torch.nan)
+        return torch.where(alike, q_factor, nan), torch.where(alike, k_factor, nan)
 
 
 def _ratio(
