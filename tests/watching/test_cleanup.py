@@ -318,4 +318,5 @@ def test_no_synchronisation_in_a_sampled_step(preset: str, tmp_path: Path) -> No
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             assert counting.count == 0
             optimizer.step()
+            optimizer.zero_grad()
     assert not handle.findings
