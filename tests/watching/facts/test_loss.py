@@ -241,6 +241,23 @@ def test_legal_losses_are_passed_over(step: Any, tmp_path: Path) -> None:
     assert said(plain(step), LM(), tmp_path) == {}
 
 
+def test_what_is_checkpointed_is_not_run_once_more(tmp_path: Path) -> None:
+    """A saved tensor that is unpacked by running code again is left alone."""
+    runs = 0
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return F.cross_entropy(z, y)
+
+    def step(model: nn.Module, ids: Tensor) -> Tensor:
+        z, y = model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        return checkpoint(loss, z, y, use_reentrant=False)
+
+    assert said(plain(step), LM(), tmp_path, steps=3) == {}
+    assert runs == 3 * 2
+
+
 def test_a_masked_model_is_no_mistake(tmp_path: Path) -> None:
     assert said(plain(masked_inputs), LM(causal=False), tmp_path) == {}
 
