@@ -76,8 +76,10 @@ def test_the_script_trains_as_it_would_alone(script: Path, tmp_path: Path) -> No
     ours = [line for line in done.stderr.splitlines() if "equipoise" in line]
     # Rules may report on so small a model; those lines name a step.
     lines = [line for line in ours if ": step " not in line]
-    assert [line.split()[1] for line in lines] == ["watching", "7"], ours
-    assert all(str(run) in line for line in lines)
+    first, *card, last = lines
+    assert [line.split()[1] for line in card] == ["model:", "loss:", "loop:"], ours
+    assert (first.split()[1], last.split()[1]) == ("watching", "7")
+    assert str(run) in first and str(run) in last
     before, after = torch.load(alone), torch.load(watched)
     assert all(torch.equal(before[name], after[name]) for name in before)
     reader = equipoise.open_run(run)

@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from equipoise.auditing.audit import Audit
 from equipoise.auditing.one_pass import unlogged
@@ -150,19 +153,23 @@ def _stopping_after(steps: int, setup: Setup) -> Iterator[None]:
     def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not counted:
             counted.append(id(optimizer))
-        if counted[0] != id(optimizer):
-            return
-        setup.steps += 1
-        # One more: the last step that is judged must be complete.
-        if setup.steps > steps:
+        setup.steps += counted[0] == id(optimizer)
+
+    def stepping(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # One more: the last step that is judged must be complete, and seen to be.
+        if setup.steps > steps and counted[0] == id(optimizer):
             _look(optimizer, setup)
             raise Enough(0)
 
-    hook = register_optimizer_step_post_hook(stepped)
+    hooks = (
+        register_optimizer_step_post_hook(stepped),
+        register_optimizer_step_pre_hook(stepping),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _look(optimizer: Optimizer, setup: Setup) -> None:
