@@ -6,7 +6,8 @@
     python -m lab.benchmarks.mistakes --sample         a few fast cases, as CI runs them
     python -m lab.benchmarks.mistakes --sealed         the sealed half: once, at the end
 
-Every mistake is run with its correct twin. Shares carry exact (Clopper-Pearson) 95 %
+Every mistake is run with its correct twin, and every program is watched with
+``checks="active"``: some mistakes show only when the input is changed. Shares carry exact (Clopper-Pearson) 95 %
 intervals. A whole half is written to ``benchmarks/results``; a part goes to the screen,
 and with ``--json FILE`` to a file.
 """
@@ -48,7 +49,7 @@ def run(cases: Iterable[Case]) -> list[Outcome]:
     done = []
     for case in cases:
         for wrong in (True, False)[case.is_control :]:
-            done.append(outcome(case, wrong=wrong))
+            done.append(outcome(case, wrong=wrong, checks="active"))
             print(_line(case, done[-1]), file=sys.stderr, flush=True)
     return done
 

@@ -347,7 +347,9 @@ def test_a_softmax_over_the_queries_is_named(p: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "attend", [over(-1), over(-1, p=0.2), over(-2, again=True)], ids=str
+    "attend",
+    [over(-1), over(-1, p=0.2), over(-2, again=True)],
+    ids=["keys", "keys, dropout", "queries, then keys"],
 )
 def test_weights_that_sum_to_one_over_the_keys_are_not(
     attend: Any, tmp_path: Path
