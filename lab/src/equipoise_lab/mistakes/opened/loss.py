@@ -38,7 +38,7 @@ def labels_shifted_twice(wrong: bool, watch: Attach) -> None:
     _train(Decoder(), watch, loss)
 
 
-@mistake("check.labels_shift", "check.sees_target", source="transformers#46898")
+@mistake("check.labels_shift", "check.sees_target", source="transformers#3711")
 def labels_not_shifted(wrong: bool, watch: Attach) -> None:
     def loss(logits: Tensor, ids: Tensor) -> Tensor:
         if wrong:

@@ -15,7 +15,7 @@ def _batch(step: int, rank: int) -> torch.Tensor:
 
 @mistake(
     "check.same_batch_ranks",
-    source="LongLive#71: the sampler's seed is not set per rank",
+    source="rbyte#106: every rank draws the same rows",
     kind="ddp",
     ranks=2,
 )

@@ -24,7 +24,7 @@ def optimiser_of_a_copy(wrong: bool, watch: Attach) -> None:
             model.zero_grad()
 
 
-@mistake("check.not_optimised", source="transformers#23990")
+@mistake("check.not_optimised", source="HVPNeT#5")
 def optimiser_of_the_last_layer(wrong: bool, watch: Attach) -> None:
     model = Decoder(depth=3)
     trained = model.head if wrong else model
@@ -88,7 +88,7 @@ def optimiser_made_in_the_loop(wrong: bool, watch: Attach) -> None:
         optimizer.step()
 
 
-@mistake("check.no_movement", source="pytorch#149205")
+@mistake("check.no_movement", source="ml-by-hand#85")
 def weights_in_bf16_too_coarse_for_the_step(wrong: bool, watch: Attach) -> None:
     model = Decoder()
     with torch.no_grad():
