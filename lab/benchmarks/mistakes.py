@@ -7,9 +7,9 @@
     python -m lab.benchmarks.mistakes --sealed         the sealed half: once, at the end
 
 Every mistake is run with its correct twin, and every program is watched with
-``checks="active"``: some mistakes show only when the input is changed. Shares carry exact (Clopper-Pearson) 95 %
-intervals. A whole half is written to ``benchmarks/results``; a part goes to the screen,
-and with ``--json FILE`` to a file.
+``checks="active"``: some mistakes show only when the input is changed. Shares carry
+exact (Clopper-Pearson) 95 % intervals. A whole half is written to
+``benchmarks/results``; a part goes to the screen, and with ``--json FILE`` to a file.
 """
 
 import argparse

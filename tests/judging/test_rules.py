@@ -494,3 +494,32 @@ def test_an_update_is_small_only_beside_its_gradient_and_its_average(
         readings.append(per_site(n, "gradient.norm", [[norm]] * 4, BLOCKS))
         readings.append(per_site(n, "update.norm", [[moved]] * 4, BLOCKS))
     assert ("update.too_small" in names(judge.add(readings))) is fires
+
+
+def test_samples_of_a_dense_start_do_not_shorten_a_wait() -> None:
+    """Adam's first updates are large: three samples in a row are thirty steps."""
+    steps = [0, 1, 2, 5, 8, *range(10, 200, 10)]
+
+    def readings(large_until: int) -> list[Reading]:
+        return [
+            reading
+            for step in steps
+            for reading in (
+                Reading.scalar(step, "loss", falling(step)),
+                per_site(step, "gradient.norm", [[1.0]] * 4, BLOCKS),
+                per_site(
+                    step,
+                    "update.ratio",
+                    [[0.1 if step <= large_until else 1e-3]] * 4,
+                    BLOCKS,
+                ),
+            )
+        ]
+
+    def fired(large_until: int, details: dict[str, object]) -> list[int]:
+        judge = Judge({**DETAILS, **details})
+        found = judge.add(readings(large_until))
+        return [f.step for f in found if f.code == "update.too_large"]
+
+    extra = {"extra_samples": [1, 2, 5, 8]}
+    assert not fired(12, extra) and fired(200, extra)

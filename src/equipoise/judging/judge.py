@@ -64,9 +64,12 @@ class Judge:
     """Rules that fired before there were enough samples to judge."""
     _by_quantity: dict[str, list[RuleAtWork]] = field(default_factory=dict)
     _noted_unread: bool = False
+    _extra: frozenset[int] = frozenset()
+    """Steps that were sampled besides those of the interval."""
 
     def __post_init__(self) -> None:
         self.history = History(self.details)
+        self._extra = frozenset(self.details.get("extra_samples") or ())
         rules = configured(of=self.of) if self.rules is None else self.rules
         self.at_work = [RuleAtWork(rule) for rule in rules]
         for quantity in (*IMPORTANT, *SETTINGS):
@@ -137,7 +140,9 @@ class Judge:
         large as the rate allows. The loss has a waiting time of its own.
         """
         before = self._release() if self._held else []
-        new = one.ask(self.history)
+        # "Three readings in a row" means time: those of a dense start lie closer.
+        counts = one.rule.about == "loss" or self.history.step not in self._extra
+        new = one.ask(self.history, counts=counts)
         if not new:
             return before
         if self.is_early and one.rule.about != "loss" and not one.broken:

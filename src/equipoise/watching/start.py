@@ -32,6 +32,7 @@ from equipoise.watching.options import (
 )
 from equipoise.watching.ranks.group import connect_ranks
 from equipoise.watching.step.pipeline import StepWriter, log
+from equipoise.watching.step.schedule import extra_steps
 from equipoise.watching.warmup import compile_kernels
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
@@ -262,9 +263,11 @@ def _judge(about: RunInfo, writer: RunWriter | None) -> Judge:
 
 
 def _meant(chosen: WatchOptions) -> dict[str, Any]:
-    """Return the expected places as a detail of the run."""
+    """Return details of the run that judging needs: what is meant, extra samples."""
     meant = {key: list(patterns) for key, patterns in chosen.expected.items()}
-    return {"expect": meant} if meant else {}
+    extra = extra_steps(chosen.every) if chosen.dense_start else []
+    details = {"expect": meant, "extra_samples": extra}
+    return {name: value for name, value in details.items() if value}
 
 
 def _names(model: nn.Module) -> list[str]:

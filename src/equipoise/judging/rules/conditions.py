@@ -47,8 +47,13 @@ class Condition:
     _beyond: int = 0
     _past: int = 0
 
-    def update(self, step: int, found: Measured) -> list[Finding]:
-        """Take what was found; return what is new: most of the time nothing."""
+    def update(
+        self, step: int, found: Measured, *, counts: bool = True
+    ) -> list[Finding]:
+        """Take what was found; return what is new: most of the time nothing.
+
+        A reading that does not count neither lengthens a wait nor begins one.
+        """
         beyond = self.rule.is_beyond(found.value, self.rule.threshold)
         if beyond:
             self.latest = step, found
@@ -57,7 +62,7 @@ class Condition:
         if not beyond:
             self.phase, self._beyond = "quiet", 0
             return []
-        return self._while_pending(step, found)
+        return self._while_pending(step, found) if counts else []
 
     def _while_pending(self, step: int, found: Measured) -> list[Finding]:
         if self.phase != "pending":
@@ -162,7 +167,7 @@ class RuleAtWork:
         """What fires, the first 40; the rest is counted."""
         return _listed([c.finding for c in self.conditions if c.finding is not None])
 
-    def ask(self, history: History) -> list[Finding]:
+    def ask(self, history: History, *, counts: bool = True) -> list[Finding]:
         """Look at the history; return what is new: most of the time nothing.
 
         A boundary: a user's rule may raise anything, and must not end the training.
@@ -175,7 +180,11 @@ class RuleAtWork:
             self.broken = True
             return [_failed(history.step, self.rule, error)]
         return _listed(
-            [new for one in found for new in self._at(one).update(history.step, one)]
+            [
+                new
+                for one in found
+                for new in self._at(one).update(history.step, one, counts=counts)
+            ]
         )
 
     def _measured(self, history: History) -> Iterable[Measured]:

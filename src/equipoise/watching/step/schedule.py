@@ -18,6 +18,15 @@ FIRST_STEPS = (1, 2, 5, 8, 10, 15, 20, 25, 28)
 the second sample, and a verdict takes ten."""
 
 
+def extra_steps(every: int) -> list[int]:
+    """Return the first steps that are sampled besides those of the interval.
+
+    >>> extra_steps(10)
+    [1, 2, 5, 8, 15, 25, 28]
+    """
+    return [step for step in FIRST_STEPS if step % every]
+
+
 @dataclass(slots=True, kw_only=True)
 class Schedule:
     """Samples every N steps, at named steps, and densely at the start."""
