@@ -80,7 +80,7 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # The first sequence, copied: a view would keep the whole output in memory.
-        if isinstance(output, Tensor) and output.ndim in (2, 3):
+        if isinstance(output, Tensor) and output.ndim in (2, 3) and len(output):
             here = local_part(output)
             first = here[0] if here.ndim == 3 else here
             self._given[id(module)] = first.detach().clone()
@@ -149,7 +149,7 @@ class LocalLipschitz(PartsProbe, WithAnatomy):
         (q_factor, q_alike), (k_factor, k_alike) = found[0], found[1]
         alike = q_alike & k_alike
         if alike.device.type == "cpu":
-            return (q_factor, k_factor) if bool(alike) else None
+            return (q_factor, k_factor) if alike.numpy() else None
         nan = q_factor.new_full((), torch.nan)
         return torch.where(alike, q_factor, nan), torch.where(alike, k_factor, nan)
 

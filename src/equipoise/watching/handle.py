@@ -93,10 +93,12 @@ class Watch:
         self._observer = LoopObserver(
             anatomy.model,
             optimizers,
-            notice=_weakly(self._notice),
-            step=_weakly(self._now),
+            # Strong: the optimiser's own hook keeps the observer, and so a handle that
+            # nobody kept lives as long as the optimiser, and goes with it.
+            notice=self._notice,
+            step=self._now,
             tracing=id(self),
-            count=_weakly(self._count),
+            count=self._count,
         )
         self._sampler = Sampler(
             anatomy,
