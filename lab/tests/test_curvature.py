@@ -143,7 +143,10 @@ def test_the_ranking_follows_the_numbers() -> None:
 @pytest.mark.parametrize(
     ("near", "says"),
     [
-        ((9.0, 6.0, 5.0), r"FF is told from all others but V \(\d+ seeds would show it"),
+        (
+            (9.0, 6.0, 5.0),
+            r"FF is told from all others but V \(\d+ seeds would show it",
+        ),
         ((5.0, 5.1, 4.9), r"FF is told from all others \(ratios"),
     ],
 )

@@ -27,8 +27,17 @@ def is_recorded(path: Path) -> bool:
 def make(units: Sequence[Unit], folder: Path, report: Report) -> None:
     """Train and record what is missing; what the instrument says is not shown."""
     torch.set_num_threads(1)
-    logging.getLogger("equipoise").setLevel(logging.CRITICAL)
-    for unit in missing(units, folder):
+    log = logging.getLogger("equipoise")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        _record(missing(units, folder), folder, report)
+    finally:
+        log.setLevel(before)
+
+
+def _record(units: Sequence[Unit], folder: Path, report: Report) -> None:
+    for unit in units:
         random.seed(unit.seed)
         np.random.seed(unit.seed)
         recorded = run(unit)
