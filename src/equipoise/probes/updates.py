@@ -207,43 +207,60 @@ class UnchangedWeights:
     """Emit the share of weights that are what they were at the last sampled step.
 
     Read before the optimiser moves them, at up to 256 places of each block's largest
-    parameter that have a gradient. A weight that is stored in too few bits stays where
-    it is however often it is updated.
+    parameter that an optimiser moves: it holds it, at a rate that is not zero, and had
+    a gradient there. What is frozen may keep a gradient of an earlier training. A
+    weight that is stored in too few bits stays where it is however often it is updated.
     """
 
     name: str = "unchanged weights"
-    _before: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
-    """Block → which parameter was remembered, and its weights."""
-    _updated: bool = True
-    """Whether the optimiser has moved since: micro-batches share their weights."""
+    _before: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
+    """Block → which parameter was remembered, its weights, and which had a gradient."""
+    _held: "WeakKeyDictionary[Optimizer, set[int]]" = field(
+        default_factory=WeakKeyDictionary
+    )
+    """Optimiser → the parameters that it moved in its last sampled step."""
+    _moved: set[int] = field(default_factory=set)
+    """Those moved since the last reading: micro-batches share their weights."""
 
     def on_gradients(
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
     ) -> None:
-        if not self._updated:
+        if self._before and not self._moved:
             return
-        self._updated = False
-        for site, parameter in _largest(anatomy).items():
+        moved, self._moved = self._moved, set()
+        held = set().union(*self._held.values()) if self._held else None
+        for site, parameter in _largest(anatomy, held).items():
             grad = parameter.grad
             assert grad is not None
             w, g = _probed(parameter.detach()), _probed(grad)
-            key, before = self._before.get(site, (0, w))
-            if key == id(parameter) and before.shape == w.shape == g.shape:
-                active = g != 0
-                # An expert without a token has no gradient: no update of it is lost.
+            key, before, active = self._before.get(site, (0, w, g))
+            if key == id(parameter) and before.shape == w.shape == active.shape:
+                if key not in moved:
+                    continue
+                # An expert without a token had no gradient: no update of it is lost.
                 same = ((before == w) & active).sum() / active.sum().clamp(min=1)
                 emit(site, "update.unchanged", same, how="mean")
-            self._before[site] = id(parameter), w.clone()
+            self._before[site] = id(parameter), w.clone(), g != 0
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
-        self._updated = True
+        """Note what the optimiser has moved; a rate in a tensor is not waited for."""
+        groups = [
+            group["params"]
+            for group in optimizer.param_groups
+            if isinstance(rate := group.get("lr"), Tensor) or rate != 0
+        ]
+        moved = {id(p) for group in groups for p in group if p.grad is not None}
+        self._held[optimizer] = moved
+        self._moved |= moved
 
 
-def _largest(anatomy: Anatomy) -> dict[str, nn.Parameter]:
-    """Return of each block the largest parameter that is trained."""
+def _largest(anatomy: Anatomy, held: set[int] | None) -> dict[str, nn.Parameter]:
+    """Return of each block the largest parameter that is held, or else trained."""
     found: dict[str, nn.Parameter] = {}
     for site, parameter in owned_parameters(anatomy):
         if parameter.grad is None or site not in anatomy.blocks:
+            continue
+        if not (parameter.requires_grad if held is None else id(parameter) in held):
             continue
         if site not in found or parameter.numel() > found[site].numel():
             found[site] = parameter
