@@ -46,7 +46,8 @@ def sections(**more: Any) -> dict[str, Any]:
                     "kind": "sdpa",
                     "shape": [4, 2, 16, 16],
                     "ahead": 0.0,
-                    "behind": 15.0,
+                    "behind": 13.0,
+                    "last_row": 13.0,  # rows are drawn: this is the last of them
                 },
                 "h.1": {
                     "kind": "sdpa",

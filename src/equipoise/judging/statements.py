@@ -154,8 +154,9 @@ def _look(site: Section) -> str:
     keys = site["shape"][-1]
     if site["ahead"] > 0:
         return "both sides"
-    window = site["behind"] + 1
-    return "causal" if window >= keys else f"causal within {window:.0f} tokens"
+    if site["behind"] >= site.get("last_row", keys - 1):
+        return "causal"  # the last row that was looked at sees the first key
+    return f"causal within {site['behind'] + 1:.0f} tokens"
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

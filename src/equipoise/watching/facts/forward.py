@@ -272,6 +272,7 @@ class ForwardFacts:
         away_nK = j_K - i_n[:, None]
         seen.facts["ahead"] = (sees_BnK * away_nK).amax()
         seen.facts["behind"] = (sees_BnK * -away_nK).amax()
+        seen.facts["last_row"] = i_n.amax()
         seen.past_Bn = (sees_BnK & (away_nK < 0)).any(-1)
         seen.ahead_sBn = tuple((sees_BnK & (away_nK == s)).any(-1) for s in SHIFTS)
         stream = self._stream_of(B, Q)
