@@ -27,6 +27,7 @@ from tests.watching.facts.training import (
 STEPS = TRIED[0] + 1
 FUTURE, EXAMPLES = "check.influence_future", "check.influence_examples"
 PADDING, DOCUMENTS = "check.influence_padding", "check.influence_documents"
+EAGER = "check.eager_differs"
 PLACES, REPEATED = "check.no_positions", "check.not_repeatable"
 
 
@@ -193,6 +194,102 @@ def test_documents_that_reach_each_other_are_named(uses: bool, tmp_path: Path) -
         return F.cross_entropy(z.flatten(0, 1), ids[:, 1:].flatten())
 
     assert (DOCUMENTS in tried(Packed(uses=uses), tmp_path, loss)) == (not uses)
+
+
+class Evaluated(Packed):
+    """Packs while it trains only, as transformers does under checkpointing."""
+
+    def forward(self, ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        self.uses = self.training
+        return super().forward(ids, position_ids)
+
+
+def packed(model: nn.Module, ids: Tensor) -> Tensor:
+    places = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]).expand(len(ids), -1)
+    out = model(ids, position_ids=places)
+    z = getattr(out, "logits", out)[:, :-1]
+    return F.cross_entropy(z.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_a_mask_that_only_evaluation_makes_is_not_named(tmp_path: Path) -> None:
+    assert not tried(Evaluated(uses=True), tmp_path, packed)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_cache_undoes_packs_by_positions(cached: bool, tmp_path: Path) -> None:
+    """Transformers looks for packs in position ids only where it makes no cache."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        use_cache=cached,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    assert (DOCUMENTS in tried(model, tmp_path, packed)) == cached
+
+
+class Capacity(nn.Module):
+    """Experts that take no more tokens than their share, from the last one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k = 1
+        self.gate = nn.Linear(WIDTH, 2, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        weight, chosen = self.gate(flat).softmax(-1).max(-1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            # Full: the last tokens of the batch are taken first.
+            at = (chosen == number).nonzero()[:, 0].flip(0)[: len(flat) // 3]
+            out = out.index_add(0, at, weight[at, None] * expert(flat[at]))
+        return out.view_as(x)
+
+
+def test_a_capacity_mixes_tokens_by_design(tmp_path: Path) -> None:
+    model = Model(causal())
+    for block in model.blocks:
+        block.mlp = Capacity()
+    assert not tried(model, tmp_path)
+
+
+class Within(Model):
+    """Enters autocast within its forward, where no one outside sees it."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.embedded(ids)
+            for block in self.blocks:
+                x = block(x, causal())
+        out: Tensor = self.head(self.norm(x.float()))
+        return out
+
+
+def far_from_zero() -> Model:
+    """Return a model that makes much of rounding: scores and sums are large."""
+    model = Model(causal())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0 if p.ndim > 1 else 0.0)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: Within(causal()), far_from_zero])
+def test_rounding_is_no_difference_of_kernels(make: Any, tmp_path: Path) -> None:
+    assert not tried(make(), tmp_path)
+
+
+def test_a_kernel_that_differs_is_named(tmp_path: Path) -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scale = 1.05 if torch.backends.cuda.flash_sdp_enabled() else 1.0
+        return scale * F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    assert tried(Model(causal(), attend=wrong), tmp_path) == {EAGER}
 
 
 class Added(Model):

@@ -8,7 +8,7 @@ from equipoise.judging.checks.registry import Violation, finds, violated
 from equipoise.judging.facts import Facts
 
 SAME, OTHER = 8, 64
-"""Units of the format within which passes agree: through the same kernels, in which a
+"""Units of rounding within which passes agree: through the same kernels, in which a
 row that nothing reaches is computed as before, and through other ones."""
 
 
@@ -17,20 +17,17 @@ def _tried(facts: Sequence[Facts]) -> dict[str, Any]:
     return section if section.get("tried") else {}
 
 
-def _rounding(found: dict[str, Any], *, units: int = SAME) -> float:
+def _rounding(found: dict[str, Any]) -> float:
     """Return the share of the logits' size that rounding may move."""
-    return float(max(units * found["noise"], units * found["format"]))
+    return float(SAME * max(found["noise"], found["format"]))
 
 
-def _moves(
-    facts: Sequence[Facts], what: str, *, units: int = SAME
-) -> Iterable[Violation] | None:
+def _moves(facts: Sequence[Facts], what: str) -> Iterable[Violation] | None:
     """Return whether something moved that should not."""
     found = _tried(facts)
     if what not in found:
         return None
-    limit = _rounding(found, units=units)
-    return [violated(moved=found[what])] if found[what] > limit else []
+    return [violated(moved=found[what])] if found[what] > _rounding(found) else []
 
 
 @finds("check.influence_future")
@@ -38,7 +35,7 @@ def influence_future(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     """Tokens from a place on move the logits of the row before, which counts."""
     found, shift = _tried(facts), shift_of(facts)
     targets = facts[-1].section("forward").get("targets", {})
-    if not found or shift is None or "first" not in targets:
+    if "future" not in found or shift is None or "first" not in targets:
         return None
     rows = {int(row): moved for row, moved in found["future"].items()}
     asked = {r: m for r, m in rows.items() if targets["first"] <= r <= targets["last"]}
@@ -90,4 +87,11 @@ def not_repeatable(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 @finds("check.eager_differs")
 def eager_differs(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     """A fused kernel and the same attention written out disagree."""
-    return _moves(facts, "eager", units=OTHER)
+    found = _tried(facts)
+    if "eager" not in found:
+        return None
+    rounding = max(found["noise"], found["format"], found["eager_noise"])
+    limit = OTHER * rounding
+    if limit >= 1:  # rounding alone may move all of the logits: nothing can be told
+        return None
+    return [violated(moved=found["eager"])] if found["eager"] > limit else []

@@ -3,12 +3,15 @@
 A few forward passes of one micro-batch, in evaluation mode and without gradients, after
 a sampled step is over. Buffers are copies, generators and the attributes of modules are
 put back. A move is compared with the size of rounding: that of the same batch with its
-sequences in another order, and of the format. What would not be sure is not tried, and
-says why.
+sequences in another order, and of the narrowest format that the pass itself made
+numbers in, since a model may enter autocast within. Fused attention is compared with
+what one unit of rounding at its inputs and output moves. What would not be sure is not
+tried, and says why.
 
 Axes, in this file:  B sequence · T token · V vocabulary.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +45,7 @@ ROUNDINGS = 64
 DROPS = {F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout}
 MASK = "attention_mask"
 PLACE_IDS = "position_ids"
+QKV = ("query", "key", "value")
 
 
 class DeclinedError(Exception):
@@ -113,12 +117,13 @@ class InfluenceFacts:
         return self._found or {"tried": False}
 
 
-class _SeesDropout(TorchFunctionMode):
-    """Notes whether anything dropped numbers, though no module is training."""
+class _Sees(TorchFunctionMode):
+    """Notes the formats of a pass, and whether anything dropped numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dropped = False
+        self.formats: set[torch.dtype] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -130,7 +135,37 @@ class _SeesDropout(TorchFunctionMode):
             self.dropped |= bool(p) and bool(training)
         elif func in FUSED:
             self.dropped |= bool(kwargs.get("dropout_p", args[4:5] and args[4]))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor) and x.is_floating_point():
+                self.formats.add(x.dtype)
+        return out
+
+
+class _Rounds(TorchFunctionMode):
+    """Moves what torch's attention reads and makes by one unit of its format."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.calls = 0
+        self._rng = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        self.calls += 1
+        given = tuple(self._rounded(x) for x in args[:3]) + tuple(args[3:])
+        kwargs |= {k: self._rounded(kwargs[k]) for k in QKV if k in kwargs}
+        out: Tensor = F.scaled_dot_product_attention(*given, **kwargs)
+        return self._rounded(out)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Return every number one unit up or down."""
+        up = torch.randint(0, 2, x.shape, generator=self._rng).to(x.device)
+        return (x * (1 + (2 * up - 1) * torch.finfo(x.dtype).eps)).to(x.dtype)
 
 
 class Trial:
@@ -141,8 +176,10 @@ class Trial:
     ) -> None:
         self._anatomy, self._batch = anatomy, batch
         self._model, self.one_text = anatomy.model, True
+        self._formats: set[torch.dtype] = set()
         self._name, self._ids_BT = _ids(batch, shapes)
         _refuse(self._model)
+        self._modes = {m: m.training for m in unwrapped(self._model).modules()}
 
     def run(self) -> dict[str, Any]:
         """Return the moves, each as a share of the logits' size.
@@ -151,7 +188,9 @@ class Trial:
             DeclinedError: If no pass can tell anything.
         """
         with _state_kept(self._model):
-            base_BTV = self._pass({})
+            with _Sees() as seen:
+                base_BTV = self._pass({})
+            self._formats = seen.formats
             again_BTV = self._pass({})
             size = base_BTV.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
             again = (again_BTV - base_BTV).abs().amax() / size
@@ -171,10 +210,13 @@ class Trial:
             def moved(z_BTV: Tensor, where: Any) -> float:
                 return float((z_BTV - base_BTV).abs()[where].amax() / size)
 
-            found |= self._future(moved)
-            found |= self._examples(moved)
-            found |= self._padding(moved)
-            found |= self._documents(moved)
+            # A capacity, or experts that choose, mix tokens by design; and a model
+            # that minds the place in the batch may have one that was not found.
+            if not self._anatomy.routers:
+                found |= self._future(moved) if bool(alike) else {"future": {}}
+                found |= self._examples(moved)
+                found |= self._padding(moved)
+                found |= self._documents(moved)
             found |= self._places(moved)
             found |= self._repeated(base_BTV, size)
             found |= self._fused(moved)
@@ -183,7 +225,7 @@ class Trial:
     def _format(self) -> float:
         """Return the rounding unit of the narrowest format of the pass."""
         dtypes = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
-        dtypes |= set(self._batch.call_state.autocast.dtypes.values())
+        dtypes |= set(self._batch.call_state.autocast.dtypes.values()) | self._formats
         return max((torch.finfo(d).eps for d in dtypes), default=0.0)
 
     def _pass(
@@ -252,7 +294,7 @@ class Trial:
 
     def _examples(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Change the first sequence; measure all others."""
-        if len(self._ids_BT) < 2 or self._anatomy.routers:
+        if len(self._ids_BT) < 2:
             return {}
         ids_BT = self._ids_BT.clone()
         ids_BT[0] = self._others()[0]
@@ -279,7 +321,16 @@ class Trial:
         if not bool(later_BT.any(1).all()):
             return {}
         ids_BT = self._ids_BT.where(later_BT, self._others())
-        return {"documents": moved(self._with_ids(ids_BT), later_BT)}
+        evaluated = moved(self._with_ids(ids_BT), later_BT)
+        if evaluated == 0:
+            return {"documents": evaluated}
+        # A model may make another mask while it trains: transformers makes a cache,
+        # with which position ids pack nothing, except under checkpointing.
+        with _training(self._modes):
+            before_BTV, after_BTV = self._pass({}), self._with_ids(ids_BT)
+        size = before_BTV.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+        trained = (after_BTV - before_BTV).abs()[later_BT].amax() / size
+        return {"documents": min(evaluated, float(trained))}
 
     def _places(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Exchange two tokens; measure every other row, of a model with positions."""
@@ -296,17 +347,28 @@ class Trial:
 
     def _repeated(self, base_BTV: Tensor, size: Tensor) -> dict[str, Any]:
         """Pass the same input with generators in another state."""
-        with _SeesDropout() as mode:
+        with _Sees() as mode:
             other_BTV = self._pass({}, other_seed=True)
         apart = float((other_BTV - base_BTV).abs().amax() / size)
         return {"repeated": apart, "dropped": mode.dropped}
 
     def _fused(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
-        """Pass the same input with torch's attention written out."""
+        """Pass the same input with torch's attention written out.
+
+        How far it may move is what the model makes of one unit of rounding there: some
+        make much of it, of any format.
+        """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        noise = 0.0
+        for seed in range(2):
+            with _Rounds(seed) as mode:
+                noise = max(noise, moved(self._pass({}), slice(None)))
+            if not mode.calls:
+                return {}
         with sdpa_kernel(SDPBackend.MATH):
-            return {"eager": moved(self._pass({}), slice(None))}
+            apart = moved(self._pass({}), slice(None))
+        return {"eager": apart, "eager_noise": noise}
 
 
 class _Reseeded:
@@ -409,6 +471,20 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
                 elif isinstance(content, dict):
                     value.clear()
                     value.update(content)
+
+
+@contextmanager
+def _training(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Every module in the mode that its loop trains it in, for the block."""
+    try:
+        for module, mode in modes.items():
+            module.training = mode
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # checkpoints warn where nothing is graded
+            yield
+    finally:
+        for module in modes:
+            module.training = False
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
