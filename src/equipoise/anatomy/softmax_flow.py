@@ -37,6 +37,9 @@ class SoftmaxCall:
     """Of the axis the softmax ran over: what tells that axis in a view."""
     version: int
     done: bool = False
+    again: bool = False
+    """Whether the scores were made of another softmax: Sinkhorn's rounds take turns.
+    """
     windows: list[Any] = field(default_factory=list)
     """What was unfolded since: sizes of windows, as the function was given them."""
 
@@ -169,6 +172,7 @@ class SoftmaxFlow:
             return
         self._met[caller.name] = caller
         softmax = started_softmax(caller, scores, dim)
+        softmax.again = bool(self._living(scores))
         self._mark(out, [WeightTensor(softmax, softmax.scores)])
 
     def follow(self, func: Function, args: tuple[Any, ...], out: Any, kw: Any) -> None:
@@ -268,7 +272,8 @@ class SoftmaxFlow:
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
             over_queries = scores.stride(-2) == softmax.stride
-            if self.askew is not None and weights is not None and over_queries:
+            once = over_queries and not softmax.again
+            if self.askew is not None and weights is not None and once:
                 self.askew(_call(softmax.caller, scores, extra=0, weights=weights))
             return
         call = _call(softmax.caller, scores, extra=mix.extra_keys, weights=weights)

@@ -228,6 +228,45 @@ def test_frozen_parts_need_no_graph(tmp_path: Path) -> None:
     assert CUT not in found(model, tmp_path)
 
 
+class Controlled(nn.Module):
+    """A frozen model, and a copy of its blocks that is joined by maps of zeros."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        super().__init__()
+        self.cut = cut
+        self.base = Model(causal()).requires_grad_(requires_grad=False)
+        self.copies = Model(causal()).blocks
+        self.joins = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in self.copies)
+        for weight in self.joins.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = y = self.base.embedded(ids)
+        mask = causal(ids.shape[1])
+        places = zip(self.base.blocks, self.copies, self.joins, strict=True)
+        for block, copied, join in places:
+            y = copied(y, mask)
+            y = y.detach() if self.cut else y
+            x = block(x, mask) + join(y)
+        out: Tensor = self.base.head(self.base.norm(x))
+        return out
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_map_of_zeros_cuts_no_graph(steps: int, tmp_path: Path) -> None:
+    assert CUT not in found(Controlled(), tmp_path, steps=steps)
+    assert CUT in found(Controlled(cut=True), tmp_path, steps=steps)
+
+
+def test_a_cut_is_named_where_gradients_are_zeros_and_not_none(tmp_path: Path) -> None:
+    def zeroed(model: nn.Module, ids: Tensor) -> Tensor:
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        return next_token(model, ids)
+
+    assert found(Cut(2), tmp_path, zeroed)[CUT].site == "blocks.2"
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_cuts_nothing(reentrant: bool, tmp_path: Path) -> None:
     class Checkpointed(Model):
@@ -356,6 +395,31 @@ def test_weights_that_sum_to_one_over_the_keys_are_not(
 ) -> None:
     """Slot attention among them, which shares its weights out again."""
     assert AXIS not in found(Model(causal(), attend=attend), tmp_path, strict=False)
+
+
+def sinkhorn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    log = q @ k.mT / q.shape[-1] ** 0.5
+    for _ in range(3):
+        log = log.log_softmax(-1).log_softmax(-2)
+    return log.exp() @ v
+
+
+def sinkhorn_by_sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    log = q @ k.mT / q.shape[-1] ** 0.5
+    log = log - log.logsumexp(-1, keepdim=True)
+    return log.softmax(-2) @ v
+
+
+def sharpened(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    log = (q @ k.mT / q.shape[-1] ** 0.5).log_softmax(-1)
+    return (2 * log).softmax(-2) @ v
+
+
+@pytest.mark.parametrize("attend", [sinkhorn, sinkhorn_by_sums, sharpened])
+def test_weights_that_are_normalised_over_both_axes_are_meant(
+    attend: Any, tmp_path: Path
+) -> None:
+    assert AXIS not in found(Model(attend=attend), tmp_path, strict=False)
 
 
 def test_slots_are_fewer_than_what_they_look_at(tmp_path: Path) -> None:

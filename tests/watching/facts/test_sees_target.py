@@ -176,6 +176,44 @@ def test_a_decoder_of_a_translation_without_a_mask_is_named(tmp_path: Path) -> N
     assert seen.site == "decoder.0.attention" and seen.params["sites"] == 2
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_a_decoder_whose_layers_were_all_dropped_is_not_its_encoder(
+    early: bool, tmp_path: Path
+) -> None:
+    """LayerDrop: at some steps no layer of the decoder is called."""
+
+    class Dropped(Translation):
+        def forward(self, given: Tensor, ids: Tensor) -> Tensor:
+            y = self.tokens(ids) if early else None
+            x = self.tokens(given)
+            for block in self.encoder:
+                x = block(x)
+            y = self.tokens(ids) if y is None else y
+            out: Tensor = self.head(y)
+            return out
+
+    assert not found(Dropped(causal()), tmp_path, asked_of_itself)
+    assert not found(Dropped(causal()), tmp_path, copied)
+
+
+def asked_of_itself(model: nn.Module, ids: Tensor) -> Tensor:
+    z = model(ids, ids)[:, :-1]
+    return F.cross_entropy(z.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_a_later_pass_of_the_step_says_nothing_of_the_first(tmp_path: Path) -> None:
+    """Another objective sees all it likes, and trains on other logits."""
+
+    def then_all(model: nn.Module, ids: Tensor) -> Tensor:
+        assert isinstance(model, Model)
+        model.mask = causal()
+        loss = next_token(model, ids)
+        model.mask = None
+        return loss + 0 * model(ids).sum()
+
+    assert not found(Model(), tmp_path, then_all)
+
+
 class CrossAttention(Attention):
     """Attends to a memory that it holds, not to what it is given."""
 

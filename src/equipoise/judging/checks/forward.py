@@ -161,9 +161,14 @@ def rotary_precision(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 
 @finds("check.detached")
 def detached(facts: Sequence[Facts]) -> Iterable[Violation] | None:
-    """The graph ends before a block, and what lies before gets no gradient."""
+    """The graph ends before a block, and what lies before gets no gradient.
+
+    Not where the backward pass comes there with zeros: a map that starts at zero lets
+    nothing through yet.
+    """
     cuts = facts[-1].section("forward").get("cuts", {})
-    starved = {n: c for n, c in cuts.items() if c["weights"] and not c["moved"]}
+    behind = {n: c for n, c in cuts.items() if c["weights"] and not c.get("reached")}
+    starved = {n: c for n, c in behind.items() if not c["moved"]}
     shown = {n: {"before": c["before"] or "the embeddings"} for n, c in starved.items()}
     return _together(shown)
 

@@ -54,6 +54,8 @@ class _Stream:
     padding_BT: Tensor
     declared: bool
     """Whether which id is padding was declared, and not seen in the ids."""
+    order: int
+    """How many attention calls came before the embedding."""
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class ForwardFacts:
         yield from self._input_hooks(modules, guarded)
         for name, block in anatomy.blocks.items():
             yield hooks.before(block, guarded(partial(self._cuts.enter, name)))
+            yield hooks.after(block, guarded(partial(self._cuts.leave, guarded, name)))
         inside = {id(s.module): s.module for s in anatomy.attention}
         inside |= {id(block): block for block in anatomy.blocks.values()}
         for module in inside.values():
@@ -139,6 +142,7 @@ class ForwardFacts:
                 yield hooks.before(module, guarded(partial(self._on_rotary, name)))
             if not isinstance(module, nn.Embedding):
                 continue
+            yield hooks.after(module, guarded(partial(self._cuts.leave, guarded, "")))
             places = bool(PLACES.search(name))
             listen = self._on_places if places else self._on_tokens
             # A table of positions may make them itself, of a mask that it is given.
@@ -153,7 +157,9 @@ class ForwardFacts:
             ids_BT = ids.detach()
             declared = self._padding_id(module)
             padding_BT = padded_BT(ids_BT, declared=declared)
-        self._streams.append(_Stream(ids_BT, padding_BT, declared is not None))
+        self._streams.append(
+            _Stream(ids_BT, padding_BT, declared is not None, len(self._sites))
+        )
 
     def _padding_id(self, module: nn.Embedding) -> int | None:
         """Return the id that the table, or the model's configuration, says is padding.
@@ -206,7 +212,8 @@ class ForwardFacts:
         """Read whether weights that sum to 1 over the queries mixed values as they are.
 
         Slot attention shares them out again over the keys. Dropout may have scaled
-        what it left: the weights are those of the softmax but for one factor.
+        what it left: the weights are those of the softmax but for one factor. Rounds of
+        Sinkhorn normalise over both axes: the scores are then logarithms of shares.
         """
         B, H, Q, K = call.shape
         assert call.scores_BHQK is not None and call.weights_BHQK is not None
@@ -222,7 +229,11 @@ class ForwardFacts:
             limit = 1 + ROUNDINGS * torch.finfo(w_QK.dtype).eps
             names = self._anatomy.names if self._anatomy else {}
             name = names.get(id(call.module), "")
-            self._other_axis[name] = (most <= limit * least) & (most > 0)
+            as_it_is = (most <= limit * least) & (most > 0)
+            total_Q = masked_to_infinity(z_QK.float()).exp().sum(-1)
+            rounding = ROUNDINGS * torch.finfo(z_QK.dtype).eps
+            shared_out = ((total_Q - 1).abs() <= rounding).all()
+            self._other_axis[name] = as_it_is & ~shared_out
 
     def on_gradients(
         self, anatomy: Anatomy, emit: Emit, *, scale: Tensor | None
@@ -336,7 +347,10 @@ class ForwardFacts:
         """Return the facts of the step; none where no pass was seen."""
         found: dict[str, Any] = {}
         if self._sites:
-            found["sites"] = {s.name: self._of_site(s) for s in self._sites}
+            # A later pass, without a loss or of other tokens, says nothing of these.
+            last = {s.name: s for s in self._sites}
+            last |= {s.name: s for s in self._before(self._targets)}
+            found["sites"] = {name: self._of_site(s) for name, s in last.items()}
         if self._places:
             found["places"] = {n: self._of_places(x) for n, x in self._places.items()}
         if self._angles:
@@ -408,14 +422,27 @@ class ForwardFacts:
             found[f"has_past_{shift}"] = (told_bn & (i_n > 0)).sum()
         return found
 
+    def _before(self, targets: _Targets | None) -> list[_Site]:
+        """Return the calls between the embedding of the tokens and their logits."""
+        if targets is None:
+            return []
+        return self._sites[targets.stream.order : targets.order]
+
     def _leads(self, site: _Site, targets: _Targets) -> bool:
         """Return whether a site is of the stack of blocks that the logits come from.
 
         An encoder, or a part that another loss trains, may see all it likes: what
-        counts is the stack whose attention was called last before the logits.
+        counts is the stack whose attention was called last before the logits. Where all
+        layers of a stack were dropped, it may have been the one.
         """
-        before = self._sites[: targets.order]
-        return bool(before) and _stack(before[-1].name) == _stack(site.name)
+        before = self._before(targets)
+        if not any(one is site for one in before):
+            return False
+        known = self._anatomy.attention if self._anatomy else ()
+        called = {_stack(one.name) for one in self._sites[: targets.order]}
+        if {_stack(one.name) for one in known} - called:
+            return False
+        return _stack(before[-1].name) == _stack(site.name)
 
 
 @dataclass(slots=True)
@@ -427,12 +454,26 @@ class _Cuts:
     found: dict[str, str] = field(default_factory=dict)
     """Block → the one before it."""
     starved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reached: set[str] = field(default_factory=set)
+    """Blocks whose output the backward pass came to, if only with zeros."""
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         states = hidden_states(args, kwargs)
         if states is not None and not states.requires_grad:
             self.found[name] = self.before
         self.before = name
+
+    def leave(
+        self, guarded: Guarded, name: str, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        """Note when the backward pass comes to what a block made.
+
+        Behind a map that starts at zero, gradients are zeros, and no graph is cut.
+        """
+        made = output if isinstance(output, tuple | list) else (output,)
+        for x in made:
+            if isinstance(x, Tensor) and x.requires_grad:
+                x.register_hook(guarded(lambda _: self.reached.add(name)))
 
     def look(self, anatomy: Anatomy) -> None:
         """Note the cuts before which no trainable weight has a gradient."""
@@ -447,6 +488,7 @@ class _Cuts:
                 "before": before,
                 "weights": len(weights),
                 "moved": 0 if moved is None else moved.sum(),
+                "reached": before in self.reached,
             }
 
 
