@@ -18,6 +18,7 @@ SECTIONS = {
     "Remedies": "remedies",
     "Theory": "theory",
     "Results": "results",
+    "Decisions": "decisions",
 }
 """Title in the nav → the folder whose pages it lists."""
 

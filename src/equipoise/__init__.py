@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from equipoise.store import Run, open_run
     from equipoise.watching import watch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Audit",

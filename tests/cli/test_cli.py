@@ -60,7 +60,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version")[:2] == (0, "equipoise 0.1.0\n")
+    assert run(capsys, "--version")[:2] == (0, "equipoise 0.2.0\n")
 
 
 WITHOUT_EXTRAS = """

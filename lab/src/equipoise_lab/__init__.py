@@ -4,4 +4,4 @@ It watches, judges and reports with the instrument, through documented modules o
 (``lab/tests/test_layers.py`` lists them).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
