@@ -28,8 +28,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         WATCHING + "loop/torch_events.py",
-        "        listener.before_clipping(total_norm.detach().clone(), parameters)\n",
-        "        listener.before_clipping(total_norm.detach(), parameters)\n",
+        "            listener.before_clipping(norm.clone(), parameters)\n",
+        "            listener.before_clipping(norm, parameters)\n",
         "tests/watching/test_legal_loops.py -k clips",
     ),
     Mutation(
@@ -243,7 +243,7 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ('lost = judge.of == "weights" and any', "lost = any"),
     ),
     ("judging/settings.py", "tests/judging/test_verdict.py"): (
-        ("one is not None and one.since <= step", "one is not None"),
+        ("if m and m.since <= step <= m.until + AFTER]", "if m]"),
     ),
     ("judging/rules/activations.py", "tests/judging/test_rules.py"): (
         ("    return total < BY_CHANCE / experts", "    return True"),
@@ -251,7 +251,7 @@ PILOT: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("judging/rules/run.py", "tests/judging/test_rules.py"): (
         ("    if began > PLAIN * uniform:\n", "    if False:\n"),
         ("        return max(uniform, began), ", "        return uniform, "),
-        ("    few = uniform < math.log(FEW)", "    few = False"),
+        ("value = share if loss > AT_CHANCE * uniform else 0.0", "value = share"),
     ),
     ("judging/rules/attention.py", "tests/judging/test_rules.py"): (
         ("logit if theta < SATURATED else 0.0", "logit"),

@@ -141,6 +141,14 @@ class Finding(Record):
         """What joins the reports of one event: code, site, and since when."""
         return self.code, self.site, self.since
 
+    def is_grave(self, least: str) -> bool:
+        """Return whether its severity is ``least``, or graver.
+
+        >>> Finding.warn(0, "a").is_grave("warn"), Finding.info(0, "a").is_grave("warn")
+        (True, False)
+        """
+        return SEVERITIES.index(self.severity) <= SEVERITIES.index(least)
+
     @property
     def order(self) -> tuple[int, int]:
         """Its place in a list: the gravest first, then the earliest."""

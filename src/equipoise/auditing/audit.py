@@ -8,13 +8,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from equipoise.auditing.subject import ModelSource, loaded
 from equipoise.auditing.weights.checkpoint import open_checkpoint
-from equipoise.auditing.weights.comparison import Comparison, compare
 from equipoise.auditing.weights.entries import Checkpoint, in_memory, printable
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
 from equipoise.judging.judge import Judge
@@ -22,6 +20,10 @@ from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.text.templates import template
 from equipoise.text.verdict_text import worded
+
+if TYPE_CHECKING:
+    from equipoise.auditing.subject import ModelSource
+    from equipoise.auditing.weights.comparison import Comparison
 
 Auditable = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -35,8 +37,8 @@ class Audit:
     readings: tuple[Reading, ...]
     facts: tuple[str, ...]
     """What was read, and on what."""
-    comparison: Comparison | None = None
-    source: ModelSource | None = None
+    comparison: "Comparison | None" = None
+    source: "ModelSource | None" = None
     """What it was run on; None for weights alone."""
 
     @property
@@ -68,7 +70,7 @@ def audit(
     batch: Any = None,
     *,
     against: Auditable | None = None,
-    source: ModelSource | None = None,
+    source: "ModelSource | None" = None,
     progress: Progress = lambda share: None,
 ) -> Audit:
     """Return a verdict on a model: from its weights, and on a batch if there is one.
@@ -88,13 +90,18 @@ def audit(
         >>> audit(nn.TransformerEncoderLayer(32, 4, 64)).verdict.state
         'healthy'
     """
+    # What only a batch or a second checkpoint needs is imported where it is used.
     if batch is not None and not isinstance(model, nn.Module):
+        from equipoise.auditing.subject import loaded
+
         model = loaded(str(model)).model
     checkpoint = _checkpoint(model)
     weights = measure(checkpoint, progress=progress)
     readings, facts = weights.readings(), _facts(checkpoint, weights)
     compared: Comparison | None = None
     if against is not None:
+        from equipoise.auditing.weights.comparison import compare
+
         old = _checkpoint(against)
         compared = compare(checkpoint, old)
         readings, facts = (
@@ -104,8 +111,8 @@ def audit(
     judge = _judge(weights)
     judge.add_at_once(readings)
     if batch is not None:
-        # Here, not above: weights alone need nothing that watches.
         from equipoise.auditing.one_pass import audit_batch
+        from equipoise.auditing.subject import ModelSource
 
         assert isinstance(model, nn.Module)
         point = audit_batch(model, batch)

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from equipoise.auditing.audit import Audit
-from equipoise.auditing.subject import ModelSource, introduced
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
 from equipoise.text.numbers import short
 from equipoise.text.tones import terminal
+
+if TYPE_CHECKING:
+    from equipoise.auditing.subject import ModelSource
 
 MARKS = {"error": "✗", "warn": "!", "info": "·"}
 LAYERS = ("attention", "G", "‖W_Q‖", "‖W_K‖", "‖W_V‖", "‖W_O‖")
@@ -74,12 +77,14 @@ def _unlike(relative: float) -> str:
 
 
 def print_verdict(
-    verdict: Verdict, *, facts: Sequence[str] = (), source: ModelSource | None = None
+    verdict: Verdict, *, facts: Sequence[str] = (), source: "ModelSource | None" = None
 ) -> None:
     """Print the verdict, what it stands on, and what was found."""
     console = Console()
     tone = terminal(verdict.state)
-    console.print(Text(introduced(headline(verdict), source), tone), soft_wrap=True)
+    said = headline(verdict)
+    said = said if source is None else source.introduce(said)
+    console.print(Text(said, tone), soft_wrap=True)
     for line in facts:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for found in verdict.findings:

@@ -69,11 +69,12 @@ def command(
     # Here, not above: --help must not load torch.
     from equipoise.auditing.audit import audit
     from equipoise.auditing.page import print_audit
-    from equipoise.cli.subject import needed, subject
 
     found: ModelAndBatch | None = None
     wanted = {"precision": precision, "selection": selection, "curvature": curvature}
     if batch or text or random_tokens or any(wanted.values()) or _is_function(model):
+        from equipoise.cli.subject import needed, subject
+
         found = subject(
             model, batch, text=text, random_tokens=random_tokens, targets=True
         )
@@ -93,7 +94,8 @@ def command(
         if found is not None:
             _study(model, found, wanted)
     write_page(result, html, quietly=printed)
-    raise typer.Exit(_code(result, fail_on))
+    grave = (finding.is_grave(fail_on) for finding in result.findings if fail_on)
+    raise typer.Exit(int(any(grave)))
 
 
 def audit_json(result: "Audit") -> str:
@@ -112,11 +114,6 @@ def write_page(result: "Audit", html: Path | None, *, quietly: bool) -> None:
 
 def _is_function(model: str) -> bool:
     return ":" in model and not Path(model).exists()
-
-
-def _code(result: "Audit", fail_on: str | None) -> int:
-    grave = {"warn": {"warn", "error"}, "error": {"error"}}.get(fail_on or "", set())
-    return int(any(f.severity in grave for f in result.findings))
 
 
 def _study(model: str, found: "ModelAndBatch", wanted: dict[str, Any]) -> None:

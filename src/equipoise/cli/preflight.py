@@ -59,6 +59,8 @@ def command(
     if not printed:
         print_verdict(found.verdict, facts=found.facts)
     write_page(result, html, quietly=printed)
-    grave = {"warn": {"warn", "error"}, "error": {"error"}, "never": set()}[fail_on]
-    failed = found.verdict.state == "not judged" and fail_on != "never"
-    raise typer.Exit(int(failed or any(f.severity in grave for f in found.findings)))
+    if fail_on == "never":
+        return
+    failed = found.verdict.state == "not judged"
+    grave = any(finding.is_grave(fail_on) for finding in found.findings)
+    raise typer.Exit(int(failed or grave))

@@ -106,7 +106,7 @@ def watch(
         place = run_path(run, title)
         sinks = open_sinks(chosen.sinks, run=place)  # first: it may refuse
         run_writer = RunWriter(place, about)
-    path, step = ranks.agree_on_start(_start(run_writer) if run_writer else None)
+    path, step = ranks.broadcast("start", _start(run_writer))
     handle = Watch(
         anatomy,
         probes,
@@ -116,7 +116,7 @@ def watch(
         options=chosen,
         ranks=ranks,
         judge=_judge(about, run_writer if ranks.count == 1 else None),
-        step=int(step),
+        step=step,
     )
     _watched[id(unwrapped(model))] = handle
     _written[_key(handle.path)] = handle
@@ -245,10 +245,12 @@ def _same(
     return where and same and sinks and old.options.on_finding == chosen.on_finding
 
 
-def _start(writer: RunWriter) -> tuple[str, str]:
-    """Return the file, and the step after the last one it holds."""
+def _start(writer: RunWriter | None) -> tuple[str, int] | None:
+    """Return the file and the step after its last one; None on the other ranks."""
+    if writer is None:
+        return None
     steps = open_run(writer.path).steps
-    return str(writer.path), str(steps[-1] + 1 if len(steps) else 0)
+    return str(writer.path), int(steps[-1]) + 1 if len(steps) else 0
 
 
 def _judge(about: RunInfo, writer: RunWriter | None) -> Judge:

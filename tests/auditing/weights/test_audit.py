@@ -200,6 +200,18 @@ def test_on_a_batch_rules_of_runs_judge_too() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_batch_is_audited_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the audit nor what it watches with opens a database, and nothing else."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a run file was opened")
+
+    monkeypatch.setattr("sqlite3.connect", refuse)
+    ids = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(0))
+    found = audit(Trained(), (ids[:, :-1], ids[:, 1:]))
+    assert found.reading("loss") and found.reading("attention.theta.p5")
+
+
 def test_without_targets_no_gradient_is_read() -> None:
     layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 2).eval()
     found = audit(layer, torch.randn(5, 2, 32))
@@ -335,4 +347,4 @@ def test_an_audit_of_weights_loads_nothing_that_watches(tmp_path: Path) -> None:
     loaded = done.stdout.splitlines()[-1].split(",")
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"watching", "probes", "store", "report", "sinks", "autopilot"}
-    assert len(loaded) <= 62
+    assert len(loaded) <= 58

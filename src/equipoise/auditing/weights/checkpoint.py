@@ -22,8 +22,6 @@ from equipoise.auditing.weights.entries import (
     printable,
     regular,
 )
-from equipoise.auditing.weights.gguf_file import open_gguf
-from equipoise.auditing.weights.torch_file import open_torch
 from equipoise.errors import InputError
 from equipoise.records import json_object
 
@@ -102,12 +100,17 @@ def _in_file(path: Path) -> Checkpoint:
         start = stream.read(16)
     if path.name.endswith(".index.json"):
         return _sharded(path)
+    # A file of one format does not load the readers of the others.
     if start.startswith(b"GGUF"):
+        from equipoise.auditing.weights.gguf_file import open_gguf
+
         return open_gguf(path)
     # Before torch's: a header of 128 bytes, or 384, begins like a pickle.
     if start[8:9] == b"{":
         return _from_entries(path, _header(path), config_beside(path))
     if start.startswith((b"PK\x03\x04", b"\x80")):
+        from equipoise.auditing.weights.torch_file import open_torch
+
         return open_torch(path, config=config_beside(path))
     raise InputError(f"{path} is no checkpoint we know; give {FORMS}")
 

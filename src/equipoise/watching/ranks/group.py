@@ -1,5 +1,6 @@
 """The ranks of one training: which one writes, and one exchange per sampled step."""
 
+import json
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ FINAL_TIMEOUT_S = 5.0
 EXCHANGE_TIMEOUT_S = 20.0
 """How long the exchange of a sampled step waits for a rank that is elsewhere."""
 LEAST_BYTES = 1 << 16
+Json = Any
 
 
 class Ranks(Protocol):
@@ -28,9 +30,7 @@ class Ranks(Protocol):
     rank: int
     count: int
 
-    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]: ...
-
-    def broadcast(self, name: str, value: str) -> str: ...
+    def broadcast(self, name: str, value: Json) -> Json: ...
 
     def reserve(self, size: int) -> None: ...
 
@@ -47,11 +47,7 @@ class SingleRank:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
 
-    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
-        assert start is not None
-        return start
-
-    def broadcast(self, name: str, value: str) -> str:
+    def broadcast(self, name: str, value: Json) -> Json:
         return value
 
     def reserve(self, size: int) -> None:
@@ -84,23 +80,15 @@ class GroupRanks:
             backend="gloo", timeout=timedelta(seconds=EXCHANGE_TIMEOUT_S)
         )
 
-    def agree_on_start(self, start: tuple[str, str] | None) -> tuple[str, str]:
-        """Return the file and the first step that the first rank names."""
-        if start is not None:
-            self._store.set("start", "\n".join(start))
-        path, step = self._store.get("start").decode().split("\n")
-        return path, step
-
-    def broadcast(self, name: str, value: str) -> str:
+    def broadcast(self, name: str, value: Json) -> Json:
         """Return the value that the first rank gives, on every rank."""
         if self.rank == 0:
-            self._store.set(name, value)
-        said: str = self._store.get(name).decode()
-        return said
+            self._store.set(name, json.dumps(value))
+        return json.loads(self._store.get(name))
 
     def reserve(self, size: int) -> None:
         """Make room for so many bytes more, as the first rank counts them."""
-        self._capacity += int(self.broadcast("room", str(size)))
+        self._capacity += self.broadcast("room", size)
 
     def exchange(self, message: RankSample) -> Sequence[RankSample]:
         """Return every rank's message; none if one did not fit.

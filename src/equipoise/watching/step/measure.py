@@ -99,9 +99,9 @@ class Sampler:
         """
         if ranks.count == 1:
             return
-        late = str(copies_late(self.anatomy.model) and not acts)
-        agreed, numbers = ranks.broadcast("late", late) == str(True), [0]
-        self.exchange = "late" if agreed else "at once"
+        late = copies_late(self.anatomy.model) and not acts
+        self.exchange = ranks.broadcast("exchange", "late" if late else "at once")
+        numbers = [0]
 
         def begin(probe: SharingProbe) -> None:
             numbers.append(probe.begin(self.anatomy))
