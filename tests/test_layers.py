@@ -139,3 +139,18 @@ def test_the_tests_of_the_instrument_do_not_need_the_laboratory() -> None:
     for path in SRC.parents[1].glob("tests/**/*.py"):
         found = imports([*ast.walk(ast.parse(path.read_text("utf-8")))], path)
         assert not {n for n in found if n.partition(".")[0] in {"equipoise_lab", "lab"}}
+
+
+SAME_BY_DESIGN = {"EquipoiseCallback"}
+"""One for each framework: its user imports one of them."""
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """A search for a class finds its definition, not a choice."""
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module(path))
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert twice.keys() == SAME_BY_DESIGN, twice

@@ -11,8 +11,8 @@ from torch import Tensor
 from equipoise.errors import InputError
 from equipoise.theory.softmax_norms import (
     SUPREMA,
-    Interval,
     JacobianNorms,
+    NormInterval,
     inf_to_two,
     softmax_jacobian_bracket,
     softmax_jacobian_norm,
@@ -32,8 +32,12 @@ def scores(seed: int, K: int, scale: float, N: int = 6) -> Tensor:
     return scale * torch.randn(N, K, generator=rng, dtype=torch.float64)
 
 
-def as_interval(value: Tensor | Interval) -> tuple[Tensor, Tensor]:
-    return (value.lower, value.upper) if isinstance(value, Interval) else (value, value)
+def as_interval(value: Tensor | NormInterval) -> tuple[Tensor, Tensor]:
+    return (
+        (value.lower, value.upper)
+        if isinstance(value, NormInterval)
+        else (value, value)
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -21,7 +21,7 @@ from equipoise.probes.sharding import Parts, PartsProbe
 NORM = "output.logit_norm"
 
 
-class Size(NamedTuple):
+class LogitSize(NamedTuple):
     """How large logits are, on their device."""
 
     most: Tensor
@@ -31,7 +31,7 @@ class Size(NamedTuple):
     """Whether other ranks hold other classes of the same tokens."""
 
     @classmethod
-    def of(cls, logits: Tensor) -> "Size":
+    def of(cls, logits: Tensor) -> "LogitSize":
         split, here = is_sharded(logits), dense(local_part(logits.detach()))
         wide = torch.promote_types(here.dtype, torch.float32)
         norm = torch.linalg.vector_norm(here, dtype=wide)
@@ -51,7 +51,7 @@ class OutputLogits(PartsProbe):
     ranks: int = 1
     """How many watch together."""
     operations: frozenset[Any] = frozenset({F.cross_entropy})
-    _sizes: list[Size] = field(default_factory=list)
+    _sizes: list[LogitSize] = field(default_factory=list)
     """Sizes of the logits that a loss function was given inside the model."""
     _returned: bool = False
     """Whether the last pass returned logits: then no loss function is looked at."""
@@ -63,7 +63,7 @@ class OutputLogits(PartsProbe):
     def on_operation(self, caller: Caller, function: Any, args: Any) -> None:
         """Read the logits that a loss function is given inside the model."""
         if not self._returned and args and isinstance(args[0], Tensor):
-            self._sizes.append(Size.of(args[0]))
+            self._sizes.append(LogitSize.of(args[0]))
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
@@ -79,11 +79,11 @@ class OutputLogits(PartsProbe):
         self._returned = logits is not None
         sizes, self._sizes = self._sizes, []
         if logits is not None:
-            sizes = [Size.of(logits)] if logits.numel() else []
+            sizes = [LogitSize.of(logits)] if logits.numel() else []
         if sizes:
             self._emit_sizes(emit, sizes)
 
-    def _emit_sizes(self, emit: Emit, sizes: Sequence[Size]) -> None:
+    def _emit_sizes(self, emit: Emit, sizes: Sequence[LogitSize]) -> None:
         emit("", "output.logit_max", _most(sizes), how="max")
         norm = torch.linalg.vector_norm(torch.stack([size.norm for size in sizes]))
         count = float(sum(size.entries for size in sizes))
@@ -101,7 +101,7 @@ class OutputLogits(PartsProbe):
         emit("", NORM, torch.linalg.vector_norm(norm_R) / count_R.sum().sqrt())
 
 
-def _most(sizes: Sequence[Size]) -> Tensor:
+def _most(sizes: Sequence[LogitSize]) -> Tensor:
     return torch.stack([size.most for size in sizes]).amax()
 
 

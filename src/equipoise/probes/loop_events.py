@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class BackwardBegins(NamedTuple):
+class AnyBackward(NamedTuple):
     """A backward pass is about to begin, of whatever model."""
 
 
-class UpdateBegins(NamedTuple):
+class AnyUpdate(NamedTuple):
     """An optimiser is about to step, of whatever model."""
 
     optimizer: Optimizer
@@ -49,9 +49,7 @@ class ScheduleMoves(NamedTuple):
     """Whether its construction moves it."""
 
 
-LoopEvent = (
-    BackwardBegins | UpdateBegins | GradientsClipped | LossScaled | ScheduleMoves
-)
+LoopEvent = AnyBackward | AnyUpdate | GradientsClipped | LossScaled | ScheduleMoves
 
 
 @runtime_checkable

@@ -45,7 +45,7 @@ from equipoise.numerics.rows.balance import MASS_TOLERANCE, checked, intervals
 from equipoise.numerics.rows.torch_rows import outward
 
 
-class Rows(NamedTuple):
+class SplitRows(NamedTuple):
     """Rows as their largest entry and the rest, normalised; NaN where unreadable."""
 
     top_x: Tensor
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
         return torch.cat([self.away_x[..., None], others_xK], -1)
 
 
-def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
+def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> SplitRows:
     """Return the rows in at least the dtype ``least``; NaN if not probabilities.
 
     Negative entries, NaN, or a sum off 1 by more than ``MASS_TOLERANCE``: an
@@ -88,21 +88,21 @@ def split_rows(p_xK: Tensor, *, least: torch.dtype = torch.float32) -> Rows:
     readable = (off_x1 <= MASS_TOLERANCE) & (p_xK >= 0).all(-1, keepdim=True)
     total_x1 = torch.where(readable, total_x1, torch.nan)
     rest_xK = rest_xK / total_x1
-    return Rows((top_x1 / total_x1)[..., 0], rest_xK.sum(-1), rest_xK, at_x1)
+    return SplitRows((top_x1 / total_x1)[..., 0], rest_xK.sum(-1), rest_xK, at_x1)
 
 
 # Quadratic, from above: 4 passes reach float64 on every row tried, the rest is margin.
 _PASSES = 6
 
 
-def secular_root(rows: Rows) -> Tensor:
+def secular_root(rows: SplitRows) -> Tensor:
     """Return λ of every row; 0 for a one-hot row, p₍₁₎ when the two largest tie."""
     second_x = rows.second_x
     # A one-hot row has no second key: its unit is 1 and its λ is 0.
     return torch.where(second_x == 0, 0.0, second_x + _offset(rows) * _unit(rows))
 
 
-def secular_vector(rows: Rows) -> Tensor:
+def secular_vector(rows: SplitRows) -> Tensor:
     """Return the unit eigenvector, the largest key first; NaN for a one-hot row.
 
     v ∝ p/(λ − p) off the top; v ⟂ 1 gives the top, where λ − p may have cancelled.
@@ -115,7 +115,7 @@ def secular_vector(rows: Rows) -> Tensor:
     return v_xK / length_x1
 
 
-def _unit(rows: Rows) -> Tensor:
+def _unit(rows: SplitRows) -> Tensor:
     return torch.where(rows.second_x == 0, 1.0, rows.second_x)
 
 
@@ -123,7 +123,7 @@ def _positive(x_x: Tensor) -> Tensor:
     return x_x.clamp(min=torch.finfo(x_x.dtype).eps ** 2)  # a tie is 0/0 otherwise
 
 
-def _offset(rows: Rows) -> Tensor:
+def _offset(rows: SplitRows) -> Tensor:
     """Return x = (λ − p₍₂₎)/p₍₂₎."""
     unit_x = _unit(rows)
     P_xK = rows.rest_xK / unit_x[..., None]
@@ -160,7 +160,7 @@ def _pass(
 _ALL_SUBSETS = 12
 
 
-class Interval(NamedTuple):
+class NormInterval(NamedTuple):
     """A norm per row: attained, not exceeded, and whether the two are one."""
 
     lower: Tensor
@@ -168,17 +168,17 @@ class Interval(NamedTuple):
     exact: Tensor
 
 
-def inf_to_one(p_xK: Tensor) -> Interval:
+def inf_to_one(p_xK: Tensor) -> NormInterval:
     """Return ‖J‖_{∞→1} = θ(p) of every row.
 
     >>> inf_to_one(torch.tensor([0.5, 0.25, 0.25])).upper
     tensor(1.)
     """
     found = intervals(p_xK, witness=False, effort=1.0)
-    return Interval(found.lower, found.upper, found.exact)
+    return NormInterval(found.lower, found.upper, found.exact)
 
 
-def inf_to_two(p_xK: Tensor) -> Interval:
+def inf_to_two(p_xK: Tensor) -> NormInterval:
     """Return ‖J‖_{∞→2} = ‖J‖_{2→1} of every row.
 
     >>> inf_to_two(torch.tensor([0.5, 0.5, 0.0])).upper
@@ -198,7 +198,7 @@ def _value(a: Tensor, b: Tensor, squares: Tensor) -> Tensor:
     return 4 * (b * (1 - 2 * a) + a.square() * squares)
 
 
-def _top_alone(rows: Rows) -> Tensor:
+def _top_alone(rows: SplitRows) -> Tensor:
     """Return 4(p₁²r² + p₁²Σ_rest p²): what {top} attains, without 1 − p₁."""
     rest_x = rows.rest_xK.square().sum(-1)
     return 4 * rows.top_x.square() * (rows.away_x.square() + rest_x)
@@ -237,12 +237,12 @@ def _bounds(p_xK: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rounded(
     lower_x: Tensor, upper_x: Tensor, dtype: torch.dtype, *, keys: int
-) -> Interval:
+) -> NormInterval:
     slack = (4 + keys) * torch.finfo(torch.float64).eps  # running sums lose one a key
     bounds_x2 = torch.stack([lower_x * (1 - slack), upper_x * (1 + slack)], -1)
     lower_x, upper_x = outward(bounds_x2, dtype)
     close_x = upper_x * (2 * slack + 4 * torch.finfo(dtype).eps)
-    return Interval(lower_x, upper_x, upper_x - lower_x <= close_x)
+    return NormInterval(lower_x, upper_x, upper_x - lower_x <= close_x)
 
 
 # Suprema over all rows of two or more keys, per 1/T; nuclear: over any number of keys.
@@ -282,8 +282,8 @@ class JacobianNorms:
     row_sum: Tensor
     spectral: Tensor
     frobenius: Tensor
-    inf_to_two: Interval
-    inf_to_one: Interval
+    inf_to_two: NormInterval
+    inf_to_one: NormInterval
     nuclear: Tensor
 
 
@@ -354,7 +354,7 @@ def softmax_jacobian_norms(
     )
 
 
-def _row_lengths(rows: Rows) -> Tensor:
+def _row_lengths(rows: SplitRows) -> Tensor:
     """Return ‖row i of J‖₂ = pᵢ√((1−pᵢ)² + Σ_{j≠i} pⱼ²), the largest key first."""
     squares_xK = rows.rest_xK.square()
     rest_x1 = squares_xK.sum(-1, keepdim=True)
@@ -363,5 +363,7 @@ def _row_lengths(rows: Rows) -> Tensor:
     return rows.p_xK * (rows.complement_xK.square() + others_xK).sqrt()
 
 
-def _divided(found: Interval, temperature: float) -> Interval:
-    return Interval(found.lower / temperature, found.upper / temperature, found.exact)
+def _divided(found: NormInterval, temperature: float) -> NormInterval:
+    return NormInterval(
+        found.lower / temperature, found.upper / temperature, found.exact
+    )

@@ -36,7 +36,7 @@ from equipoise.watching.loop.observer import LoopObserver
 from equipoise.watching.options import WatchOptions, one_number_each
 from equipoise.watching.ranks.group import Ranks
 from equipoise.watching.step import pipeline
-from equipoise.watching.step.batch import StoredBatch
+from equipoise.watching.step.batch import HeldBatch
 from equipoise.watching.step.coverage import CoverageCheck
 from equipoise.watching.step.machine import (
     USERS_CODE,
@@ -87,7 +87,7 @@ class Watch:
             budget=options.budget,
             step=step,
         )
-        self._meter, self._stored = Meter(), StoredBatch(anatomy.model)
+        self._meter, self._stored = Meter(), HeldBatch(anatomy.model)
         self._boundary = Boundary(strict=options.strict, around=self._meter.running)
         self._guarded = partial(self._boundary.guarded, "watch")
         self._observer = LoopObserver(

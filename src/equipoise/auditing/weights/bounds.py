@@ -47,7 +47,7 @@ class Found(NamedTuple):
     reason: str = ""
 
 
-class Place(NamedTuple):
+class DescribedBlock(NamedTuple):
     """A block of a described type."""
 
     type: BlockType
@@ -207,11 +207,11 @@ def feedforward_bounds(
             continue
         seen.add(name)
         config = config_for(checkpoint.config, attention.site)
-        place = Place(block, config, _ball(checkpoint, attention, name))
+        place = DescribedBlock(block, config, _ball(checkpoint, attention, name))
         yield name, _feedforward(checkpoint, place, norms)
 
 
-def _feedforward(checkpoint: Checkpoint, place: Place, norms: Uppers) -> Found:
+def _feedforward(checkpoint: Checkpoint, place: DescribedBlock, norms: Uppers) -> Found:
     block, config, ball = place
     reason = refusal(block, config)
     if block.without or reason == "not_normed":

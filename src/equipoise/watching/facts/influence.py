@@ -108,7 +108,7 @@ class InfluenceFacts:
             return {"tried": False}
         if due and batch is not None and self._anatomy is not None:
             try:
-                trial = Trial(self._anatomy, batch, self._shapes)
+                trial = InfluenceTrial(self._anatomy, batch, self._shapes)
                 trial.one_text = self._streams == 1
                 self._found = {"tried": True, **trial.run()}
             except DeclinedError as why:
@@ -168,7 +168,7 @@ class _Rounds(TorchFunctionMode):
         return (x * (1 + (2 * up - 1) * torch.finfo(x.dtype).eps)).to(x.dtype)
 
 
-class Trial:
+class InfluenceTrial:
     """The passes over one micro-batch."""
 
     def __init__(

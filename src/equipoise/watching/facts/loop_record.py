@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from equipoise.anatomy.sharding import is_dtensor, local_part
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.loop_events import (
-    BackwardBegins,
+    AnyBackward,
+    AnyUpdate,
     GradientsClipped,
     LoopEvent,
     LossScaled,
     ScheduleMoves,
-    UpdateBegins,
 )
 from equipoise.probes.protocols import WithAnatomy
 
@@ -143,11 +143,11 @@ class LoopRecord(WithAnatomy):
 
     def on_loop(self, event: LoopEvent) -> None:
         match event:
-            case BackwardBegins():
+            case AnyBackward():
                 self.passes += 1
                 for record in self.optimizers.values():
                     record.passes += 1
-            case UpdateBegins(optimizer):
+            case AnyUpdate(optimizer):
                 self._update(optimizer)
             case ScheduleMoves(schedule, initial):
                 self._schedule(schedule, initial=initial)

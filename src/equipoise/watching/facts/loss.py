@@ -22,7 +22,7 @@ from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
 from equipoise.watching.facts import targets
 from equipoise.watching.loop.gradient_marks import Mark, mark_of
 from equipoise.watching.loop.loss_calls import LossCall, reaches, read_graph
-from equipoise.watching.loop.loss_rows import Layout, Node
+from equipoise.watching.loop.loss_rows import Node, RowLayout
 
 MOST_CALLS = 16
 """Loss functions of one step that are stated; those beyond are only counted."""
@@ -56,7 +56,7 @@ class StatedCall:
     class_weights: bool
     target_N: Tensor | None = None
     counted_N: Tensor | None = None
-    layout: Layout | None = None
+    layout: RowLayout | None = None
     mean: Tensor | None = None
     """The mean loss of all counted rows, where a term beside it is looked for."""
     weight: Tensor | None = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sites import named
-from equipoise.probes.loop_events import LoopEvent, UpdateBegins
+from equipoise.probes.loop_events import AnyUpdate, LoopEvent
 from equipoise.probes.optimizer_kinds import update_kind
 from equipoise.probes.protocols import Emit
 from equipoise.watching.facts.loop_record import LoopRecord, OptimizerRecord, held
@@ -36,7 +36,7 @@ class OptimizerFacts:
         self._after.clear()
 
     def on_loop(self, event: LoopEvent) -> None:
-        if self.record.armed and isinstance(event, UpdateBegins):
+        if self.record.armed and isinstance(event, AnyUpdate):
             self._before.setdefault(id(event.optimizer), kept_by(event.optimizer))
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:

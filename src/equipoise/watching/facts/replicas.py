@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.sharding import is_dtensor
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.loop_events import LoopEvent, UpdateBegins
+from equipoise.probes.loop_events import AnyUpdate, LoopEvent
 from equipoise.probes.protocols import Guarded
 from equipoise.watching.facts.loop_record import LoopRecord
 from equipoise.watching.facts.weights import parameters_of
@@ -46,7 +46,7 @@ class ReplicaFacts:
         return called
 
     def on_loop(self, event: LoopEvent) -> None:
-        if not (self.record.armed and isinstance(event, UpdateBegins)):
+        if not (self.record.armed and isinstance(event, AnyUpdate)):
             return
         model = self.record.model
         if model is None or wrapper_of(model) is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.anatomy.sharding import is_dtensor, local_part
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
-from equipoise.probes.loop_events import BackwardBegins, LoopEvent
+from equipoise.probes.loop_events import AnyBackward, LoopEvent
 from equipoise.probes.protocols import WithAnatomy
 from equipoise.watching.facts.loop_record import LoopRecord
 from equipoise.watching.facts.model import ADAPTERS
@@ -42,7 +42,7 @@ class StartFacts(WithAnatomy):
         self._looked = True
 
     def on_loop(self, event: LoopEvent) -> None:
-        first = not self._norms and isinstance(event, BackwardBegins)
+        first = not self._norms and isinstance(event, AnyBackward)
         if first and self.record.armed and self.record.model is not None:
             updates = (kept.updates for kept in self.record.optimizers.values())
             began = max(updates, default=0) == 0

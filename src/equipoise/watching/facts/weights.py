@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import is_dtensor, local_part
 from equipoise.anatomy.sites import named, unwrapped
-from equipoise.probes.loop_events import BackwardBegins, LoopEvent, UpdateBegins
+from equipoise.probes.loop_events import AnyBackward, AnyUpdate, LoopEvent
 from equipoise.probes.protocols import Emit
 from equipoise.watching.facts.loop_record import LoopRecord, rates_of
 
@@ -66,9 +66,9 @@ class WeightFacts:
     def on_loop(self, event: LoopEvent) -> None:
         if not self.record.armed or self.record.model is None:
             return
-        if isinstance(event, BackwardBegins):
+        if isinstance(event, AnyBackward):
             self._backward()
-        elif isinstance(event, UpdateBegins):
+        elif isinstance(event, AnyUpdate):
             self._update(event.optimizer)
 
     def _backward(self) -> None:

@@ -22,8 +22,8 @@ from torch.autograd.function import BackwardCFunction
 from equipoise.watching.loop.loss_rows import (
     LOG_SOFTMAX,
     Chain,
-    Layout,
     Node,
+    RowLayout,
     saved,
     signed,
 )
@@ -63,7 +63,7 @@ class LossCall:
     reduction: str = ""
     class_weights: bool = False
     smoothing: float = 0.0
-    layout: Layout | None = None
+    layout: RowLayout | None = None
 
     @property
     def counted_N(self) -> Tensor | None:

@@ -36,7 +36,7 @@ MIXED = {"PermuteBackward0", "AsStridedBackward0", "ExpandBackward0"}
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Where the rows of a loss lie in the model's output: a part of its (B, T)."""
 
     full: tuple[int, int]
@@ -119,7 +119,7 @@ class Chain:
             n.name() in ("TransposeBackward0", "PermuteBackward0") for n in self.moved
         )
 
-    def layout(self, rows: int | None) -> Layout | None:
+    def layout(self, rows: int | None) -> RowLayout | None:
         """Return where the rows lie, if slices and shapes alone say so."""
         sizes: tuple[int, ...] | None = None
         cuts: list[Cut] = []
@@ -187,7 +187,7 @@ def _cut(node: Node, sizes: tuple[int, ...]) -> Cut | None:
     return Cut(axis, *slice(begin, end, node._saved_step).indices(sizes[axis]))
 
 
-def _placed(full: tuple[int, int], cuts: list[Cut], rows: int) -> Layout | None:
+def _placed(full: tuple[int, int], cuts: list[Cut], rows: int) -> RowLayout | None:
     start, sizes = [0, 0], list(full)
     for axis, first, end, step in reversed(cuts):
         if step != 1:
@@ -196,4 +196,4 @@ def _placed(full: tuple[int, int], cuts: list[Cut], rows: int) -> Layout | None:
         sizes[axis] = sizes[axis] if end is None else max(0, end - first)
     if sizes[0] * sizes[1] != rows:
         return None
-    return Layout(full, (start[0], start[1]), (sizes[0], sizes[1]))
+    return RowLayout(full, (start[0], start[1]), (sizes[0], sizes[1]))

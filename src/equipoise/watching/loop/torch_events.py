@@ -29,12 +29,12 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from equipoise.probes.loop_events import (
-    BackwardBegins,
+    AnyBackward,
+    AnyUpdate,
     GradientsClipped,
     LoopEvent,
     LossScaled,
     ScheduleMoves,
-    UpdateBegins,
 )
 
 
@@ -136,7 +136,7 @@ def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     # The first argument is the optimiser; a closure runs the pass inside the step.
     closure = any(map(callable, (*args[1:], *kwargs.values())))
-    _tell(UpdateBegins(optimizer))
+    _tell(AnyUpdate(optimizer))
     with _running_hooks_of(optimizer):
         for listener in _listeners():
             listener.before_update(optimizer, closure=closure)
@@ -169,7 +169,7 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
     loss, scale = _objective(roots, args[0] if args else kwargs.get("grad_tensors"))
     roots = [root for root in roots if isinstance(root, Tensor)]
-    _tell(BackwardBegins())
+    _tell(AnyBackward())
     for listener in _listeners():
         listener.before_backward(loss, roots)
     done = _originals["backward"](tensors, *args, **kwargs)

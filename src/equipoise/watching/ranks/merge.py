@@ -166,7 +166,7 @@ def join_tables(tables: Sequence[Table]) -> Table:
                 here = shares.setdefault(quantity, {}).setdefault(site, [])
                 here.append((rank, cell))
     counted = {
-        site: {rank: Counts.of(cell) for rank, cell in found}
+        site: {rank: ThetaCounts.of(cell) for rank, cell in found}
         for site, found in shares.pop(HISTOGRAM, {}).items()
     }
     return {
@@ -194,7 +194,7 @@ def add_shared(table: Table, shared: Table) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ThetaCounts:
     """The rows of one rank at one site, in bins of θ."""
 
     counts_HZ: Any
@@ -202,13 +202,13 @@ class Counts:
     """How many each head has."""
 
     @classmethod
-    def of(cls, cell: SiteValues) -> "Counts":
+    def of(cls, cell: SiteValues) -> "ThetaCounts":
         counts_HZ = np.reshape(cell.values, (-1, BINS))
         return cls(counts_HZ, counts_HZ.sum(1).tolist())
 
 
 def _side_by_side(
-    quantity: str, shares: Sequence[Share], counted: Mapping[int, Counts]
+    quantity: str, shares: Sequence[Share], counted: Mapping[int, ThetaCounts]
 ) -> SiteValues:
     values: list[float] = []
     for together in _groups(shares):
@@ -233,7 +233,7 @@ def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
         yield [share for share in groups[first] if len(share[1].values) == width]
 
 
-def _quantiles(ranks: Sequence[Counts], q: float) -> list[float]:
+def _quantiles(ranks: Sequence[ThetaCounts], q: float) -> list[float]:
     """Return one quantile per head over the rows of all these ranks."""
     whole_HZ = sum(rank.counts_HZ for rank in ranks)
     return [quantile(counts_Z.tolist(), q) for counts_Z in whole_HZ]
@@ -243,7 +243,7 @@ def _is_mean(shares: Sequence[Share]) -> bool:
     return shares[0][1].how == "mean"
 
 
-def _weighted(values: Sequence[Row], ranks: Sequence[Counts]) -> list[float]:
+def _weighted(values: Sequence[Row], ranks: Sequence[ThetaCounts]) -> list[float]:
     """Return the mean per head over rows, of which the ranks may have different many.
 
     A rank whose rows are all padding has NaN and counts for nothing.

@@ -166,7 +166,7 @@ class BatchCapture:
             self._stored()
 
 
-class StoredBatch:
+class HeldBatch:
     """The batch of the step under way, stored by reference until the next one."""
 
     def __init__(self, model: nn.Module) -> None:

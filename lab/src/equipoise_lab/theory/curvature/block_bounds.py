@@ -34,7 +34,7 @@ from equipoise_lab.theory.curvature.attention_bounds import (
 )
 from equipoise_lab.theory.curvature.feedforward import (
     FeedForwardCurvature,
-    Unit,
+    FeedForwardUnit,
     feedforward_norms,
     unit_at,
 )
@@ -82,7 +82,7 @@ def norms_at(x_LD: Tensor, g_LD: Tensor, *, gain_D: Tensor, eps: float) -> list[
 
 
 def token(
-    net: FeedForwardCurvature, unit: Unit, norm_1: NormAt, norm_2: NormAt
+    net: FeedForwardCurvature, unit: FeedForwardUnit, norm_1: NormAt, norm_2: NormAt
 ) -> Tokens:
     """Return the products of one token, whose hidden units are given."""
     w_DZ, one_DD, bend_DD = net.w_entering_DZ, norm_1.slope_DD, norm_2.bend_DD
@@ -148,7 +148,7 @@ class _Stream:
     y_LD: Tensor
     second_LD: Tensor
     """y + net(y)."""
-    unit: Unit
+    unit: FeedForwardUnit
     to_y_LD: Tensor
     to_first_LD: Tensor
     to_second_LD: Tensor

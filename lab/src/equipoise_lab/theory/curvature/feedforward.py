@@ -62,7 +62,7 @@ class Tangent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class FeedForwardUnit:
     """Values and cotangents at the hidden units of every token."""
 
     act: Derivatives
@@ -115,10 +115,10 @@ class Unit:
         u_DM, v_DM = w_DZ.chunk(2, -1)
         return torch.cat([u_DM * self.uu_NM + v_DM * self.uv_NM, u_DM * self.uv_NM], -1)
 
-    def at(self, token: int) -> "Unit":
+    def at(self, token: int) -> "FeedForwardUnit":
         """Return the units of one token."""
         act = Derivatives(*(value_NM[token] for value_NM in self.act))
-        return Unit(act, self.up_NM[token], self.n_NM[token], self.gated)
+        return FeedForwardUnit(act, self.up_NM[token], self.n_NM[token], self.gated)
 
 
 def feedforward_product(
@@ -148,12 +148,12 @@ def feedforward_product(
     )
 
 
-def unit_at(net: FeedForwardCurvature, x_ND: Tensor, g_NO: Tensor) -> Unit:
+def unit_at(net: FeedForwardCurvature, x_ND: Tensor, g_NO: Tensor) -> FeedForwardUnit:
     """Return the hidden units of every token with their cotangents."""
     u_NM = x_ND @ net.w_in_DM
     act = derivatives(net.activation, u_NM if net.b_in_M is None else u_NM + net.b_in_M)
     up = torch.ones_like(act.value) if net.w_up_DM is None else x_ND @ net.w_up_DM
-    return Unit(act, up, g_NO @ net.w_out_MO.mT, net.w_up_DM is not None)
+    return FeedForwardUnit(act, up, g_NO @ net.w_out_MO.mT, net.w_up_DM is not None)
 
 
 class Gate(NamedTuple):
@@ -237,7 +237,7 @@ def feedforward_hessian(
 
 def _gated(
     plain: FeedForwardHessian,
-    unit: Unit,
+    unit: FeedForwardUnit,
     net: FeedForwardCurvature,
     x_ND: Tensor,
     g_NO: Tensor,
