@@ -2,7 +2,7 @@
 
 Known are safetensors (one file, or shards with an index), Hugging Face folders, torch
 files, GGUF, checkpoints of the lab, and state dicts in memory. A file is data from a
-stranger: its header is checked against its size before anything is allocated, and what
+stranger: its header is checked against its size before a tensor is read, and what
 does not fit is one ``InputError``.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from equipoise.auditing.weights.entries import (
@@ -107,7 +108,7 @@ def _in_file(path: Path) -> Checkpoint:
         return open_gguf(path)
     # Before torch's: a header of 128 bytes, or 384, begins like a pickle.
     if start[8:9] == b"{":
-        return _from_entries(path, _header(path), config_beside(path))
+        return _open_safetensors(path, config_beside(path))
     if start.startswith((b"PK\x03\x04", b"\x80")):
         from equipoise.auditing.weights.torch_file import open_torch
 
@@ -115,92 +116,33 @@ def _in_file(path: Path) -> Checkpoint:
     raise InputError(f"{path} is no checkpoint we know; give {FORMS}")
 
 
-def _from_entries(
-    path: Path, entries: dict[str, Entry], config: Mapping[str, Any]
-) -> Checkpoint:
+def _open_safetensors(path: Path, config: Mapping[str, Any]) -> Checkpoint:
+    """Return a file's tensors, mapped; safetensors checks its header and its size."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+    if length > LARGEST_HEADER:  # it would take ten times as much memory
+        raise InputError(f"{path}: a header of {length} bytes is too large to read")
+    try:
+        file = safe_open(path, "pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}
+        check_count(len(slices), path)
+        entries = {
+            name: Entry(shape=tuple(s.get_shape()), dtype=DTYPES.get(s.get_dtype()))
+            for name, s in slices.items()
+        }
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = printable(str(error).split("deserializing header: ")[-1])
+        raise InputError(
+            f"{path} is cut off or damaged ({reason}): copy or download it again"
+        ) from error
+
     def load(name: str, start: int, count: int) -> Tensor:
-        entry = entries[name]
-        assert entry.dtype is not None and entry.file is not None
-        if not count:
-            return torch.empty(0, dtype=entry.dtype)
-        size = entry.dtype.itemsize
-        held = bytearray(count * size)
-        with entry.file.open("rb") as stream:
-            stream.seek(entry.start + start * size)
-            if stream.readinto(held) != len(held):
-                raise InputError(f"{entry.file} ends inside {printable(name)}")
-        return torch.frombuffer(held, dtype=entry.dtype)
+        found: Tensor = file.get_tensor(name)
+        return found.reshape(-1)[start : start + count]
 
     return Checkpoint(
         name=str(path), format="safetensors", entries=entries, load=load, config=config
     )
-
-
-def _header(path: Path) -> dict[str, Entry]:
-    """Return what a safetensors file holds, checked against the file's size."""
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
-            raise InputError(f"{path} is cut off: its header alone has {length} bytes")
-        if length > LARGEST_HEADER:
-            raise InputError(f"{path}: a header of {length} bytes is too large to read")
-        given = json_object(stream.read(length), f"the header of {path}")
-    given.pop("__metadata__", None)
-    check_count(len(given), path)
-    entries = {name: _entry(name, spec, path) for name, spec in given.items()}
-    placed = {
-        name: replaced(entry, start=entry.start + 8 + length)
-        for name, (entry, _) in entries.items()
-    }
-    _check_places(
-        path, {n: (e.start, end) for n, (e, end) in entries.items()}, size - 8 - length
-    )
-    return placed
-
-
-def replaced(entry: Entry, *, start: int) -> Entry:
-    return Entry(shape=entry.shape, dtype=entry.dtype, file=entry.file, start=start)
-
-
-def _entry(name: str, spec: Any, path: Path) -> tuple[Entry, int]:
-    """Return one tensor and where it ends, counted from the end of the header."""
-    try:
-        shape = tuple(_count(size) for size in spec["shape"])
-        start, end = (_count(place) for place in spec["data_offsets"])
-        dtype = DTYPES.get(spec["dtype"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: the header's {printable(name)} makes no sense"
-        ) from error
-    entry = Entry(shape=shape, dtype=dtype, file=path, start=start)
-    if dtype is not None and entry.numel * dtype.itemsize != end - start:
-        raise InputError(
-            f"{path}: {printable(name)} of shape {_short(shape)} does not fill the "
-            f"{end - start} bytes the header gives it"
-        )
-    return entry, end
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(value)
-    return value
-
-
-def _short(shape: tuple[int, ...]) -> str:
-    return str(shape) if len(shape) <= 8 else f"{shape[:8]}…".replace(")", "")
-
-
-def _check_places(path: Path, places: dict[str, tuple[int, int]], size: int) -> None:
-    """Refuse tensors that overlap or lie outside the file."""
-    last, before = 0, ""
-    for name, (start, end) in sorted(places.items(), key=lambda item: item[1]):
-        if end > size:
-            raise InputError(f"{path} is cut off: {printable(name)} ends beyond it")
-        if start < last:
-            raise InputError(f"{path}: {printable(name)} overlaps {printable(before)}")
-        last, before = max(last, end), name
 
 
 def _sharded(path: Path) -> Checkpoint:
