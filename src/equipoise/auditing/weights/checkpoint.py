@@ -123,7 +123,7 @@ def _open_safetensors(path: Path, config: Mapping[str, Any]) -> Checkpoint:
     if length > LARGEST_HEADER:  # it would take ten times as much memory
         raise InputError(f"{path}: a header of {length} bytes is too large to read")
     try:
-        file = safe_open(path, "pt")
+        file: Any = safe_open(path, "pt")
         slices = {name: file.get_slice(name) for name in file.keys()}
         check_count(len(slices), path)
         entries = {
