@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from equipoise.judging.checks.checker import Checker
 from equipoise.judging.judge import Judge
 from equipoise.judging.rules import configured
 from equipoise.records import Finding
@@ -82,8 +83,9 @@ def judged(unit: Unit, recorded: Recorded, twin: Recorded | None) -> Judged:
     """Judge a recorded unit with the rules as they are now."""
     judge = Judge(recorded.details, rules=configured(of="run"))
     found = judge.add(recorded.readings)
-    given = [f for f in recorded.findings if f.belongs_to("check")]
-    judge.note(recorded.findings)
+    given = checked(recorded)
+    elsewhere = (f for f in recorded.findings if not f.belongs_to("check"))
+    judge.note((*elsewhere, *given))
     verdict = judge.verdict
     warnings = [f for f in (*found, *given) if f.severity != "info"]
     first = verdict.cause or verdict.lead
@@ -95,6 +97,14 @@ def judged(unit: Unit, recorded: Recorded, twin: Recorded | None) -> Judged:
         state=verdict.state,
         headline="" if first is None else _headline(first),
     )
+
+
+def checked(recorded: Recorded) -> list[Finding]:
+    """Return what checks find, as they are now where what they read was kept."""
+    if not recorded.facts:
+        return [f for f in recorded.findings if f.belongs_to("check")]
+    checker = Checker()
+    return [finding for facts in recorded.facts for finding in checker.add(facts)]
 
 
 def _headline(first: Finding) -> str:

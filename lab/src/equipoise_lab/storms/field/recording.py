@@ -1,13 +1,14 @@
 """What is kept of a unit: everything that judging needs, in about 50 kB.
 
 Readings are kept in the order they were recorded, as float32 with 16 bits after the
-point, so a changed rule is judged again without training.
+point, and what checks read as it was, so that a changed rule or check judges again
+without training.
 """
 
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import InputError
+from equipoise.judging.facts import Facts
 from equipoise.records import Finding, Reading
 from equipoise.store import open_run
 from equipoise_lab.storms.field.manifest import Unit
@@ -39,6 +41,8 @@ class Recorded:
     readings: Sequence[Reading]
     findings: Sequence[Finding]
     """What was found while it ran: checks, gaps, numbers that are not finite."""
+    facts: Sequence[Facts] = ()
+    """What the loop was seen to do in each sampled step; none in older records."""
     seconds: float = 0.0
     """CPU seconds, the instrument's included."""
     refused: str = ""
@@ -82,6 +86,7 @@ def write(path: Path, recorded: Recorded) -> None:
         "validation": recorded.validation,
         "details": dict(recorded.details),
         "findings": [json.loads(finding.to_json()) for finding in recorded.findings],
+        "facts": [asdict(facts) for facts in recorded.facts],
         "seconds": recorded.seconds,
         "refused": recorded.refused,
         "versions": dict(recorded.versions),
@@ -125,7 +130,8 @@ def read(path: Path) -> Recorded:
     layouts = head.pop("layouts")
     readings = list(_readings(layouts, head.pop("order"), head.pop("steps"), values))
     findings = [Finding.from_dict(one) for one in head.pop("findings")]
-    return Recorded(**head, readings=readings, findings=findings)
+    facts = [Facts(**one) for one in head.pop("facts", ())]
+    return Recorded(**head, readings=readings, findings=findings, facts=facts)
 
 
 def _readings(

@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 
 import equipoise
 from equipoise.errors import InputError
+from equipoise.judging.checks.checker import Checker
+from equipoise.judging.facts import Facts
+from equipoise.records import Finding
 from equipoise_lab.storms.field.architectures import ARCHITECTURES, outputs
 from equipoise_lab.storms.field.faults import FAULTS, Fault, Training
 from equipoise_lab.storms.field.manifest import Unit
@@ -94,16 +97,38 @@ def run(unit: Unit, *, watched: bool = True) -> Recorded:
     state.optimisers = recipe.make(model, recipe.rate * unit.rate)
     if not watched:
         losses = _train(unit, fault, state)
-        return _recorded(unit, model, losses, {}, [], [], began)
+        return _recorded(unit, model, losses, began)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.eqp"
         try:
             handle = _watch(model, state.optimisers, path)
         except InputError as error:
-            return _recorded(unit, model, [], {}, [], [], began, refused=str(error))
+            return _recorded(unit, model, [], began, refused=str(error))
+        checker = handle._recorder.checker = KeepingChecker()
         with handle:
             losses = _train(unit, fault, state)
-        return _recorded(unit, model, losses, *from_run(path), began)
+        details, readings, findings = from_run(path)
+        return _recorded(
+            unit,
+            model,
+            losses,
+            began,
+            details=details,
+            readings=readings,
+            findings=findings,
+            facts=checker.kept,
+        )
+
+
+@dataclass(slots=True)
+class KeepingChecker(Checker):
+    """Keeps what it checks, so that changed checks can be asked again."""
+
+    kept: list[Facts] = field(default_factory=list)
+
+    def add(self, facts: Facts) -> list[Finding]:
+        self.kept.append(facts)
+        return Checker.add(self, facts)
 
 
 def _watch(model: nn.Module, optimisers: list[Optimizer], path: Path) -> Any:
@@ -112,26 +137,16 @@ def _watch(model: nn.Module, optimisers: list[Optimizer], path: Path) -> Any:
 
 
 def _recorded(
-    unit: Unit,
-    model: nn.Module,
-    losses: list[float],
-    details: Any,
-    readings: Sequence[Any],
-    findings: Sequence[Any],
-    began: float,
-    *,
-    refused: str = "",
+    unit: Unit, model: nn.Module, losses: list[float], began: float, **kept: Any
 ) -> Recorded:
+    watched = {"details": {}, "readings": [], "findings": [], **kept}
     return Recorded(
         unit=unit.name,
         losses=losses,
-        validation=math.inf if refused else evaluated(unit, model),
-        details=details,
-        readings=readings,
-        findings=findings,
+        validation=math.inf if "refused" in kept else evaluated(unit, model),
         seconds=time.process_time() - began,
-        refused=refused,
         versions={"torch": torch.__version__, "equipoise": equipoise.__version__},
+        **watched,
     )
 
 
