@@ -152,7 +152,7 @@ def test_a_file_switches_rules_off_and_changes_thresholds(tmp_path: Path) -> Non
     assert found["update.too_large"].persist == 9
     assert found["update.too_large"].release == pytest.approx(0.03)
     assert found["gradient.spike"].severity == "error"
-    assert RULES["update.too_large"].threshold == 0.02
+    assert RULES["update.too_large"].threshold == 0.06
 
 
 @pytest.mark.parametrize(

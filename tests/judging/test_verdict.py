@@ -294,37 +294,42 @@ def test_how_a_model_was_made_comes_before_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("setting", "before", "after", "code"),
     [
-        ("weight_decay", 0.01, 30.0, "setting.grew"),
-        ("weight_decay", 0.0, 30.0, "setting.moved"),
-        ("weight_decay", 0.1, 0.0, None),
-        ("epsilon", 1e-8, 1.0, "setting.grew"),
-        ("beta2", 0.999, 0.3, "setting.moved"),
-        ("beta1", 0.9, 0.9995, "setting.moved"),
-        ("beta1", 0.9, 0.91, None),
-        ("momentum", 0.9, 0.999, "setting.moved"),
+        ("optimizer.weight_decay", 0.01, 30.0, "setting.grew"),
+        ("optimizer.weight_decay", 0.0, 30.0, "setting.moved"),
+        ("optimizer.weight_decay", 0.1, 0.0, None),
+        ("optimizer.epsilon", 1e-8, 1.0, "setting.grew"),
+        ("optimizer.beta2", 0.999, 0.3, "setting.moved"),
+        ("optimizer.beta1", 0.9, 0.9995, "setting.moved"),
+        ("optimizer.beta1", 0.9, 0.91, None),
+        ("optimizer.momentum", 0.9, 0.999, "setting.moved"),
+        ("loop.batch_size", 64.0, 4.0, "setting.moved"),
+        ("loop.batch_size", 64.0, 24.0, None),
+        ("loop.clipping_limit", 1.0, 100.0, "setting.moved"),
+        ("loop.loss_scale", 65536.0, 1024.0, "setting.moved"),
+        ("loop.loss_scale", 65536.0, 2.0**20, None),
     ],
 )
 @pytest.mark.parametrize("at", [96, 5])
-def test_an_optimisers_setting_that_moved_comes_in_front(
+def test_a_setting_that_moved_comes_in_front(
     setting: str, before: float, after: float, code: str | None, at: int
 ) -> None:
     """A setting that moves from the first steps on is a schedule, no cause."""
 
     def readings() -> Iterable[Reading]:
-        name = f"optimizer.{setting}"
-        yield Reading.scalar(0, name, before)
+        yield Reading.scalar(0, setting, before)
         for reading in healthy(160):
             if reading.quantity == "loss" and reading.step == at:
-                yield Reading.scalar(at, name, after)
+                yield Reading.scalar(at, setting, after)
             yield reading
             if reading.quantity == "gradient.norm":
-                rows = [[0.05 if reading.step >= 120 else 0.001]] * 4
+                rows = [[0.1 if reading.step >= 120 else 0.001]] * 4
                 yield per_site(reading.step, "update.ratio", rows, BLOCKS)
 
     cause = judged(readings())[0].verdict.cause
     assert (cause and cause.code) == (code if at == 96 else None)
     if cause is not None:
-        assert (cause.params["setting"], cause.params["since"]) == (setting, at)
+        told = setting.partition(".")[2]
+        assert (cause.params["setting"], cause.params["since"]) == (told, at)
         assert render(cause).message.startswith(("the ", "the optimiser's "))
 
 
@@ -355,7 +360,7 @@ def test_a_rate_that_grew_before_comes_in_front(
                 yield Reading.scalar(reading.step, "learning_rate", rate(reading.step))
             yield reading
             if reading.quantity == "gradient.norm":
-                rows = [[0.05 if reading.step >= 120 else 0.001]] * 4
+                rows = [[0.1 if reading.step >= 120 else 0.001]] * 4
                 yield per_site(reading.step, "update.ratio", rows, BLOCKS)
 
     verdict = judged(readings())[0].verdict
@@ -480,7 +485,7 @@ def test_a_dead_run_is_told_by_what_went_wrong_before() -> None:
         for reading in healthy(200, loss=lambda s: falling(s) if s < 180 else math.nan):
             yield reading
             if broken and reading.quantity == "gradient.norm":
-                yield per_site(reading.step, "update.ratio", [[0.05]] * 4, BLOCKS)
+                yield per_site(reading.step, "update.ratio", [[0.1]] * 4, BLOCKS)
 
     alone = judged(readings(broken=False))[0].verdict
     assert (alone.state, alone.cause) == ("dead", None)
@@ -498,7 +503,7 @@ def test_a_loss_that_jumps_with_no_sign_in_the_model_is_the_datas(
         for reading in healthy(240, loss=lambda s: falling(s) + 2.0 * (s >= 150)):
             yield reading
             if reading.quantity == "gradient.norm":
-                late = 0.05 if signs and reading.step >= 100 else 1e-3
+                late = 0.1 if signs and reading.step >= 100 else 1e-3
                 yield per_site(reading.step, "update.ratio", [[late]] * 4, BLOCKS)
 
     verdict = judged(readings())[0].verdict
@@ -507,3 +512,27 @@ def test_a_loss_that_jumps_with_no_sign_in_the_model_is_the_datas(
     if verdict.cause is not None:
         assert verdict.cause.step == 150
         assert "no sign in the model" in worded(verdict).headline
+
+
+def test_batches_among_others_that_are_as_before_are_named() -> None:
+    """Up and down in one step each, several times: no weights go like that."""
+
+    def loss(step: int) -> float:
+        bad = step >= 150 and step * 7 % 10 < 6
+        return falling(step) + 2.0 * bad
+
+    verdict = judged(healthy(260, loss=loss))[0].verdict
+    assert verdict.state == "failing" and verdict.cause is not None
+    assert verdict.cause.code == "loss.jumped"
+    assert verdict.cause.params["case"] == "several"
+    assert "look at those batches" in worded(verdict).headline
+
+
+def test_a_loss_that_goes_on_rising_is_not_the_batchs() -> None:
+    """Steps go up the gradient: each loss is higher than the one before."""
+
+    def loss(step: int) -> float:
+        return falling(step) + min(8.0, 0.4 * 1.5 ** max(0, step - 150))
+
+    verdict = judged(healthy(260, loss=loss))[0].verdict
+    assert verdict.state in ("failing", "dead") and verdict.cause is None

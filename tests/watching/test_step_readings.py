@@ -7,7 +7,7 @@ import torch
 
 from equipoise.records import Reading
 from equipoise.watching.step.readings import (
-    OptimizerSettings,
+    RecordedSettings,
     StepScalars,
     derived_readings,
 )
@@ -35,7 +35,7 @@ def test_a_setting_is_recorded_as_it_moves_and_no_oftener() -> None:
     weight, bias = (torch.zeros(1, requires_grad=True) for _ in range(2))
     groups = [{"params": [bias], "weight_decay": 0.0}, {"params": [weight]}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    recorded = OptimizerSettings()
+    recorded = RecordedSettings()
     first = dict(recorded.moved(optimizer, 0))
     assert first == {
         "optimizer.weight_decay": 0.01,

@@ -17,7 +17,9 @@ AMOUNTS = ("optimizer.weight_decay", "optimizer.epsilon")
 """Settings of which more is more, by any factor."""
 AVERAGES = ("optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
 """Settings that average over 1/(1 − value) steps: that length is what moves."""
-SETTINGS = (RATE, *AMOUNTS, *AVERAGES)
+LOOP = ("loop.batch_size", "loop.clipping_limit", "loop.loss_scale")
+"""Settings of the loop, recorded at sampled steps as they move."""
+SETTINGS = (RATE, *AMOUNTS, *AVERAGES, *LOOP)
 """Quantities that the training script chooses and a run records."""
 GREW, MOVED = "setting.grew", "setting.moved"
 GROWN = 1.5
@@ -26,6 +28,8 @@ LEAP = 4.0
 """Growth between neighbouring blocks that no warm-up makes after its first three."""
 CHANGED = 2.0
 """Factor in the length of an average that is a change."""
+OTHER = 4.0
+"""Factor in a setting of the loop that is a change: a last batch may be smaller."""
 STOOD = 8
 """Steps a setting must have stood before a change of it is not a schedule."""
 AFTER = 64
@@ -51,13 +55,15 @@ class Moved:
     @property
     def grew(self) -> bool:
         """Whether it is told as a factor: an average, and what was 0, has none."""
-        return f"optimizer.{self.setting}" not in AVERAGES and self.peak > 0
+        factors = RATE, *(name.removeprefix("optimizer.") for name in AMOUNTS)
+        return self.setting in factors and self.peak > 0
 
     def finding(self, step: int) -> Finding:
         """Return it as a finding, as it stands at a step."""
         params = asdict(self)
         if not self.grew:
-            return Finding.info(step, MOVED, **params)
+            of = {"case": "loop"} if f"loop.{self.setting}" in LOOP else {}
+            return Finding.info(step, MOVED, **params, **of)
         over = {"case": "over"} if self.until < step - STOOD else {}
         return Finding.info(step, GREW, **params, times=self.now / self.peak, **over)
 
@@ -115,10 +121,11 @@ def change(name: str, history: History) -> Moved | None:
     stood, now = first[0].values[0][0], curve.values[-1]
     if not _is_changed(name, stood, now):
         return None
+    # Of the loop's settings only what follows at once is their doing.
     return Moved(
-        setting=name.removeprefix("optimizer."),
+        setting=name.partition(".")[2],
         since=first[1].step,
-        until=history.step,
+        until=curve.steps[-1] if name in LOOP else history.step,
         now=now,
         peak=stood,
         peak_step=first[0].step,
@@ -128,6 +135,10 @@ def change(name: str, history: History) -> Moved | None:
 def _is_changed(name: str, stood: float, now: float) -> bool:
     if name in AMOUNTS:
         return now > GROWN * stood
+    if name in LOOP:
+        fell = stood > OTHER * now
+        # A scaler looks for its scale by doubling; only a fall says something.
+        return fell if name == LOOP[2] else fell or now > OTHER * stood
     lengths = max(1 - stood, 1e-12), max(1 - now, 1e-12)
     return max(lengths) >= CHANGED * min(lengths)
 
@@ -138,6 +149,6 @@ def moved_before(history: History, step: int) -> Moved | None:
     A symptom that begins long after a setting is back has another cause.
     """
     found = [growth(RATE, history.curve(RATE))]
-    found += [change(name, history) for name in (*AMOUNTS, *AVERAGES)]
+    found += [change(name, history) for name in (*AMOUNTS, *AVERAGES, *LOOP)]
     before = [m for m in found if m and m.since <= step <= m.until + AFTER]
     return min(before, key=lambda one: one.since, default=None)

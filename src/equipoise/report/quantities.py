@@ -58,6 +58,9 @@ optimizer.momentum | Momentum | | linear | | optimiser
 optimizer.beta1 | β₁ of the optimiser | | linear | | optimiser
 optimizer.beta2 | β₂ of the optimiser | | linear | | optimiser
 optimizer.epsilon | ε of the optimiser | | log | | optimiser
+loop.batch_size | Sequences in a step | | log | | training
+loop.clipping_limit | Norm that gradients are clipped at | | log | | training
+loop.loss_scale | Loss scale | | log | | training
 router.load | Router load of experts | share | linear | high | router
 router.entropy | Router entropy | nats | linear | low | router
 router.max_violation | Largest over mean expert load, less 1 | | linear | high | router

@@ -14,9 +14,6 @@ NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
 WEIGHT = "weight.norm"
 EDGE = "curvature.edge_ratio"
-ORTHOGONALISED = ("Muon", "Dion")
-"""Classes that orthogonalise the step of a matrix, as older runs name them.
-"""
 Named = tuple[str, float]
 """A site and its value."""
 
@@ -182,16 +179,20 @@ def of_median_block(values: dict[str, float]) -> Measured | None:
 
 @measures("update.too_large")
 def too_large(history: History) -> Measured | None:
-    """Median over blocks of ‖Δw‖/‖w‖, of optimisers whose step follows the gradient.
+    """Median over blocks of ‖Δw‖/‖w‖, of orthogonalised steps a third of it.
 
-    An orthogonalised step has a size of its own, the rate times a norm of the shape,
-    whatever the gradient: it is large beside small weights by design.
+    A step along the gradient has few directions. One that is orthogonalised has as much
+    in all of them, so by the largest singular value it is some √(width/rank) smaller.
     """
-    kinds = history.details.get("updates", ())
-    named = history.details.get("optimizer") in ORTHOGONALISED
-    if "orthogonalised" in kinds or (named and not kinds):
-        return None
-    return of_median_block(by_block(history, RATIO))
+    ratios = by_block(history, RATIO)
+    if "orthogonalised" in history.details.get("updates", ()):
+        ratios = {site: EVEN * ratio for site, ratio in ratios.items()}
+    return of_median_block(ratios)
+
+
+EVEN = 0.3
+"""Singular value of an orthogonalised step over the largest of a gradient's of the
+same norm, of about 5 directions that count in a width of 64 or more."""
 
 
 @measures("update.lost")

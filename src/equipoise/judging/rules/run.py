@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import pstdev
+from typing import NamedTuple
 
 from equipoise.judging.history import BLOCK, Curve, History, finite
 from equipoise.judging.rules.registry import Measured, measured, measures
@@ -208,6 +209,15 @@ KEPT = 256
 """Spikes whose steps are kept."""
 
 
+class Jump(NamedTuple):
+    """A loss that went up in one step."""
+
+    step: int
+    before: float
+    after: float
+    highest: float
+
+
 @dataclass(slots=True)
 class Spikes:
     """A jump of the loss under way, which have come back, and which stayed."""
@@ -220,8 +230,15 @@ class Spikes:
     highest: float = -math.inf
     recovered: int = 0
     came_back: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    stayed: list[tuple[int, float, float]] = field(default_factory=list)
-    """Step, loss before and at the jump, of the first few that did not come back."""
+    of_batches: deque[Jump] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """Those that were up and down in one step each, as no weights go."""
+    stayed: list[Jump] = field(default_factory=list)
+    """The first few that did not come back."""
+
+    @property
+    def jump(self) -> Jump:
+        """The one under way."""
+        return Jump(self.began, self.before, self.first, self.highest)
 
 
 @measures(SPIKES)
@@ -231,16 +248,19 @@ def spike_recovered(history: History) -> Measured | None:
     if curve.count < START:
         return None
     spike = history.memory(SPIKES, Spikes)
-    step, now = curve.steps[-1], curve.values[-1]
+    step, now, last = curve.steps[-1], curve.values[-1], curve.values[-2]
     if spike.began < 0:
-        _watch_for(spike, curve, 0.05 * learnt(history))
+        _watch_for(spike, curve, learnt(history))
         return None
     spike.highest = max(spike.highest, now)
     if step - spike.began > START:
         if len(spike.stayed) < 8:
-            spike.stayed.append((spike.began, spike.before, spike.first))
+            spike.stayed.append(spike.jump)
         spike.began = -1  # this one stays: loss.risen
     elif now <= spike.usual:
+        half = (spike.highest - spike.before) / 2
+        if min(spike.first - spike.before, last - now) > half:
+            spike.of_batches.append(spike.jump)
         began, spike.began = spike.began, -1
         spike.recovered += 1
         spike.came_back.append(began)
@@ -252,11 +272,15 @@ def spike_recovered(history: History) -> Measured | None:
     return None
 
 
-def _watch_for(spike: Spikes, curve: Curve, least: float) -> None:
-    now, usual = curve.values[-1], curve.usual
-    if now > usual + max(6 * curve.deviation, least):
+def _watch_for(spike: Spikes, curve: Curve, learnt: float) -> None:
+    """Note a jump: far out of all that is usual, or out of noise and in one step."""
+    *before, now = curve.tail(BLOCK + 1)
+    usual, recent = curve.usual, sum(before) / len(before)
+    rise, step = now - recent, now - before[-1]
+    at_once = 2 * step > rise > max(6 * curve.noise, learnt / 4, 1e-12)
+    if at_once or now > usual + max(6 * curve.deviation, 0.05 * learnt):
         spike.began, spike.highest = curve.steps[-1], now
-        spike.before, spike.first = usual, now
+        spike.before, spike.first = recent if at_once else usual, now
         spike.usual = usual + curve.deviation
 
 

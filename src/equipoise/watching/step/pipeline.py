@@ -49,7 +49,7 @@ from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.readings import (
     Entry,
     HostSample,
-    OptimizerSettings,
+    RecordedSettings,
     PendingSample,
     StepScalars,
     derived_readings,
@@ -127,7 +127,7 @@ class Recorder:
     card: Card = field(default_factory=Card)
     """What the loop was seen to do so far."""
     scalars: StepScalars = field(default_factory=StepScalars)
-    settings: OptimizerSettings = field(default_factory=OptimizerSettings)
+    settings: RecordedSettings = field(default_factory=RecordedSettings)
     moving: PendingSample | None = None
     """What was sent to the host and is not written yet, from one process alone."""
     _findings: list[Finding] = field(default_factory=list)
@@ -216,6 +216,7 @@ class Recorder:
         facts = Facts(step=step, ranks=tuple(message.facts for message in messages))
         found = [*self._left_out(step, messages), *self._adapt(step, merged)]
         found += self._checked(facts)
+        merged.scalars += self.settings.of_loop(facts)
         return self._write(step, merged, [*merged.findings, *found])
 
     @property
@@ -328,7 +329,9 @@ class Recorder:
             return []
         message = self._scalars_and_findings()
         message.table, self._findings = received.table, []
-        found = self._checked(Facts(step=step, ranks=(received.facts,)))
+        facts = Facts(step=step, ranks=(received.facts,))
+        found = self._checked(facts)
+        message.scalars += self.settings.of_loop(facts)
         if self.ranks.count > 1:
             message = merge_messages([message])
             message.findings.append(not_shared(step, self.ranks.rank, self.ranks.count))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.anatomy.sharding import local_part
+from equipoise.judging.facts import Facts
 from equipoise.probes.capture import HostTransfer, Table
 from equipoise.probes.sharding import Parts, Transfer, copy_count, is_partial
 from equipoise.records import Reading
@@ -44,8 +45,8 @@ Entry = tuple[int, str, float]
 
 
 @dataclass(slots=True)
-class OptimizerSettings:
-    """What optimisers are set to, beside the rate; a setting is recorded as it moves.
+class RecordedSettings:
+    """What the script chose beside the rate; a setting is recorded as it moves.
 
     The first group speaks for all, as for the rate, but of the weight decay the
     largest counts: vectors are often exempt from it.
@@ -62,6 +63,29 @@ class OptimizerSettings:
                 suffix = f".{number + 1}" if number else ""
                 found.append((f"optimizer.{name}{suffix}", value))
         return found
+
+    def of_loop(self, facts: Facts) -> list[Entry]:
+        """Return what a sampled step shows of the loop's own settings, if it moved."""
+        found = list[Entry]()
+        for name, value in _of_loop(facts):
+            if self._known.get((-1, name)) != value:
+                self._known[-1, name] = value
+                found.append((facts.step, f"loop.{name}", value))
+        return found
+
+
+def _of_loop(facts: Facts) -> Iterator[tuple[str, float]]:
+    """Yield sequences of a step over all ranks, the norm clipped at, the loss scale."""
+    batches = facts.each("batch")
+    if all("sequences" in batch for batch in batches):
+        counts = [one["sequences"] * one["micro_batches"] for one in batches]
+        yield "batch_size", float(sum(counts))
+    clipped = facts.section("clipping").get("each")
+    numbers = {"clipping_limit": clipped[0]["largest"] if clipped else None}
+    numbers["loss_scale"] = facts.section("scaler").get("factor")
+    for name, number in numbers.items():
+        if isinstance(number, int | float):
+            yield name, float(number)
 
 
 def _settings(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, float]]:
