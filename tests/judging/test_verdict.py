@@ -536,3 +536,19 @@ def test_a_loss_that_goes_on_rising_is_not_the_batchs() -> None:
 
     verdict = judged(healthy(260, loss=loss))[0].verdict
     assert verdict.state in ("failing", "dead") and verdict.cause is None
+
+
+@pytest.mark.parametrize(("at", "first"), [(90, "check.x"), (150, "update.too_large")])
+def test_what_began_first_leads_of_a_check_and_a_rule(at: int, first: str) -> None:
+    def readings() -> Iterable[Reading]:
+        for reading in healthy(200):
+            yield reading
+            if reading.quantity == "gradient.norm":
+                late = 0.1 if reading.step >= 100 else 1e-3
+                yield per_site(reading.step, "update.ratio", [[late]] * 4, BLOCKS)
+
+    judge = judged(readings())[0]
+    judge.note([Finding.warn(at, "check.x", since=at)])
+    assert judge.verdict.lead is not None
+    assert judge.verdict.lead.code == first
+    assert {"check.x", "update.too_large"} <= {f.code for f in judge.verdict.findings}

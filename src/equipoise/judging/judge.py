@@ -317,17 +317,31 @@ def _plainest(finding: Finding) -> int:
     return (*PLAINEST, finding.code).index(finding.code)
 
 
+def _violated(judge: Judge) -> list[Finding]:
+    """Return relations that the loop violates, the gravest first."""
+    found = (f for f in judge.checks.values() if f.severity != "info")
+    return sorted(found, key=lambda finding: finding.order)
+
+
 def _violating(judge: Judge) -> Verdict | None:
-    """What the loop does wrong: a cause, so it comes before what rules see of it."""
-    violated = [f for f in judge.checks.values() if f.severity != "info"]
+    """What the loop does wrong: a cause, so it comes before what rules see of it.
+
+    A relation that broke after a rule had fired, in a loop that was right before, is
+    not what made it fire.
+    """
+    violated = _violated(judge)
     if not violated:
         return None
-    first, *more = sorted(violated, key=lambda finding: finding.order)
+    first = violated[0]
+    since = min(finding.since for finding in violated)
+    firing = [f for f in judge.firing if f.severity != "info"]
+    if first.severity != "error" and any(f.since < since for f in firing):
+        return None
     return Verdict(
         state="failing" if first.severity == "error" else "at risk",
         lead=first,
-        since=min(finding.since for finding in violated),
-        findings=(first, *more, *judge.firing),
+        since=since,
+        findings=(*violated, *judge.firing),
         where=first.site,
     )
 
@@ -355,7 +369,7 @@ def _judged(judge: Judge) -> Verdict | None:
         else jumped_before(judge.history, tuple(judge.conditions), first.since),
         effects=tuple(_now(now[f.code]) for f in loss[:1] if causes),
         since=since if moved is None else min(since, moved.since),
-        findings=tuple(judge.firing),
+        findings=(*_violated(judge), *judge.firing),
         # A stream that grows in one block begins as every stream does, in the first:
         # the site at which a rule fired may be another.
         where=lead.site,

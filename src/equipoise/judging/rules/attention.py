@@ -82,10 +82,15 @@ def logits_large(history: History) -> Measured | None:
 
 @measures("attention.logits_growing")
 def logits_growing(history: History) -> Measured | None:
-    """Largest logit now over that of 16 readings ago, or over 5 if that is more."""
-    track = history.track(LOGIT)
-    if track.count < 2:
+    """Largest logit now over that of 16 readings ago, or over 5 if that is more.
+
+    0 while most heads have no saturated rows: so heads form that a task needs.
+    """
+    track, thetas = history.track(LOGIT), heads_of(history, THETA)
+    if track.count < 2 or thetas is None:
         return None
+    if median(thetas[1]) > SATURATED:
+        return measured(0.0)
     recent = list(track.recent)[-17:]
     site, _, now = largest(recent[-1])
     before = max(largest(recent[0])[2], 5.0)

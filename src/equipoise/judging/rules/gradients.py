@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from equipoise.judging.history import History, by_site
+from equipoise.judging.history import BLOCK, History, by_site
 from equipoise.judging.rules.registry import Measured, measured, measures
 from equipoise.judging.rules.weights import role
+from equipoise.judging.settings import AMOUNTS, change, growth
 
 NORM, TOTAL, QK = "gradient.norm", "gradient.norm.total", "gradient.qk"
 RATIO, MOVED, RATE = "update.ratio", "update.norm", "learning_rate"
@@ -76,6 +77,8 @@ def spike(history: History) -> Measured | None:
 
     0 where the norm usually scatters as far: over small batches, and at the end of a
     task that is solved, it does. While it is high, the median stays that of before.
+    The median of the last 16 counts too: where a task is being solved, the norm grows
+    tenfold in a hundred steps.
     """
     curve = history.curve(TOTAL)
     if curve.count < 16 or not curve.usual > 0:
@@ -83,7 +86,8 @@ def spike(history: History) -> Measured | None:
     before = history.memory("gradient.spike", UsualNorm)
     norm = curve.values[-1]
     if not norm > HIGH * before.norm:
-        before.norm, before.scatter = curve.usual, None
+        latest = median(curve.tail(LATEST + 1)[:-1])
+        before.norm, before.scatter = max(curve.usual, latest), None
     value = norm / before.norm
     if value > HIGH:
         if before.scatter is None:
@@ -95,6 +99,8 @@ def spike(history: History) -> Measured | None:
 
 HIGH = 2.5
 """Factor above the usual norm that is not learnt as usual; the rule's ``release``."""
+LATEST = 16
+"""Steps whose median follows a norm that grows slowly."""
 
 
 @dataclass(slots=True)
@@ -246,20 +252,22 @@ def _divides(history: History) -> bool:
     return kinds is None or set(kinds) == {"adaptive"}
 
 
-SLACK = 3.0
-"""Factor by which updates between two samples may exceed those at both."""
+SLACK, SPAN = 3.0, 4
+"""Factor by which updates between two samples may exceed those at samples, and the
+intervals over which growth is counted: a little at a time adds up."""
 
 
 @measures("update.unexplained")
 def unexplained(history: History) -> Measured | None:
     """Largest growth of a block's weights that the optimiser's updates do not explain.
 
-    Between two samples ‖w‖ grows by at most the sum of ‖Δw‖; decay only shrinks it.
+    Over the latest samples ‖w‖ grows by at most the sum of ‖Δw‖; decay only shrinks it.
     """
     sizes, moved = history.track(WEIGHT).recent, history.track(MOVED).recent
     if len(sizes) < 2 or len(moved) < 2:
         return None
-    (before, now), ends = list(sizes)[-2:], [dict(by_site(r)) for r in list(moved)[-2:]]
+    ends = [dict(by_site(reading)) for reading in list(moved)[-SPAN - 1 :]]
+    before, now = list(sizes)[-SPAN - 1 :][0], sizes[-1]
     steps, old = now.step - before.step, dict(by_site(before))
     found = []
     for site, (size, *_) in by_site(now):
@@ -279,3 +287,20 @@ def beyond_edge(history: History) -> Measured | None:
     """(Preconditioned) sharpness over the optimiser's threshold, after warm-up."""
     value = history.scalar(EDGE)
     return None if value is None or history.sampled < 10 else measured(value)
+
+
+@measures("setting.beyond_peak")
+def beyond_peak(history: History) -> Measured | None:
+    """Learning rate, weight decay or ε over all that it had been, once it had stood."""
+    curve = history.curve(RATE)
+    known = history.memory("setting.beyond_peak", lambda: [None])
+    if curve.count % BLOCK == 1:
+        grown = [growth(RATE, curve), *(change(name, history) for name in AMOUNTS)]
+        known[0] = next((one for one in grown if one and one.grew), None)
+    moved = known[0]
+    if moved is None:
+        return measured(0.0)
+    name = RATE if moved.setting == RATE else f"optimizer.{moved.setting}"
+    now = history.curve(name).values[-1]
+    told = {"setting": moved.setting, "peak": moved.peak, "peak_step": moved.peak_step}
+    return measured(now / moved.peak, now=now, **told)

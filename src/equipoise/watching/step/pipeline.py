@@ -49,8 +49,8 @@ from equipoise.watching.step.measure import Sampler
 from equipoise.watching.step.readings import (
     Entry,
     HostSample,
-    RecordedSettings,
     PendingSample,
+    RecordedSettings,
     StepScalars,
     derived_readings,
     scalar_readings,
