@@ -301,8 +301,9 @@ def _first_nonfinite(judge: Judge) -> Finding | None:
 
 def _is_stuck(judge: Judge, firing: Sequence[Finding]) -> bool:
     """Return whether the loss was that of a guess for half of the run."""
+    first, now = judge.history.first_step, judge.history.step
     began = [f.params["since_step"] for f in firing if f.code == NO_PROGRESS]
-    return any(2 * float(step or 0) <= judge.history.step for step in began)
+    return any(2 * (float(step or 0) - first) <= now - first for step in began)
 
 
 def began_first(causes: Sequence[Finding]) -> Finding:

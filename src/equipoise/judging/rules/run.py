@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import pstdev
 from typing import NamedTuple
 
 from equipoise.judging.history import BLOCK, Curve, History, finite
@@ -120,7 +119,8 @@ def _without_progress(
             best, last = wide, i
     if warms_up(history):
         return None
-    time = TrainingTime(history.curve("learning_rate").blocks, curve.steps[-1])
+    rates = history.curve("learning_rate").blocks or [(curve.blocks[0][0], 1.0)]
+    time = TrainingTime(rates, curve.steps[-1])
     loss, since = curve.smoothed(SMOOTH), max(curve.blocks[last][0], time.risen)
     share = 1 - time.until(since) / max(time.until(curve.steps[-1]), 1e-300)
     value = share if loss > AT_CHANCE * uniform else 0.0
@@ -130,11 +130,11 @@ def _without_progress(
 class TrainingTime:
     """Σ rate up to a step: what a run has trained, in steps at a rate of 1.
 
-    Steps count alike where no rate is known.
+    Where no rate is known, steps count alike from the run's first on.
     """
 
     def __init__(self, rates: Sequence[tuple[int, float]], step: int) -> None:
-        self._rates, self._step = rates or [(0, 1.0)], step
+        self._rates, self._step = rates, step
 
     @property
     def risen(self) -> int:
@@ -199,7 +199,9 @@ def _returns(curve: Curve, loss: float, best: float) -> bool:
 
     The highest of many means of eight is high by chance too: three of its deviations.
     """
-    spread = pstdev(finite(curve.tail(SMOOTH)) or [0.0])
+    latest = finite(curve.tail(SMOOTH)) or [0.0]
+    mean = sum(latest) / len(latest)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in latest) / len(latest))
     peak = curve.peak - 3 * spread / math.sqrt(BLOCK)
     return peak - loss > (peak - best) / 4
 
