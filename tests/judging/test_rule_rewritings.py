@@ -111,7 +111,7 @@ REWRITINGS: tuple[Callable[[Course], Written], ...] = (
 
 
 def said(readings: Course, details: dict[str, Any]) -> tuple[set[str], str]:
-    """Return what fires, and the verdict at the end."""
+    """Return the rules that fire, and the state at the end."""
     judge = Judge(details, rules=tuple(r for r in RULES.values() if r.of == "run"))
     return names(judge.add(readings)) - {"rules.unread"}, judge.verdict.state
 
