@@ -1,13 +1,10 @@
-"""How large the source tree is, and how tangled: counts now, and at a git revision.
+"""How large the source tree is, how tangled, and how it stands to its bars.
 
-``./dev bench house_counts``, or ``python -m benchmarks.house_counts REVISION``. Code
-lines hold a token that is neither a comment nor part of a docstring. A one-caller
-module is imported by exactly one other module of the package. A cycle counts imports
-inside functions too; what stands under ``if TYPE_CHECKING`` never runs and does not.
-
-At equal features, files that serve only what the older tree could not do are left out
-(``NEW``). What features added inside older files is still counted, so the comparison is
-against us.
+``./dev bench house_counts``, or ``python -m benchmarks.house_counts REVISION`` for a
+comparison. Code lines hold a token that is neither a comment nor part of a docstring. A
+one-caller module is imported by exactly one other module of the package. A cycle counts
+imports inside functions too; what stands under ``if TYPE_CHECKING`` never runs and does
+not.
 """
 
 import ast
@@ -17,43 +14,25 @@ import sys
 import tarfile
 import tokenize
 from collections import Counter
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.table import publish
 
-REVISION = "dc3c61d"
-"""The last commit before the tree was redrawn."""
 ROOT = Path(__file__).parents[1]
 PACKAGE = "src/equipoise"
 LONGEST = 400
-EQUAL = ("files", "code lines")
 Tree = dict[str, str]
 """Dotted module → its source."""
-NEW = {
-    "verdicts and forecast": "forecast.causes forecast.features forecast.history "
-    "forecast.remedy_catalogue forecast.rules* forecast.score forecast.start_rules "
-    "forecast.verdict forecast.weight_rules forecast.wording cli.rules",
-    "remedies and autopilot": "autopilot* remedies.attention_hooks remedies.catalogue "
-    "remedies.gradients remedies.losses remedies.optimiser remedies.precision "
-    "remedies.qk_clip remedies.residual remedies.roll_back remedies.scores "
-    "remedies.sigma_reparam remedies.weights "
-    "watching.autopilot_bridge anatomy.random_state cli.remedies cli.remedy",
-    "audit, pre-flight, doctor": "auditing.weights* auditing.audit auditing.page "
-    "auditing.preflight auditing.doctor cli.audit cli.preflight cli.doctor",
-    "storms": "lab.storms* cli.storms",
-    "board, live, comparison": "web* cli.board cli.live cli.progress report.assets "
-    "report.changes report.comparison report.live report.live_screen report.notebook "
-    "report.page_model report.quantities",
-    "export and checksums": "store.tables store.checksums store.retrying cli.export",
-    "claims as a command": "claims.catalogue claims.page claims.emadi_depth "
-    "claims.emadi_layers claims.exact* claims.measured_results claims.petrov_formulas "
-    "claims.published_results claims.search cli.claims lab.studies.sizes",
-    "others": "_moved anatomy.fused_kernels numerics.rows.triton_* "
-    "planning.config planning.evidence probes.row_sample sinks.webhook "
-    "watching.warmup cli.warmup",
-}
-"""What the older tree could not do → the modules that serve only that."""
+APART = (
+    "anatomy.mixers anatomy.recurrent judging.card judging.checks* judging.facts "
+    "judging.statements mcp* probes.facts probes.loop_events probes.mixers "
+    "store.object* text.card *metrics* watching.facts* watching.loop.loss_* "
+    "watching.step.layers"
+).split()
+"""Checks and card, mixers, agents, metrics and object stores: a bar of their own."""
+WATCHING_APART = ["watching.loop*", "watching.facts*", "watching.step.layers"]
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -171,18 +150,74 @@ def counts(tree: Tree) -> dict[str, float]:
     }
 
 
-def at_equal_features(tree: Tree) -> Tree:
-    """Return the modules that serve what the older tree could do too.
+def lines_of(tree: Tree, patterns: Sequence[str]) -> int:
+    """Return the code lines of the modules that a pattern names.
 
-    >>> list(at_equal_features({"equipoise.web.app": "", "equipoise.store.lock": ""}))
-    ['equipoise.store.lock']
+    >>> lines_of({"equipoise.web.app": "x = 1", "equipoise.store.lock": ""}, ["web*"])
+    1
     """
-    patterns = [f"equipoise.{p}" for given in NEW.values() for p in given.split()]
-    return {
-        name: source
+    return sum(
+        code_lines(source)
         for name, source in tree.items()
-        if not any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+        if any(fnmatchcase(name, f"equipoise.{pattern}") for pattern in patterns)
+    )
+
+
+def booleans(source: str) -> int:
+    """Return how many attributes of self or of a class are set to True or False.
+
+    >>> booleans("class A:\\n    a: bool = False\\n    b = 1\\n")
+    1
+    """
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef)]
+    given = [n for node in nodes for n in ast.walk(node) if _is_kept(n)]
+    values = (n.value for n in given if isinstance(n, ast.Assign | ast.AnnAssign))
+    return sum(isinstance(v, ast.Constant) and type(v.value) is bool for v in values)
+
+
+def _is_kept(node: ast.AST) -> bool:
+    """Tell whether a statement assigns a field of a class, or of self."""
+    if isinstance(node, ast.AnnAssign):
+        return True
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(target, ast.Attribute) for target in targets)
+
+
+def loaded(code: str) -> int:
+    """Return how many modules of ours a new interpreter holds after some code."""
+    ours = "len([name for name in sys.modules if name.startswith('equipoise.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint({ours})"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
+AUDIT = """
+from torch import nn
+from equipoise.auditing.audit import audit
+audit(nn.TransformerEncoderLayer(32, 4, 64).state_dict())
+"""
+
+
+def bars(tree: Tree) -> list[dict[str, object]]:
+    """Return each bar of the house that is counted here, and what it is now."""
+    total, apart = lines_of(tree, ["*"]), lines_of(tree, APART)
+    watching = lines_of(tree, ["watching*"]) - lines_of(tree, WATCHING_APART)
+    handle = booleans(tree["equipoise.watching.handle"])
+    importing = loaded("import equipoise.watching")
+    found = [
+        ("instrument, code lines, what stands apart left out", total - apart, 36_000),
+        ("what stands apart, code lines", apart, 5_000),
+        ("watching without loop/, facts and mixers, code lines", watching, 2_300),
+        ("booleans of the handle", handle, 2),
+        ("modules after import equipoise.watching", importing, 60),
+        ("modules after an audit of weights", loaded(AUDIT), 30),
+    ]
+    return [{"bar": bar, "now": now, "at most": most} for bar, now, most in found]
 
 
 def packages(tree: Tree) -> list[dict[str, object]]:
@@ -202,24 +237,17 @@ def packages(tree: Tree) -> list[dict[str, object]]:
     ]
 
 
-def main(revision: str = REVISION) -> None:
+def main(revision: str | None = None) -> None:
+    """Print the bars, and every count now and at a revision."""
     now = working_tree()
-    before, after = counts(tree_at(revision)), counts(now)
-    same = at_equal_features(now)
-    before |= {f"{name} at equal features": before[name] for name in EQUAL}
-    after["files at equal features"] = len(same)
-    after["code lines at equal features"] = sum(map(code_lines, same.values()))
-    rows = [
-        {
-            "count": name,
-            revision: before[name],
-            "now": after[name],
-            "change": f"{after[name] / before[name] - 1:+.1%}" if before[name] else "",
-        }
-        for name in after
-    ]
+    after = counts(now)
+    rows: list[dict[str, object]] = [{"count": n, "now": after[n]} for n in after]
+    if revision is not None:
+        before = counts(tree_at(revision))
+        rows = [{**row, revision: before[str(row["count"])]} for row in rows]
     loops = cycles(imports(now))
     publish("house_counts", rows, packages=packages(now), cycles=loops)
+    publish("house_bars", bars(now))
     for loop in loops:
         print("cycle:", ", ".join(loop))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-USERS = ("src", "tests", "benchmarks", "docs", "examples")
+USERS = ("src", "lab", "tests", "benchmarks", "docs", "examples")
 WORD = re.compile(r"\w+")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -31,19 +31,8 @@ def canonical(reading: Reading) -> Reading:
     return reading if name is None else replace(reading, quantity=name)
 
 
-class ReadingSource(Protocol):
-    """Where recorded readings come from: a run file, or anything shaped like one."""
-
-    def since(self, cursor: int = 0, *, limit: int = 10_000) -> tuple[Any, int]:
-        """Return what was recorded after the cursor, and the next cursor.
-
-        The first has ``readings`` and ``findings`` in the order they were recorded.
-        """
-        ...
-
-
 class RecordBatch(Protocol):
-    """What a source returns: readings and findings in the order of recording."""
+    """Readings and findings of a run, in the order of recording."""
 
     @property
     def readings(self) -> Sequence[Reading]: ...

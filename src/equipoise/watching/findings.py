@@ -23,6 +23,7 @@ PARTIAL_LOSS = {
     "replaced": f"{UNREAD}.gradients_replaced",
 }
 RANK_LOST = "watch.rank_lost"
+RANKS_APART = "watch.ranks_apart"
 PROBE_FAILED = "probe.failed"
 
 NO_ATTENTION = Reason("no_attention")
@@ -98,7 +99,7 @@ def at_other_steps(step: int, steps: str) -> Finding:
 
 def batches_left_out(step: int, cleared: str) -> Finding:
     """Return that some ranks left out batches that others did not."""
-    return Finding.warn(step, "watch.ranks_apart", cleared=cleared)
+    return Finding.warn(step, RANKS_APART, cleared=cleared)
 
 
 def interval_changed(

@@ -41,7 +41,6 @@ PLACES = re.compile(r"pos(ition)?s?(_|$|\.)|_pos(ition)?s?|wpe", re.IGNORECASE)
 """Names of tables of positions, as models have them."""
 ROTARY = re.compile(r"rot(ary|ate)|rope", re.IGNORECASE)
 ANGLES = frozenset({torch.cos, torch.sin, Tensor.cos, Tensor.sin})
-HALF = (torch.float16, torch.bfloat16)
 ROUNDINGS = 64
 """Roundings that a softmax computed again may be off by."""
 

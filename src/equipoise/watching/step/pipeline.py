@@ -28,6 +28,7 @@ from equipoise.store import RetryingWriter, RunWriter
 from equipoise.text.card import worded as worded_card
 from equipoise.text.render import render
 from equipoise.watching.findings import (
+    RANKS_APART,
     at_other_steps,
     batches_left_out,
     interval_changed,
@@ -133,9 +134,8 @@ class Recorder:
     _findings: list[Finding] = field(default_factory=list)
     _failures_reported: set[str] = field(default_factory=set)
     _interval_reported: int = 0
-    _left_out_reported: bool = False
-    _named: set[Scalar] = field(default_factory=set)
-    """Classes of layers that were reported as not read."""
+    _reported: set[Scalar] = field(default_factory=set)
+    """Classes of layers not read, and codes of findings that are made once."""
     cleared: int = 0
     """Batches whose gradients were cleared without a step."""
 
@@ -299,9 +299,9 @@ class Recorder:
         self.card = self.card.after(facts)
         self.judge.unseen = self.card.unseen
         unread = [
-            f for f in unread_mixers(facts) if f.params["class"] not in self._named
+            f for f in unread_mixers(facts) if f.params["class"] not in self._reported
         ]
-        self._named |= {f.params["class"] for f in unread}
+        self._reported |= {f.params["class"] for f in unread}
         return [*unread, *self.checker.add(facts)]
 
     def _card_due(self) -> bool:
@@ -350,9 +350,9 @@ class Recorder:
 
     def _left_out(self, step: int, messages: Sequence[RankSample]) -> list[Finding]:
         left_out = cleared_by_rank(messages)
-        if not left_out or self._left_out_reported:
+        if not left_out or RANKS_APART in self._reported:
             return []
-        self._left_out_reported = True
+        self._reported.add(RANKS_APART)
         return [batches_left_out(step, left_out)]
 
     def _adapt(self, step: int, merged: RankSample) -> list[Finding]:
