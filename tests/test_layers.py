@@ -13,7 +13,8 @@ SRC = Path(__file__).parents[1] / "src" / "equipoise"
 
 # "" is equipoise/__init__.py: the public surface, from which only __version__ is taken.
 MAY_IMPORT = {
-    "": "records errors",
+    # integrations.registration loads nothing: it enters names into others' tables.
+    "": "records errors integrations",
     "records": "errors",
     "errors": "",
     "numerics": "errors records",
@@ -35,7 +36,8 @@ MAY_IMPORT = {
     "integrations": "errors records watching store",
     "report": "errors records store judging text",
     "web": "errors records store report text",
-    "cli": "errors records store watching planning integrations report web "
+    "mcp": "errors records store judging report web",
+    "cli": "errors records mcp store watching planning integrations report web "
     "auditing judging sinks text",
 }
 TORCH_FREE = {
@@ -48,6 +50,7 @@ TORCH_FREE = {
     "sinks",
     "report",
     "web",
+    "mcp",
 }
 # Typing `equipoise report` on a laptop must not need torch either.
 TORCH_FREE_MODULES = {"equipoise.cli", "equipoise.planning"}

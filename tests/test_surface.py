@@ -47,6 +47,7 @@ def test_commands() -> None:
         "doctor",
         "export",
         "live",
+        "mcp",
         "plan",
         "precision",
         "preflight",

@@ -7,6 +7,7 @@ with equipoise.watch(model, optimizer):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from equipoise.integrations.registration import register
 from equipoise.records import Finding, Reading
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _LAZY = {
     "show": "equipoise.report.notebook",
     "watch": "equipoise.watching",
 }
+register()  # report_to="equipoise" and log_with="equipoise"
 _EXTRA_MODULES = {"torch", "numba", "jaxtyping", "safetensors"}
 
 

@@ -359,8 +359,9 @@ def test_json_without_a_file_is_printed_and_with_one_written(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, printed, _ = run(capsys, "runs", "--json", str(runs))
-    names = {row["name"] for row in json.loads(printed)}
+    names = {row["name"] for row in json.loads(printed)["runs"]}
     file = tmp_path / "runs.json"
     _, table, told = run(capsys, "runs", str(runs), "--json", str(file))
     assert "wrote" in told and "pre" in table
-    assert names == {row["name"] for row in json.loads(file.read_text())} != set()
+    written = json.loads(file.read_text())["runs"]
+    assert names == {row["name"] for row in written} != set()

@@ -225,12 +225,12 @@ def test_runs_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     deep.mkdir(parents=True)
     pre_and_post(deep, steps=30)
     code, out, _ = run(capsys, "runs", str(tmp_path), "--json")
-    rows = json.loads(out)
+    rows = json.loads(out)["runs"]
     assert code == 0 and {row["name"] for row in rows} == {"pre-LN", "post-LN"}
     assert all(Path(row["path"]).is_file() for row in rows)
     assert {row["last_step"] for row in rows} == {29}
     pre_and_post(tmp_path, steps=60)
-    found = json.loads(run(capsys, "runs", str(tmp_path), "--json")[1])
+    found = json.loads(run(capsys, "runs", str(tmp_path), "--json")[1])["runs"]
     counts = [row["severities"] for row in found if row["last_step"] == 59]
     assert {"error": 1} in counts and {} in counts
     code, out, _ = run(capsys, "runs", str(tmp_path))

@@ -11,8 +11,8 @@ import torch
 import equipoise
 from docs.remedies import HERE, pages, texts
 from equipoise.cli import main
-from equipoise.cli.remedy import remedies_for
 from equipoise.judging.remedy_catalogue import CATALOGUE
+from equipoise.judging.remedy_choice import remedies_for
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding
 from equipoise.remedies.catalogue import REMEDIES, remedy

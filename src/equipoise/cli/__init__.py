@@ -41,6 +41,7 @@ COMMANDS = {
     "doctor": "Show what is installed, and what of a model can be read at which cost.",
     "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",
     "live": "Follow a run on the terminal: loss, verdict, worst layers, findings.",
+    "mcp": "Let an agent read runs: a Model Context Protocol server, read-only.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
     "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
     "preflight": "Run a training script for a few steps, and judge its start.",
@@ -67,6 +68,8 @@ EXTRAS = {
     "datasets": "hf",
     "lightning": "lightning",
     "ray": "ray",
+    "mcp": "mcp",
+    "prometheus_client": "metrics",
 }
 """Module that may be absent → the extra that brings it."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}

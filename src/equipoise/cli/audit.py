@@ -16,6 +16,7 @@ from equipoise.cli.arguments import (
     put_json,
 )
 from equipoise.errors import InputError
+from equipoise.report.judged import judged_json
 
 if TYPE_CHECKING:
     from equipoise.auditing.audit import Audit
@@ -98,9 +99,10 @@ def command(
     raise typer.Exit(int(any(grave)))
 
 
-def audit_json(result: "Audit") -> str:
+def audit_json(result: "Audit", command: str = "audit") -> str:
     """Return an audit's verdict and numbers, laid out to be read."""
-    return jsonlib.dumps(jsonlib.loads(result.to_json()), indent=1)
+    judged = [(result.subject, result.verdict)]
+    return judged_json(command, judged, jsonlib.loads(result.to_json()), indent=1)
 
 
 def write_page(result: "Audit", html: Path | None, *, quietly: bool) -> None:

@@ -55,7 +55,7 @@ def command(
         preset="deep" if deep else "default",
     )
     result = found.as_audit(script.name)
-    printed = json is not None and put_json(audit_json(result), json)
+    printed = json is not None and put_json(audit_json(result, "preflight"), json)
     if not printed:
         print_verdict(found.verdict, facts=found.facts)
     write_page(result, html, quietly=printed)

@@ -1,14 +1,14 @@
-"""A callback for the Hugging Face ``Trainer``.
+"""A callback for the Hugging Face ``Trainer``, and for those of TRL.
 
+TrainingArguments(..., report_to="equipoise")
 Trainer(..., callbacks=[EquipoiseCallback(every=10)])
 """
 
 import gc
 import json
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
-from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from equipoise.watching import Watch, watch
@@ -29,25 +29,40 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, **options: Unpack[CallbackArguments]) -> None:
         self._options = check_callback(options)
+        self._reports = False
         self.handle: Watch | None = None
 
+    @classmethod
+    def reporting(cls) -> Self:
+        """Return the callback of ``report_to="equipoise"``.
+
+        Its run has the Trainer's ``run_name``. Where the Trainer was also given a
+        callback of ours, with options, that one watches and this one does not.
+        """
+        callback = cls()
+        callback._reports = True
+        return callback
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        model = self._called_model(given["model"])
+        trainer = self._trainer()
+        if self._reports and trainer is not None and _is_given_one(trainer):
+            return
+        # Callbacks are given the model inside what the Trainer calls. Where
+        # torch.compile wraps the model, a hook on the model itself never runs.
+        model = given["model"] if trainer is None else trainer.model_wrapped
+        if self._reports:
+            self._options.setdefault("name", _run_name(args))
         self.handle = watch(model, given["optimizer"], **self._options)
         if state.global_step:
             self.handle.continue_at(state.global_step, _saved_state(args, state))
 
-    def _called_model(self, model: nn.Module) -> nn.Module:
-        """Return what the Trainer calls: callbacks are given the model inside that.
-
-        Where ``torch.compile`` wraps the model, a hook on the model itself never runs.
-        """
+    def _trainer(self) -> Any:
+        """Return the Trainer that holds this callback."""
         # By type: isinstance asks an object for its class, and some answer with imports
         for trainer in (t for t in gc.get_objects() if issubclass(type(t), Trainer)):
             if any(callback is self for callback in trainer.callback_handler.callbacks):
-                wrapped: nn.Module = trainer.model_wrapped
-                return wrapped
-        return model
+                return trainer
+        return None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.handle is not None and self.handle.should_stop:
@@ -74,6 +89,20 @@ class EquipoiseCallback(TrainerCallback):  # type: ignore[misc]
         if self.handle is not None:
             self.handle.close()
             self.handle = None
+
+
+def _is_given_one(trainer: Any) -> bool:
+    """Say whether a Trainer holds a callback of ours that was made by its user."""
+    return any(
+        isinstance(callback, EquipoiseCallback) and not callback._reports
+        for callback in trainer.callback_handler.callbacks
+    )
+
+
+def _run_name(args: Any) -> str | None:
+    """Return the name that was given; older versions put the folder in its place."""
+    name = getattr(args, "run_name", None)
+    return None if name == args.output_dir else name
 
 
 def _state_file(args: Any, state: Any) -> Path:

@@ -47,7 +47,7 @@ def launched(
     if not script.is_file():
         raise InputError(f"{script}: no such script; give the path of a Python file")
     read_options(options)  # now, and not in the middle of the training
-    launcher = _Launcher(run, name, options)
+    launcher = Launcher(run, name, options)
     try:
         with _arguments(script, arguments), launcher.watching(), _as_alone():
             runpy.run_path(str(script), run_name="__main__")
@@ -81,7 +81,7 @@ def _as_alone() -> Iterator[None]:
         raise SystemExit(1) from failure
 
 
-class _Launcher:
+class Launcher:
     """Watches each optimiser of a script from its model's first call on.
 
     While an optimiser waits, the class ``nn.Module`` has a ``__call__`` of ours: a
@@ -105,7 +105,7 @@ class _Launcher:
 
         def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
-            launcher._wait_for_call(optimizer)
+            launcher.wait_for_call(optimizer)
 
         Optimizer.__init__ = make  # type: ignore[assignment,method-assign]
         hook = register_optimizer_step_post_hook(self._stepped)
@@ -118,7 +118,8 @@ class _Launcher:
             for handle in self.handles:
                 handle.close()
 
-    def _wait_for_call(self, optimizer: Optimizer) -> None:
+    def wait_for_call(self, optimizer: Optimizer) -> None:
+        """Watch an optimiser from the first call of its model."""
         launcher = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,17 @@
-"""A callback for Lightning.
+"""A callback and a logger for Lightning.
 
 Trainer(callbacks=[EquipoiseCallback(every=10)])
+Trainer(logger=EquipoiseLogger(every=10))  # what the module logs is recorded too
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 
+from equipoise.integrations.logged import configuration, numbers
 from equipoise.watching import Watch, watch
 from equipoise.watching.options import CallbackArguments, check_callback
 
@@ -59,3 +64,50 @@ class EquipoiseCallback(Callback):  # type: ignore[misc]
         if self.handle is not None:
             self.handle.close()
             self.handle = None
+
+
+class EquipoiseLogger(Logger):  # type: ignore[misc]
+    """A logger that watches: its readings, and the metrics that the module logs.
+
+    It brings a callback of ours, unless the Trainer has one already, and gives it the
+    hyperparameters. A metric whose name we record ourselves becomes ``logged.NAME``.
+    """
+
+    def __init__(self, **options: Unpack[CallbackArguments]) -> None:
+        super().__init__()
+        self._info = options["info"] = dict(options.get("info") or {})
+        self._callback = EquipoiseCallback(**options)
+
+    @property
+    def name(self) -> str:
+        return "equipoise"
+
+    @property
+    def version(self) -> str | None:
+        """The name of the run file; None before the training."""
+        handle = self._callback.handle
+        return None if handle is None else Path(handle.path).stem
+
+    @property
+    def experiment(self) -> Watch | None:
+        """The handle; None before and after the training."""
+        return self._callback.handle
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Bring the callback: Lightning calls this on every rank before it trains."""
+        callbacks = model.trainer.callbacks
+        for callback in callbacks:
+            if isinstance(callback, EquipoiseCallback):
+                self._callback = callback
+                return
+        callbacks.append(self._callback)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self._info.update(configuration(params))
+
+    def log_metrics(
+        self, metrics: Mapping[str, float], step: int | None = None
+    ) -> None:
+        found = numbers(metrics)
+        if self._callback.handle is not None and found:
+            self._callback.handle.step(**found)

@@ -15,6 +15,7 @@ from rich.text import Text
 from equipoise.errors import RunFileError
 from equipoise.judging.card import Card
 from equipoise.judging.verdict import Verdict
+from equipoise.report.judged import judged_json
 from equipoise.report.live_screen import duration
 from equipoise.report.page_model import Json, card_json
 from equipoise.report.report_model import Report, RunFinding
@@ -85,8 +86,9 @@ def print_listing(rows: Sequence[ListedRun]) -> None:
 
 
 def listing_json(rows: Sequence[ListedRun]) -> str:
-    """Return the runs as one JSON array, for scripts."""
-    return json.dumps([_plain(row) for row in rows])
+    """Return the runs as one JSON object, for scripts."""
+    judged = ((str(row.path), row.verdict) for row in rows)
+    return judged_json("runs", judged, {"runs": [_plain(row) for row in rows]})
 
 
 def _plain(row: ListedRun) -> dict[str, object]:
@@ -120,7 +122,8 @@ def report_json(report: Report, comparison: Json | None = None) -> str:
     ]
     alone = {"verdict": runs[0]["verdict"]} if len(runs) == 1 else {}
     beside = {} if comparison is None else {"comparison": comparison}
-    return json.dumps({**alone, "runs": runs, **beside}, ensure_ascii=False)
+    judged = ((run.label, report.verdicts[run.label]) for run in report.runs)
+    return judged_json("report", judged, {**alone, "runs": runs, **beside})
 
 
 def print_report(report: Report, comparison: Json | None = None) -> None:
