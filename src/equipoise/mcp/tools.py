@@ -75,7 +75,7 @@ class RunTools:
         )
 
     def card(self, run: str) -> dict[str, Any]:
-        """Say what the training loop was seen to do: model, loss, batch, optimiser.
+        """Describe the training loop as it was seen: model, loss, batch, optimiser.
 
         Args:
             run: The key of a run, from list_runs.
@@ -132,7 +132,7 @@ class RunTools:
         return answer(data, sites=len(found) - len(sites))
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Say what differs between runs: settings, loops, and where curves part.
+        """Compare runs: settings, loops, and where curves part.
 
         Args:
             runs: Keys of 2 to 8 runs, from list_runs; the first is the baseline.

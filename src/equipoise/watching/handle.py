@@ -185,6 +185,14 @@ class Watch:
         return self._actions.pilot
 
     @property
+    def sampling_share(self) -> float | None:
+        """The share of the training's time that sampling takes, from recent steps."""
+        cost, plain = self._meter.cost, self._meter.plain
+        if cost is None or not plain:
+            return None
+        return cost / (cost + self._schedule.interval * plain)
+
+    @property
     def should_stop(self) -> bool:
         """Whether a rule or state of ``stop_on`` has come true; it stays true.
 

@@ -81,6 +81,8 @@ class WatchOptions:
     autopilot: GivenAutopilot = False
     """Treat what a verdict finds: True, ``"dry-run"`` (only say what would be done), a
     function that is asked, or an :class:`Autopilot` (``docs/autopilot.md``)."""
+    metrics_port: int | None = None
+    """Answer Prometheus on this port of the loopback interface; 0 takes a free one."""
     quiet: bool = False
     """Print nothing on attaching and closing."""
     on_finding: Callable[[Finding], Any] | None = field(default=None, compare=False)
@@ -99,13 +101,15 @@ class WatchOptions:
             raise InputError(f"preset={self.preset!r}: choose one of {known}")
         if not isinstance(self.at, Collection) or not all(map(_steps, self.at)):
             raise InputError(f"at={self.at!r}: a list of steps, which count from 0")
-        if self.on_finding is not None and not callable(self.on_finding):
+        if self.metrics_port is not None and not _steps(self.metrics_port):
             raise InputError(
-                f"on_finding={self.on_finding!r}: a function that takes a finding"
+                f"metrics_port={self.metrics_port!r}: a port, such as 9400"
             )
         _check_rows(self.rows)
         _check_checks(self.checks)
         _check_stops(self)
+        _check_callback(self.on_finding)
+        _check_port(self.metrics_port)
         object.__setattr__(self, "expect", self.expected)
         read_autopilot(self.autopilot)
         if not is_sequence(self.sinks):
@@ -136,6 +140,7 @@ class WatchArguments(TypedDict, total=False):
     """Ignored: the fitted forecast was removed."""
     stop_on: Collection[str]
     autopilot: GivenAutopilot
+    metrics_port: int | None
     quiet: bool
     on_finding: Callable[[Finding], Any] | None
     sinks: Sequence[Given]
@@ -159,6 +164,16 @@ def check_callback(arguments: CallbackArguments) -> CallbackArguments:
     own = CallbackArguments.__annotations__.keys() - WatchArguments.__annotations__
     read_options({k: v for k, v in arguments.items() if k not in own})
     return arguments
+
+
+def _check_callback(given: object) -> None:
+    if given is not None and not callable(given):
+        raise InputError(f"on_finding={given!r}: a function that takes a finding")
+
+
+def _check_port(port: object) -> None:
+    if port is not None and not _steps(port):
+        raise InputError(f"metrics_port={port!r}: a port, such as 9400")
 
 
 def _check_checks(checks: object) -> None:
@@ -200,6 +215,9 @@ OTHER_VARIABLES = {
     *("EQUIPOISE_LAB", "EQUIPOISE_RUNS"),
     *("EQUIPOISE_TRACEBACK", "EQUIPOISE_TEST_PROCESSES"),
 }
+
+SHORT = {"EQUIPOISE_METRICS": "metrics_port"}
+"""Variables whose name is not that of their option."""
 
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -253,7 +271,7 @@ def from_file(path: Path) -> dict[str, Any]:
 def from_environment() -> dict[str, Any]:
     """Return the options that ``EQUIPOISE_EVERY=20`` and its like set."""
     named = {
-        key.removeprefix(PREFIX).lower(): (key, text)
+        SHORT.get(key, key.removeprefix(PREFIX).lower()): (key, text)
         for key, text in os.environ.items()
         if key.startswith(PREFIX) and key not in OTHER_VARIABLES
     }
@@ -289,6 +307,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "stop_on": lambda text: tuple(text.split(",")),
     "hold_batch": _boolean,
     "autopilot": lambda text: text if text == "dry-run" else _boolean(text),
+    "metrics_port": int,
     "quiet": _boolean,
 }
 

@@ -3,8 +3,8 @@
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, Unpack
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
+from weakref import WeakValueDictionary, ref
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 import equipoise
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
-from equipoise.errors import InputError
+from equipoise.errors import InputError, MissingExtraError
 from equipoise.judging.checks.expected import check_places
 from equipoise.judging.judge import Judge
+from equipoise.judging.verdict import STATES
 from equipoise.probes.optimizer_kinds import update_kinds
 from equipoise.probes.protocols import Probe
 from equipoise.records import RunInfo
@@ -34,6 +35,9 @@ from equipoise.watching.ranks.group import connect_ranks
 from equipoise.watching.step.pipeline import StepWriter, log
 from equipoise.watching.step.schedule import extra_steps
 from equipoise.watching.warmup import compile_kernels
+
+if TYPE_CHECKING:
+    from equipoise.sinks.prometheus import Metrics
 
 # id of the user's own module → its handle, and file → its handle, while there is one.
 _watched: "WeakValueDictionary[int, Watch]" = WeakValueDictionary()
@@ -96,15 +100,13 @@ def watch(
     check_places(chosen.expected, _names(anatomy.model))
     title = name or type(unwrapped(model)).__name__
     about = _run_info(title, anatomy, info or {})
-    if optimizers:
-        about.details.setdefault("optimizer", type(optimizers[0]).__name__)
-        kinds = sorted({kind for one in optimizers for kind in update_kinds(one)})
-        about.details.setdefault("updates", kinds)
+    _name_optimizers(about, optimizers)
     about.details.update(_meant(chosen))
-    run_writer, sinks = None, list[IsolatedSink]()
+    run_writer, sinks, metrics = None, list[IsolatedSink](), None
     if ranks.rank == 0:
         place = run_path(run, title)
         sinks = open_sinks(chosen.sinks, run=place)  # first: it may refuse
+        metrics = _metrics(chosen.metrics_port, place.stem, sinks)
         run_writer = RunWriter(place, about)
     path, step = ranks.broadcast("start", _start(run_writer))
     handle = Watch(
@@ -120,6 +122,7 @@ def watch(
     )
     _watched[id(unwrapped(model))] = handle
     _written[_key(handle.path)] = handle
+    _follow(handle, metrics)
     if any(parameter.is_cpu for parameter in model.parameters()):
         compile_kernels(handle.reporter.print_line)
     handle.reporter.print_line(
@@ -127,6 +130,45 @@ def watch(
         f"equipoise report {handle.path}"
     )
     return handle
+
+
+def _name_optimizers(about: RunInfo, optimizers: Sequence[Optimizer]) -> None:
+    if optimizers:
+        about.details.setdefault("optimizer", type(optimizers[0]).__name__)
+        kinds = sorted({kind for one in optimizers for kind in update_kinds(one)})
+        about.details.setdefault("updates", kinds)
+
+
+def _metrics(port: int | None, run: str, sinks: list[IsolatedSink]) -> "Metrics | None":
+    """Add the metrics to the sinks, where a port was given."""
+    if port is None:
+        return None
+    try:
+        from equipoise.sinks.prometheus import Metrics  # the extra `metrics`
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "prometheus_client":
+            raise
+        raise MissingExtraError(
+            f"metrics_port needs {missing.name}, which is not installed: "
+            'pip install "equipoise[metrics]"'
+        ) from missing
+    metrics = Metrics(port, run=run, states=STATES)
+    sinks.append(IsolatedSink("metrics", metrics))
+    return metrics
+
+
+def _follow(handle: Watch, metrics: "Metrics | None") -> None:
+    """Tell the metrics of each step; they keep no handle alive."""
+    if metrics is None:
+        return
+    watching = ref(handle)
+
+    def ended(step: int, sampled: bool) -> None:
+        alive = watching()
+        metrics.stepped(step, None if alive is None else alive.sampling_share)
+
+    handle.on_step_end(ended)
+    handle.reporter.print_line(f"metrics at http://127.0.0.1:{metrics.port}/metrics")
 
 
 def _key(run: str | Path) -> str:
