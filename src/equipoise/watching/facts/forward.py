@@ -55,6 +55,8 @@ class _Stream:
     """Whether which id is padding was declared, and not seen in the ids."""
     order: int
     """How many attention calls came before the embedding."""
+    rows: int = 0
+    """Of the table: several tables may be asked for one text (types, segments)."""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,13 @@ class ForwardFacts:
             declared = self._padding_id(module)
             padding_BT = padded_BT(ids_BT, declared=declared)
         self._streams.append(
-            _Stream(ids_BT, padding_BT, declared is not None, len(self._sites))
+            _Stream(
+                ids_BT,
+                padding_BT,
+                declared is not None,
+                len(self._sites),
+                module.num_embeddings,
+            )
         )
 
     def _padding_id(self, module: nn.Embedding) -> int | None:
@@ -305,10 +313,15 @@ class ForwardFacts:
         return to_device(chosen_n, device)
 
     def _stream_of(self, sequences: int, tokens: int) -> _Stream | None:
-        """Return the tokens that an attention call is over, if only one can be."""
-        shape = (sequences, tokens)
-        fitting = [s for s in self._streams if tuple(s.ids_BT.shape) == shape]
-        return fitting[0] if len(fitting) == 1 == len(self._streams) else None
+        """Return the tokens that an attention call is over, if only one can be.
+
+        Tables of types or segments are smaller than the one of the tokens.
+        """
+        most = max((s.rows for s in self._streams), default=0)
+        texts = [s for s in self._streams if s.rows == most]
+        if len(texts) != 1 or tuple(texts[0].ids_BT.shape) != (sequences, tokens):
+            return None
+        return texts[0]
 
     def _on_logits(
         self, guarded: Guarded, module: nn.Module, args: Any, output: Any
@@ -316,9 +329,12 @@ class ForwardFacts:
         """Look at the gradient of these logits, once the backward pass makes it."""
         if self._awaited or not isinstance(output, Tensor) or not output.requires_grad:
             return
-        stream = next((s for s in self._streams[::-1] if _fits(s, output)), None)
-        if stream is None:
+        fitting = [s for s in self._streams[::-1] if _fits(s, output)]
+        if not fitting:
             return
+        # The table that is as long as the logits are wide, else the last that was read.
+        wide = [s for s in fitting if s.rows == output.shape[-1]]
+        stream = next(iter(wide or fitting))
         self._awaited = True
         listen = partial(self._on_gradient, stream, len(self._sites))
         output.register_hook(guarded(listen))
