@@ -38,11 +38,33 @@ def clip_norm(facts: Sequence[Facts]) -> Found:
     another order, which a loop may have asked for.
     """
     clipping = facts[-1].section("clipping")
+    if clipping.get("of_nothing") and not clipping["calls"] and clipping["passes"]:
+        return [violated(case="nothing", calls=clipping["of_nothing"])]
+    if (apart := _norms_apart(facts[-1])) is not None:
+        return [apart]
     given = [call for call in clipping["each"] if "own" in call]
     if not given:
         return [] if clipping["calls"] else None
     wrong = [call for call in given if _too_small(call)]
     return [violated(norm=c["norm"], own=c["own"]) for c in wrong[:1]]
+
+
+def _norms_apart(facts: Facts) -> Violation | None:
+    """Ranks scale shards of the same weights, each by a norm of its own."""
+    each = [one["each"] for one in facts.each("clipping") if one.get("each")]
+    if len(each) < 2 or len({len(calls) for calls in each}) > 1:
+        return None
+    for calls in zip(*each, strict=True):
+        norms = [float(call["norm"]) for call in calls]
+        if all(call.get("sharded") for call in calls) and _differ(norms):
+            least, most = min(norms), max(norms)
+            return violated(case="shard", norm=least, own=most, ranks=len(norms))
+    return None
+
+
+def _differ(norms: Sequence[float]) -> bool:
+    """Return whether one norm is not another by more than rounding."""
+    return max(norms) - min(norms) > 1e-4 * max(norms)
 
 
 def _too_small(call: Mapping[str, Any]) -> bool:

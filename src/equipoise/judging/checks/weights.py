@@ -68,20 +68,47 @@ def _without_gradient(facts: Facts, kind: str) -> bool:
 
 @finds("check.not_optimised")
 def not_optimised(facts: Sequence[Facts]) -> Found:
-    """Trainable matrices get gradients, and no optimiser of the process holds them."""
+    """Trainable weights get gradients, and no optimiser of the process holds them."""
     unheld = facts[-1].section("optimizers")["unheld"]
     held = unheld["trainable"] - unheld["parameters"]
-    if most_updates(facts[-1]) < 2 or not held:
+    if most_updates(facts[-1]) < 2:
         return None
+    if not held:
+        # Of this model the optimiser holds what is frozen, and nothing that is not.
+        return _only_frozen_held(facts)
     few = unheld["parameters"] < held
-    # A trained backbone, left to itself, under a new head: slow, but meant.
-    probing = never_trained(facts[-1]) is False and not few
-    if not unheld["with_gradient"] or probing:
+    # A trained backbone, left to itself, under a new head: slow, but meant; not what
+    # the loop has unfrozen itself.
+    probing = never_trained(facts[-1]) is False and not few and not unheld["unfrozen"]
+    one_vector = not unheld["matrices"] and unheld["count"] < 2
+    if not unheld["with_gradient"] or probing or one_vector:
         return []
+    return [_left_out(unheld)]
+
+
+def _left_out(unheld: Section) -> Violation:
     share = unheld["parameters"] / unheld["trainable"]
     names = ", ".join(unheld["names"])
     site = unheld["names"][0]
-    return [violated(site, share=share, count=unheld["count"], names=names)]
+    return violated(site, share=share, count=unheld["count"], names=names)
+
+
+def _only_frozen_held(facts: Sequence[Facts]) -> Found:
+    """Every optimiser's weights of this model are frozen, and others get gradients."""
+    if len(facts) < 2 or _written(facts):
+        return None
+    for one in facts[-2:]:
+        unheld = one.section("optimizers")["unheld"]
+        holds = any(o["parameters"] and o["updates"] for o in optimizers(one))
+        alone = unheld["parameters"] == unheld["trainable"]
+        if not (holds and alone and unheld["with_gradient"]):
+            return None
+    return [_left_out(facts[-1].section("optimizers")["unheld"])]
+
+
+def _written(facts: Sequence[Facts]) -> bool:
+    """Return whether something writes to the weights, if by hand."""
+    return len({one.section("weights").get("writes") for one in facts[-2:]}) > 1
 
 
 @finds("check.foreign_parameters")
@@ -90,8 +117,9 @@ def foreign_parameters(facts: Sequence[Facts]) -> Found:
     if len(facts) < 2 or most_updates(facts[-1]) < 2:
         return None
     each, unheld = optimizers(facts[-1]), facts[-1].section("optimizers")["unheld"]
-    written = len({one.section("weights").get("writes") for one in facts[-2:]}) > 1
-    if any(one["parameters"] for one in each) or not unheld["trainable"] or written:
+    if any(one["parameters"] for one in each) or not unheld["trainable"]:
+        return []
+    if _written(facts):
         return []
     stepping = [one for one in each if one["updates"] and one["foreign"]]
     return [
@@ -249,21 +277,44 @@ def frozen_random(facts: Sequence[Facts]) -> Found:
         return None
     still = frozen["since_start"] / frozen["matrices"]
     trained = facts[-1].section("weights").get("trained", 0)
-    # Adapters on a base that was never trained: a test of adapters, it may be.
-    if not fresh or still <= 0.5 or frozen["adapted"] or not trained:
+    if not fresh or still <= 0.5 or not trained:
         return []
     return [violated(frozen["names"][0], share=still)]
 
 
 @finds("check.replicas_differ")
 def replicas_differ(facts: Sequence[Facts]) -> Found:
-    """Ranks whose wrapper keeps their weights alike hold different ones."""
-    each = [s for s in facts[-1].each("replicas") if "weights" in s]
-    if len(each) < 2 or len({tuple(s["names"]) for s in each}) > 1:
+    """Ranks hold different weights where a wrapper, or equal gradients, say that they
+    are replicas, or where they were alike before beside the shards of one mesh."""
+    each = _replicas(facts[-1])
+    if not each:
         return None
+    before = [] if each[0]["wrapper"] else [s for f in facts[:-1] for s in [_replicas(f)]]
+    alike = bool(each[0]["wrapper"]) or _gradients_alike(each)
     for place, name in enumerate(each[0]["names"]):
-        values = [s["weights"][place] for s in each]
-        apart = [rank for rank, x in enumerate(values) if x != values[0]]
-        if apart and not any(map(isnan, values)):
-            return [violated(name, rank=apart[0], ranks=len(each))]
+        rank = _apart(each, place)
+        were = [_apart(one, place) for one in before if one]
+        drifted = each[0].get("one_mesh") and None in were
+        if rank is not None and (alike or drifted):
+            return [violated(name, rank=rank, ranks=len(each))]
     return []
+
+
+def _replicas(facts: Facts) -> Sequence[Section]:
+    """Return what each rank holds; nothing unless all name the same weights."""
+    each = [s for s in facts.each("replicas") if "weights" in s]
+    same = len({tuple(s["names"]) for s in each}) == 1
+    return each if len(each) == len(facts.ranks) > 1 and same else ()
+
+
+def _apart(each: Sequence[Section], place: int) -> int | None:
+    """Return the first rank that holds other numbers than the first; None if none."""
+    values = [s["weights"][place] for s in each]
+    apart = [rank for rank, x in enumerate(values) if x != values[0]]
+    return apart[0] if apart and not any(map(isnan, values)) else None
+
+
+def _gradients_alike(each: Sequence[Section]) -> bool:
+    """Return whether all ranks step by the same gradients, which they have averaged."""
+    found = [tuple(s.get("gradients", ())) for s in each]
+    return any(found[0]) and all(one == found[0] for one in found)

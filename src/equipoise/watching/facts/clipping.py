@@ -21,8 +21,10 @@ class ClippingFacts:
     name: str = "clipping"
 
     def facts(self) -> Mapping[str, Any]:
-        calls = [clip for clip in self.record.clips if not isinf(clip.largest)]
+        limited = [clip for clip in self.record.clips if not isinf(clip.largest)]
+        calls = [clip for clip in limited if not clip.nothing]
         return {
+            "of_nothing": len(limited) - len(calls),
             "calls": len(calls),
             "before_backward": sum(clip.passes == 0 for clip in calls),
             "passes": self.record.passes,
@@ -35,6 +37,7 @@ def _call(clip: Clip) -> dict[str, Any]:
         "largest": clip.largest,
         "norm": clip.norm,
         "scaled": clip.scaled,
+        "sharded": clip.sharded,
     }
     if clip.own is not None and clip.own_largest is not None:
         found |= {"own": clip.own, "own_largest": clip.own_largest}

@@ -83,6 +83,10 @@ class Clip:
     """Their largest entry: the norm of another order."""
     scaled: bool
     """Whether the gradients still carry a scaler's factor."""
+    nothing: bool = False
+    """Whether it was given no weight at all: ``parameters()`` twice, used up once."""
+    sharded: bool = False
+    """Whether it scales shards by a number that the loop gave, of this rank alone."""
 
 
 @dataclass(slots=True)
@@ -207,7 +211,7 @@ class LoopRecord(WithAnatomy):
         some = clipped.parameters
         copies = (held(o) for o, _ in self.of_the_model())
         ours = self.own().union(*copies)
-        if some is not None and not any(id(p) in ours for p in some):
+        if some and not any(id(p) in ours for p in some):
             return
         grads = [p.grad for p in some or () if p.grad is not None]
         own = own_largest = None
@@ -222,6 +226,9 @@ class LoopRecord(WithAnatomy):
                 own=own,
                 own_largest=own_largest,
                 scaled=self._still_scaled(some),
+                nothing=some is not None and not some,
+                sharded=clipped.given and not is_dtensor(clipped.norm)
+                and any(map(is_dtensor, grads)),
             )
         )
 

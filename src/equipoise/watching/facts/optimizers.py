@@ -28,16 +28,26 @@ class OptimizerFacts:
     _before: dict[int, "Kept"] = field(default_factory=dict)
     """Id of an optimiser → what it kept and was given as its update began."""
     _after: dict[int, "Kept"] = field(default_factory=dict)
+    _graded: set[int] = field(default_factory=set)
+    """Ids of the weights that had a gradient as an update of the step began."""
+    _frozen: set[int] | None = None
+    """Ids of the weights that were frozen in the first sampled step."""
     _others: "weakref.WeakSet[Optimizer] | None" = None
     """Every optimiser of this process, once one was looked for."""
 
     def begin_step(self, step: int) -> None:
         self._before.clear()
         self._after.clear()
+        self._graded.clear()
+        if self._frozen is None and self.record.model is not None:
+            still = (p for p in self.record.model.parameters() if not p.requires_grad)
+            self._frozen = set(map(id, still))
 
     def on_loop(self, event: LoopEvent) -> None:
-        if self.record.armed and isinstance(event, AnyUpdate):
+        model = self.record.model
+        if self.record.armed and isinstance(event, AnyUpdate) and model is not None:
             self._before.setdefault(id(event.optimizer), kept_by(event.optimizer))
+            self._graded |= {id(p) for p in model.parameters() if p.grad is not None}
 
     def on_update(self, optimizer: Optimizer, emit: Emit) -> None:
         self._after[id(optimizer)] = kept_by(optimizer)
@@ -47,14 +57,19 @@ class OptimizerFacts:
         if model is None or not known:
             return {}
         every = set[int]().union(*(held(optimizer) for optimizer, _ in known))
-        unheld = _unheld(model, every)
-        if unheld["matrices"] and max(kept.updates for _, kept in known) > 1:
+        unheld = self._unheld(model, every)
+        if unheld["names"] and max(kept.updates for _, kept in known) > 1:
             every = every.union(*map(held, self._all_there_are()))
-            unheld = _unheld(model, every)
+            unheld = self._unheld(model, every)
         return {
             "each": [self._stated(optimizer, kept) for optimizer, kept in known],
             "unheld": unheld,
         }
+
+    def _unheld(self, model: nn.Module, every: set[int]) -> Numbers:
+        return _unheld(
+            model, every, graded=self._graded, frozen=self._frozen or set()
+        )
 
     def _all_there_are(self) -> "weakref.WeakSet[Optimizer]":
         """Return every optimiser, also one that steps rarely and was not seen yet."""
@@ -154,11 +169,15 @@ def _moments(optimizer: Optimizer) -> Numbers:
     return {}
 
 
-def _unheld(model: nn.Module, every: set[int]) -> Numbers:
-    """Return the trainable weights that no optimiser holds."""
+def _unheld(
+    model: nn.Module, every: set[int], *, graded: set[int], frozen: set[int]
+) -> Numbers:
+    """Return the trainable weights that no optimiser holds.
+
+    Single numbers are left out of names: a learnt temperature may be set by hand.
+    """
     seen, names, numbers = set[int](), [], 0
-    matrices = with_gradient = 0
-    trainable = 0
+    with_gradient = trainable = unfrozen = matrices = 0
     for name, module in named(model):
         for own, parameter in module._parameters.items():
             if (
@@ -172,15 +191,18 @@ def _unheld(model: nn.Module, every: set[int]) -> Numbers:
             if id(parameter) in every:
                 continue
             numbers += parameter.numel()
-            if parameter.ndim > 1:
+            if parameter.numel() > 1:
+                matrices += parameter.ndim > 1
+                has_one = parameter.grad is not None or id(parameter) in graded
                 names.append(f"{name}.{own}" if name else own)
-                matrices += parameter.numel()
-                with_gradient += parameter.numel() * (parameter.grad is not None)
+                with_gradient += parameter.numel() * has_one
+                unfrozen += parameter.numel() * (has_one and id(parameter) in frozen)
     return {
         "trainable": trainable,
         "parameters": numbers,
         "matrices": matrices,
         "with_gradient": with_gradient,
+        "unfrozen": unfrozen,
         "names": names[:4],
         "count": len(names),
     }

@@ -1,4 +1,8 @@
-"""Facts of replicas: what each rank holds of weights that all should hold alike."""
+"""Facts of replicas: what each rank holds of weights that all should hold alike.
+
+DDP says that they should. Without it gradients that a loop averages by hand say so, and
+beside the shards of one mesh so do weights that were alike before.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
-from equipoise.anatomy.sharding import is_dtensor
+from equipoise.anatomy.sharding import is_dtensor, is_sharded
 from equipoise.anatomy.sites import Anatomy
 from equipoise.probes.loop_events import AnyUpdate, LoopEvent
 from equipoise.probes.protocols import Guarded
@@ -22,7 +26,7 @@ MOST, PLACES = 64, 16
 
 @dataclass(slots=True)
 class ReplicaFacts:
-    """Fingerprints of weights and gradients of a model that DDP holds on all ranks."""
+    """Fingerprints of the weights and gradients of which every rank holds a whole."""
 
     record: LoopRecord
     name: str = "replicas"
@@ -49,7 +53,7 @@ class ReplicaFacts:
         if not (self.record.armed and isinstance(event, AnyUpdate)):
             return
         model = self.record.model
-        if model is None or wrapper_of(model) is None:
+        if model is None or _ranks() < 2:
             return
         own = self.record.own()
         groups = event.optimizer.param_groups
@@ -59,12 +63,13 @@ class ReplicaFacts:
 
     def facts(self) -> Mapping[str, Any]:
         model = self.record.model
-        wrapper = None if model is None else wrapper_of(model)
-        if model is None or wrapper is None:
+        some = [] if model is None or _ranks() < 2 else _some(model)
+        if model is None or not some:
             return {}
-        some = _some(model)
+        wrapper = wrapper_of(model)
         found: dict[str, Any] = {
-            "wrapper": type(wrapper).__name__,
+            "wrapper": "" if wrapper is None else type(wrapper).__name__,
+            "one_mesh": wrapper is None and _is_split_once(model),
             "names": [name for name, _ in some],
             "weights": fingerprint([p.detach() for _, p in some]),
             "called": dict(self._called),
@@ -72,6 +77,20 @@ class ReplicaFacts:
         if self._gradients is not None:
             found["gradients"] = self._gradients
         return found
+
+
+def _ranks() -> int:
+    dist = torch.distributed
+    known = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if known else 1
+
+
+def _is_split_once(model: nn.Module) -> bool:
+    """Return whether all ranks hold parts of the model along one axis, and no other."""
+    meshes = [getattr(p, "device_mesh", None) for p in model.parameters()]
+    known = [mesh for mesh in meshes if mesh is not None]
+    whole = bool(known) and any(map(is_sharded, model.parameters()))
+    return whole and all(m.ndim == 1 and m.size() == _ranks() for m in known)
 
 
 def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:

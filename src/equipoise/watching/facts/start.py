@@ -17,7 +17,6 @@ from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.loop_events import AnyBackward, LoopEvent
 from equipoise.probes.protocols import WithAnatomy
 from equipoise.watching.facts.loop_record import LoopRecord
-from equipoise.watching.facts.model import ADAPTERS
 from equipoise.watching.facts.unloaded import state_under_other_names
 from equipoise.watching.facts.weights import parameters_of
 
@@ -164,13 +163,11 @@ def _ends_by_shape(
 def frozen(model: nn.Module, blocks: tuple[str, ...]) -> dict[str, Any]:
     """Return how much of the blocks' matrices is not trained."""
     inside, still, names = 0, 0, list[str]()
-    adapted = False
     for name, parameter in parameters_of(model):
-        adapted |= any(word in name.lower() for word in ADAPTERS)
         if parameter.ndim < 2 or not any(name.startswith(f"{b}.") for b in blocks):
             continue
         inside += parameter.numel()
         if not parameter.requires_grad:
             still += parameter.numel()
             names.append(name)
-    return {"matrices": inside, "frozen": still, "names": names[:4], "adapted": adapted}
+    return {"matrices": inside, "frozen": still, "names": names[:4]}
