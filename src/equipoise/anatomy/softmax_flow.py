@@ -271,8 +271,7 @@ class SoftmaxFlow:
         weights = mix.weights.permute(axes) if mix.weights.ndim == len(axes) else None
         if not _over_keys(scores, softmax.stride):
             self.miss(softmax.caller, OTHER_AXIS)
-            over_queries = scores.stride(-2) == softmax.stride
-            once = over_queries and not softmax.again
+            once = not softmax.again
             if self.askew is not None and weights is not None and once:
                 self.askew(_call(softmax.caller, scores, extra=0, weights=weights))
             return

@@ -146,6 +146,10 @@ def positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
         violated(name, tokens=places["tokens"], place=places["last"])
         for name, places in known.items()
         if places["spread"] == 0
+    ] + [
+        violated(name, case="beyond", tokens=beyond, place=places["last"])
+        for name, places in known.items()
+        if (beyond := places.get("clamped", 0))
     ]
 
 
@@ -153,6 +157,9 @@ def positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 def rotary_precision(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     """Angles are rounded to 8 or 11 bits before their sine is taken."""
     angles = facts[-1].section("forward").get("angles")
+    stored = facts[-1].section("forward").get("frequencies", {})
+    if stored:
+        return _together({n: {"dtype": d, "case": "stored"} for n, d in stored.items()})
     if angles is None:
         return None
     half = {n: d for n, d in angles.items() if d in ("float16", "bfloat16")}
@@ -189,7 +196,10 @@ def dropout_in_eval(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 
     Not decided from the first sample: what runs before it may be a trial.
     """
-    model = facts[-1].section("model")
+    model, tried = facts[-1].section("model"), facts[-1].section("influence")
+    if tried.get("tried") and tried.get("dropped") and tried["repeated"] > 0:
+        # By a function that is not told the mode: no module shows it.
+        return [violated(case="function", moved=tried["repeated"])]
     passes = model.get("passes", ())
     evaluations = [one for one in passes if not one["graded"]]
     if len(facts) == 1 or not evaluations or model.get("batch_norm"):

@@ -7,6 +7,8 @@ from equipoise.judging.checks.forward import shift_of
 from equipoise.judging.checks.registry import Violation, finds, violated
 from equipoise.judging.facts import Facts
 
+PAIRS = 8
+"""Pairs of places with one token that must all look the same."""
 SAME, OTHER = 8, 64
 """Units of rounding within which passes agree: through the same kernels, in which a
 row that nothing reaches is computed as before, and through other ones."""
@@ -68,10 +70,32 @@ def influence_documents(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 @finds("check.no_positions")
 def no_positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     """Two tokens change places, and nothing moves that their content would move."""
+    if (alike := _alike(facts)) is not None:
+        return [violated(case="alike", pairs=alike)] if alike else []
     found = _tried(facts)
     if "order" not in found or found["content"] <= 16 * _rounding(found):
         return None
     return [violated()] if found["order"] <= _rounding(found) else []
+
+
+def _alike(facts: Sequence[Facts]) -> int | None:
+    """Return pairs of places that the first attention cannot tell apart, if it can none.
+
+    0 where it can some, None where nothing can be said: in two samples, since what
+    positions add may begin at zero. Learnt positions that get a gradient count.
+    """
+    found = [one.section("forward").get("alike", {}) for one in [*facts][-2:]]
+    if found[-1].get("apart"):
+        return 0
+    if len(found) < 2 or not all(map(_same_everywhere, found)):
+        return None
+    return int(found[-1]["pairs"])
+
+
+def _same_everywhere(alike: dict[str, Any]) -> bool:
+    if not alike or alike["learnt"] or alike["apart"]:
+        return False
+    return bool(alike["pairs"] >= PAIRS and alike["others"])
 
 
 @finds("check.not_repeatable")
@@ -80,8 +104,12 @@ def not_repeatable(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     found = _tried(facts)
     if "repeated" not in found:
         return None
-    apart = found["repeated"] > _rounding(found) and found["dropped"]
-    return [violated(moved=found["repeated"])] if apart else []
+    if found["repeated"] <= _rounding(found):
+        return []
+    if found["dropped"]:
+        return [violated(moved=found["repeated"])]
+    jitters = found.get("jittered")
+    return [violated(case="router", moved=found["repeated"])] if jitters else []
 
 
 @finds("check.eager_differs")

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from equipoise.anatomy import hooks
 from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall, masked_to_infinity
-from equipoise.anatomy.sharding import is_dtensor
-from equipoise.anatomy.sites import Anatomy, named
+from equipoise.anatomy.sharding import is_dtensor, local_part
+from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.numerics.compiled import to_device
 from equipoise.probes.hidden_states import hidden_states
 from equipoise.probes.logits import output_logits
@@ -40,6 +40,9 @@ SHIFTS = (1, 2)
 PLACES = re.compile(r"pos(ition)?s?(_|$|\.)|_pos(ition)?s?|wpe", re.IGNORECASE)
 """Names of tables of positions, as models have them."""
 ROTARY = re.compile(r"rot(ary|ate)|rope", re.IGNORECASE)
+RELATIVE = re.compile(r"rel|bias_table|alibi|slope", re.IGNORECASE)
+"""Names of what adds distances to scores."""
+FREQUENCIES = re.compile(r"inv_freq|(^|[._])freqs?(_cis)?$")
 ANGLES = frozenset({torch.cos, torch.sin, Tensor.cos, Tensor.sin})
 ROUNDINGS = 64
 """Roundings that a softmax computed again may be off by."""
@@ -94,6 +97,8 @@ class ForwardFacts:
     name: str = "forward"
     operations: frozenset[Any] = ANGLES
     _step: int = 0
+    _turns: bool = False
+    """Whether the model computes sines or cosines: as all encodings of positions do."""
     _angles: dict[str, str] = field(default_factory=dict)
     """Module that turns queries and keys → the dtype of its angles."""
     _other_axis: dict[str, Tensor] = field(default_factory=dict)
@@ -107,12 +112,17 @@ class ForwardFacts:
     """id of a module that attends → whether it was given one sequence only."""
     _sites: list[_Site] = field(default_factory=list)
     _targets: _Targets | None = None
+    _pooled_B: Tensor | None = None
+    """Which sequences count, where the model puts out one row for each."""
+    _alike: dict[str, Any] = field(default_factory=dict)
+    """Scores of places that hold one token, in the first attention of the step."""
     _awaited: bool = False
     """Whether logits were met whose gradient will be looked at."""
 
     def begin_step(self, step: int) -> None:
         """Forget the last sampled step."""
         self._step, self._targets, self._awaited = step, None, False
+        self._pooled_B, self._alike = None, {}
         self._streams, self._sites = [], []
         self._own, self._places = {}, {}
         self._angles, self._other_axis, self._cuts = {}, {}, _Cuts()
@@ -191,6 +201,7 @@ class ForwardFacts:
                 "spread": lengths.amax(),
                 "last": places.amax(),
                 "table": module.num_embeddings,
+                "clamped": _clamped(places, module.num_embeddings - 1),
             }
 
     def _on_rotary(self, name: str, module: nn.Module, args: Any, kw: Any) -> None:
@@ -209,6 +220,7 @@ class ForwardFacts:
         x = args[0] if args else None
         if not isinstance(x, Tensor) or x.ndim < 1 or x.numel() < 2:
             return
+        self._turns |= caller.module is not None and x.ndim < 5
         kind, module = type(caller.module).__name__, caller.module
         anatomy = self._anatomy
         attends = bool(anatomy and module is not None and anatomy.site(module))
@@ -216,7 +228,8 @@ class ForwardFacts:
             self._angles[caller.name] = str(x.dtype).removeprefix("torch.")
 
     def on_other_axis(self, call: AttentionCall) -> None:
-        """Read whether weights that sum to 1 over the queries mixed values as they are.
+        """Read whether weights that sum to 1 over another axis than the keys, queries
+        or heads, mixed values as they are.
 
         Slot attention shares them out again over the keys. Dropout may have scaled
         what it left: the weights are those of the softmax but for one factor. Rounds of
@@ -227,19 +240,15 @@ class ForwardFacts:
         if Q != K or Q < 2 or call.module is None:
             return
         with torch._C.DisableTorchFunction():
-            z_QK, w_QK = call.scores_BHQK.detach()[0, 0], call.weights_BHQK[0, 0]
-            p_QK = masked_to_infinity(z_QK.float()).softmax(-2)
-            ratio_QK = w_QK.float() / p_QK
-            used_QK = (w_QK != 0) & (p_QK > torch.finfo(torch.float16).tiny)
-            most = ratio_QK.where(used_QK, 0.0).amax()
-            least = ratio_QK.where(used_QK, torch.inf).amin()
-            limit = 1 + ROUNDINGS * torch.finfo(w_QK.dtype).eps
+            z_HQK, w_HQK = call.scores_BHQK.detach()[0], call.weights_BHQK[0]
             names = self._anatomy.names if self._anatomy else {}
             name = names.get(id(call.module), "")
-            as_it_is = (most <= limit * least) & (most > 0)
-            total_Q = masked_to_infinity(z_QK.float()).exp().sum(-1)
-            rounding = ROUNDINGS * torch.finfo(z_QK.dtype).eps
-            shared_out = ((total_Q - 1).abs() <= rounding).all()
+            total_HQ = masked_to_infinity(z_HQK.float()).exp().sum(-1)
+            rounding = ROUNDINGS * torch.finfo(z_HQK.dtype).eps
+            shared_out = ((total_HQ - 1).abs() <= rounding).all()
+            as_it_is = _is_softmax(z_HQK, w_HQK, axis=-2)
+            if H > 1:
+                as_it_is = as_it_is | _is_softmax(z_HQK, w_HQK, axis=-3)
             self._other_axis[name] = as_it_is & ~shared_out
 
     def on_gradients(
@@ -268,6 +277,37 @@ class ForwardFacts:
             return
         with torch._C.DisableTorchFunction():
             self._read_rows(seen, call)
+            if len(self._sites) == 1 and own is not False and call.modify is None:
+                self._read_alike(call)
+
+    def _read_alike(self, call: AttentionCall) -> None:
+        """Compare what the last row makes of two places that hold the same token.
+
+        Positions of whatever kind tell them apart: added to the stream, turned into
+        queries and keys, or added to the scores. Only in the first attention: later
+        streams know what came before each token.
+        """
+        B, _, Q, K = call.shape
+        stream = self._stream_of(B, Q)
+        if stream is None or call.extra_keys or Q < 4 or self._anatomy is None:
+            return
+        rows = min(B, 4)
+        z_BHK = call.scores(slice(Q - 1, Q))[:rows, :, 0, :K].detach().float()
+        ids_BK = stream.ids_BT[:rows].to(z_BHK.device)
+        seen_BK = z_BHK.isfinite().all(1) & ~stream.padding_BT[:rows].to(z_BHK.device)
+        both_BKK = seen_BK[:, :, None] & seen_BK[:, None]
+        both_BKK = both_BKK & ~torch.eye(K, dtype=torch.bool, device=z_BHK.device)
+        z_BHK = z_BHK.masked_fill(~seen_BK[:, None], 0.0)
+        apart_BKK = (z_BHK[..., None] - z_BHK[..., None, :]).abs().amax(1)
+        same_BKK = ids_BK[:, :, None] == ids_BK[:, None]
+        like = call.q_BHQD if call.scores_BHQK is None else call.scores_BHQK
+        assert like is not None
+        rounding = ROUNDINGS * torch.finfo(like.dtype).eps * z_BHK.abs().amax()
+        self._alike = {
+            "pairs": (same_BKK & both_BKK).sum(),
+            "apart": (same_BKK & both_BKK & (apart_BKK > rounding)).sum(),
+            "others": (~same_BKK & both_BKK & (apart_BKK > 16 * rounding)).sum(),
+        }
 
     def _read_rows(self, seen: _Site, call: AttentionCall) -> None:
         B, _, Q, K = seen.shape
@@ -329,6 +369,9 @@ class ForwardFacts:
         """Look at the gradient of these logits, once the backward pass makes it."""
         if self._awaited or not isinstance(output, Tensor) or not output.requires_grad:
             return
+        if output.ndim == 2:
+            self._await_pooled(guarded, output)
+            return
         fitting = [s for s in self._streams[::-1] if _fits(s, output)]
         if not fitting:
             return
@@ -345,6 +388,23 @@ class ForwardFacts:
         logits = output_logits(output)
         if logits is not None:
             self._on_logits(guarded, module, args, logits)
+
+    def _await_pooled(self, guarded: Guarded, output: Tensor) -> None:
+        """Look at which sequences count, where each has one row of outputs."""
+        texts = [s for s in self._streams if len(s.ids_BT) == len(output)]
+        if len(texts) == len(self._streams) == 1 or self._one_text(len(output)):
+            self._awaited = True
+            output.register_hook(guarded(self._on_pooled_gradient))
+
+    def _one_text(self, sequences: int) -> bool:
+        most = max((s.rows for s in self._streams), default=0)
+        texts = [s for s in self._streams if s.rows == most]
+        return len(texts) == 1 and len(texts[0].ids_BT) == sequences
+
+    def _on_pooled_gradient(self, gradient: Tensor) -> None:
+        if not is_dtensor(gradient):
+            g_BC = gradient.detach()
+            self._pooled_B = (g_BC != 0).any(-1) & g_BC.isfinite().all(-1)
 
     def _on_gradient(self, stream: _Stream, order: int, gradient: Tensor) -> None:
         """Read which of the chosen tokens count, and their targets."""
@@ -370,6 +430,10 @@ class ForwardFacts:
             found["places"] = {n: self._of_places(x) for n, x in self._places.items()}
         if self._angles:
             found["angles"] = self._angles
+        if self._anatomy is not None:
+            found |= _rounded_frequencies(self._anatomy.model)
+        if self._alike and (self._turns or has_places(self._anatomy)):
+            found["alike"] = {**self._alike, "learnt": self._learnt_places()}
         if self._other_axis:
             found["other_axis"] = self._other_axis
         if self._cuts.starved:
@@ -377,6 +441,17 @@ class ForwardFacts:
         if self._targets is not None:
             found["targets"] = self._of_targets(self._targets)
         return found
+
+    def _learnt_places(self) -> Tensor | bool:
+        """Return whether a weight that is named after positions has a gradient."""
+        if self._anatomy is None:
+            return False
+        grads = [
+            local_part(p.grad).any()
+            for n, p in unwrapped(self._anatomy.model).named_parameters()
+            if p.grad is not None and (PLACES.search(n) or RELATIVE.search(n))
+        ]
+        return torch.stack(grads).any() if grads else False
 
     def _of_places(self, places: dict[str, Any]) -> dict[str, Any]:
         """Return the facts of positions, and if they are those of a sequence's tokens.
@@ -418,7 +493,14 @@ class ForwardFacts:
         if site.own is not None:
             found["own"] = site.own
         targets = self._targets
-        if targets is None or site.blind_Bn is None:
+        if site.blind_Bn is None:
+            return found
+        if targets is None and self._pooled_B is not None:
+            # A sequence of which no token sees any: its output is made of nothing.
+            blind_B, counted_B = site.blind_Bn.all(-1), self._pooled_B
+            if site.own and site.shape[0] == len(counted_B) == len(blind_B):
+                found["counted_blind"] = (blind_B & counted_B).sum()
+        if targets is None:
             return found
         B, T = targets.stream.ids_BT.shape
         if (site.shape[0], site.shape[2]) != (B, T) or not self._leads(site, targets):
@@ -505,6 +587,59 @@ class _Cuts:
                 "moved": 0 if moved is None else moved.sum(),
                 "reached": before in self.reached,
             }
+
+
+def _is_softmax(z_HQK: Tensor, w_HQK: Tensor, *, axis: int) -> Tensor:
+    """Return whether weights are a softmax over an axis, but for one factor."""
+    p_HQK = masked_to_infinity(z_HQK.float()).softmax(axis)
+    ratio_HQK = w_HQK.float() / p_HQK
+    used_HQK = (w_HQK != 0) & (p_HQK > torch.finfo(torch.float16).tiny)
+    most = ratio_HQK.where(used_HQK, 0.0).amax()
+    least = ratio_HQK.where(used_HQK, torch.inf).amin()
+    limit = 1 + ROUNDINGS * torch.finfo(w_HQK.dtype).eps
+    return (most <= limit * least) & (most > 0)
+
+
+def _clamped(places: Tensor, last: int) -> Tensor:
+    """Count the tokens that share the table's last row with the one that it is for.
+
+    Places count up by one to the last row, and stay there to the end.
+    """
+    p_BT = places.reshape(-1, places.shape[-1])
+    step_BT = p_BT.diff(dim=-1)
+    at_last_BT = p_BT == last
+    counts_BT = (step_BT == 1) | ((step_BT == 0) & at_last_BT[:, 1:])
+    beyond_B = (at_last_BT.sum(-1) - 1).clamp(min=0)
+    return (beyond_B * counts_BT.all(-1)).amin()
+
+
+def _rounded_frequencies(model: nn.Module) -> dict[str, Any]:
+    """Return the rotary frequencies that are stored in half precision, by name.
+
+    Sines and cosines may be: they have two axes, place and frequency.
+    """
+    rotary = {n for n, m in named(model) if ROTARY.search(type(m).__name__)}
+    found = {
+        name: str(x.dtype).removeprefix("torch.")
+        for name, x in unwrapped(model).named_buffers()
+        if x.dtype in HALF and x.ndim == 1 and x.numel() > 1
+        if FREQUENCIES.search(name) or name.rpartition(".")[0] in rotary
+    }
+    return {"frequencies": found} if found else {}
+
+
+def has_places(anatomy: Anatomy | None) -> bool:
+    """Return whether something of a model is named like positions."""
+    if anatomy is None:
+        return False
+    model = anatomy.model
+    names = [n for n, _ in named(model)]
+    names += [type(m).__name__ for _, m in named(model)]
+    names += [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
+    return any(
+        PLACES.search(n) or ROTARY.search(n) or n.rpartition(".")[2] == "pe"
+        for n in names
+    )
 
 
 def _integers(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
+from equipoise.anatomy.call_stack import caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.operations import FUSED
 from equipoise.anatomy.sharding import is_sharded
@@ -31,7 +32,7 @@ from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.capture import autocast_left
 from equipoise.probes.logits import output_logits
 from equipoise.probes.protocols import Emit, Guarded
-from equipoise.watching.facts.forward import PLACES, ROTARY
+from equipoise.watching.facts.forward import PLACES, has_places
 from equipoise.watching.facts.padding import padded_BT
 from equipoise.watching.step.batch import Autocast, Batch, CallState
 
@@ -43,6 +44,8 @@ CUTS = (0.25, 0.5, 0.75)
 ROUNDINGS = 64
 """Units of the format within which two passes agree."""
 DROPS = {F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout}
+DRAWS = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
+DRAWS |= {torch.bernoulli, Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
 MASK = "attention_mask"
 PLACE_IDS = "position_ids"
 QKV = ("query", "key", "value")
@@ -118,11 +121,13 @@ class InfluenceFacts:
 
 
 class _Sees(TorchFunctionMode):
-    """Notes the formats of a pass, and whether anything dropped numbers."""
+    """Notes the formats of a pass, and whether anything dropped or drew numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, anatomy: Anatomy | None = None) -> None:
         super().__init__()
-        self.dropped = False
+        self.dropped = self.jittered = False
+        self._anatomy = anatomy
+        """To find out what draws random numbers."""
         self.formats: set[torch.dtype] = set()
 
     def __torch_function__(
@@ -133,6 +138,8 @@ class _Sees(TorchFunctionMode):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)
             self.dropped |= bool(p) and bool(training)
+        elif func in DRAWS and self._anatomy is not None:
+            self.jittered |= _routes(caller(self._anatomy.names).module, self._anatomy)
         elif func in FUSED:
             self.dropped |= bool(kwargs.get("dropout_p", args[4:5] and args[4]))
         out = func(*args, **kwargs)
@@ -334,7 +341,7 @@ class InfluenceTrial:
 
     def _places(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Exchange two tokens; measure every other row, of a model with positions."""
-        if not self.one_text or not _has_places(self._model):
+        if not self.one_text or not has_places(self._anatomy):
             return {}
         ids_BT = self._ids_BT.clone()
         ids_BT[:, [0, 1]] = ids_BT[:, [1, 0]]
@@ -347,10 +354,11 @@ class InfluenceTrial:
 
     def _repeated(self, base_BTV: Tensor, size: Tensor) -> dict[str, Any]:
         """Pass the same input with generators in another state."""
-        with _Sees() as mode:
+        with _Sees(self._anatomy) as mode:
             other_BTV = self._pass({}, other_seed=True)
         apart = float((other_BTV - base_BTV).abs().amax() / size)
-        return {"repeated": apart, "dropped": mode.dropped}
+        found = {"repeated": apart, "dropped": mode.dropped}
+        return {**found, "jittered": mode.jittered}
 
     def _fused(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Pass the same input with torch's attention written out.
@@ -415,6 +423,14 @@ def _ids(batch: Batch, shapes: set[tuple[int, int]]) -> tuple[str, Tensor]:
     raise DeclinedError("no_ids")
 
 
+def _routes(module: nn.Module | None, anatomy: Anatomy) -> bool:
+    """Return whether a module is a router, or the mixture around one."""
+    if module is None or any(module is block for block in anatomy.blocks.values()):
+        return False
+    routers = {id(router.module) for router in anatomy.routers.values()}
+    return module is not anatomy.model and any(id(m) in routers for m in module.modules())
+
+
 def _token_tables(model: nn.Module) -> list[nn.Embedding]:
     """Return the largest tables of the model that are not of positions."""
     tables = {n: m for n, m in named(model) if isinstance(m, nn.Embedding)}
@@ -437,17 +453,6 @@ def _refuse(model: nn.Module) -> None:
         own = (module._forward_hooks, module._forward_pre_hooks)
         if any(own):
             raise DeclinedError("hooks")
-
-
-def _has_places(model: nn.Module) -> bool:
-    """Return whether something of the model is named like positions."""
-    names = [n for n, _ in named(model)]
-    names += [type(m).__name__ for _, m in named(model)]
-    names += [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
-    return any(
-        PLACES.search(n) or ROTARY.search(n) or n.rpartition(".")[2] == "pe"
-        for n in names
-    )
 
 
 @contextmanager

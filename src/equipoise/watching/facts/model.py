@@ -126,9 +126,18 @@ def _modes(model: nn.Module) -> dict[str, Any]:
         averages |= isinstance(module, nn.modules.batchnorm._NormBase)
         if _rate(module) > 0:
             active, idle = active + module.training, idle + (not module.training)
-    training = unwrapped(model).training
+    training = core(unwrapped(model)).training
     modes = {"training": training, "dropout": active, "dropout_idle": idle}
     return {**modes, "batch_norm": averages}
+
+
+def core(model: nn.Module) -> nn.Module:
+    """Return the module that holds all weights, inside those that only pass it on."""
+    while True:
+        holding = [m for m in model.children() if any(True for _ in m.parameters())]
+        if len(holding) != 1 or any(True for _ in model.parameters(recurse=False)):
+            return model
+        model = holding[0]
 
 
 def _rate(module: nn.Module) -> float:
