@@ -79,7 +79,7 @@ def no_positions(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 
 
 def _alike(facts: Sequence[Facts]) -> int | None:
-    """Return pairs of places that the first attention cannot tell apart, if it can none.
+    """Return pairs of places that the first attention cannot tell apart, if none is.
 
     0 where it can some, None where nothing can be said: in two samples, since what
     positions add may begin at zero. Learnt positions that get a gradient count.

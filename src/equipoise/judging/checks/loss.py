@@ -46,9 +46,7 @@ def labels_shift(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     if len(shifts) != 1 or section.get("unseen") or not known:
         return None
     ((shift, count),) = shifts.items()
-    if shift < 0:
-        return None
-    case = "twice" if shift > NEXT else "not"
+    case = "twice" if shift > NEXT else "not" if shift == 0 else "back"
     return [violated(case=case, shift=shift, targets=count)]
 
 
@@ -128,6 +126,8 @@ def rows_mixed(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     """Each row's targets are its own next ids, and not exactly another row's."""
     section = _loss(facts)
     for call in _calls(section):
+        if (count := _other_order(call, section)) and not list(_meet(call)):
+            return [violated(case="order", targets=count)]
         rows = call.get("rows")
         if not rows or rows["rows"] < 2:
             continue
@@ -137,6 +137,20 @@ def rows_mixed(facts: Sequence[Facts]) -> Iterable[Violation] | None:
         if others and section.get("aligned"):
             return [violated(rows=int(rows["others"]), of=int(rows["rows"]))]
     return None
+
+
+def _other_order(call: Call, section: Section) -> int:
+    """Return the targets, if all are the next ids once rows are flattened otherwise."""
+    crossed = call.get("crossed")
+    if not crossed or (crossed["square"] and not section.get("aligned")):
+        return 0
+    for way in crossed["ways"]:
+        columns = zip(way["shifts"], way["compared"], way["equal"], strict=True)
+        met = {int(s): (int(n), int(same)) for s, n, same in columns}
+        count, same = met[NEXT]
+        if LEAST_TARGETS <= count == same and way["changes"] >= LEAST_CHANGES:
+            return count
+    return 0
 
 
 @finds("check.microbatch_weights")
@@ -180,32 +194,46 @@ def auxiliary_detached(facts: Sequence[Facts]) -> Iterable[Violation] | None:
     missing = [name for name, one in kept.items() if not one["part"]]
     if not missing:
         return []
-    if _only_its_value([*facts][-2:]):
-        return [violated(missing[0], case="value", count=len(missing))]
+    if (only := _only_its_value([*facts][-2:])) is not None:
+        return [violated(only, case="value", count=len(missing))]
     named = [name for name in missing if kept[name]["named"]]
-    if named and len(missing) == len(kept):
+    bare = [name for name in missing if kept[name].get("bare")]
+    if named and len(missing) == len(kept) - len(bare):
         return [violated(named[0], case="unused", count=len(named))]
     return None
 
 
-def _only_its_value(facts: Sequence[Facts]) -> bool:
-    """Return whether a number is added to the loss that follows, from one step to the
-    next, what has a graph and is left out. A constant follows nothing."""
+def _only_its_value(facts: Sequence[Facts]) -> str | None:
+    """Return what is left out of the graph, and whose number is added to the loss.
+
+    What is added follows it from one step to the next. A constant follows nothing.
+    """
     terms = [_terms(one.section("loss")) for one in facts]
     if len(terms) < 2 or terms[0] is None or terms[1] is None:
-        return False
-    (first, kept_first, rounding_1), (last, kept_last, rounding_2) = terms[0], terms[1]
+        return None
+    (first, kept_1, rounding_1), (last, kept_2, rounding_2) = terms[0], terms[1]
     rounding = rounding_1 + rounding_2
-    moved = abs(last - first) > 4 * rounding
-    same = abs(first * kept_last - last * kept_first)
-    return moved and same <= rounding * (abs(kept_first) + abs(kept_last))
+    if abs(last - first) <= 4 * rounding:
+        return None
+    for name in kept_1.keys() & kept_2.keys():
+        a, b = kept_1[name], kept_2[name]
+        if a and b and abs(first * b - last * a) <= rounding * (abs(a) + abs(b)):
+            return name.removeprefix(ALL)
+    return None
 
 
-def _terms(section: Section) -> tuple[float, float, float] | None:
+ALL = "*"
+"""Before the first name of several whose sum is looked at."""
+
+
+def _terms(section: Section) -> tuple[float, dict[str, float], float] | None:
     """Return the term beside the mean, the scalars left out, and the rounding."""
     added, kept = section.get("added"), section.get("auxiliary", {})
-    missing = math.fsum(float(one["value"]) for one in kept.values() if not one["part"])
+    missing = {n: float(one["value"]) for n, one in kept.items() if not one["part"]}
     if added is None or not section.get("constant") or not missing:
         return None
+    graded = {n: x for n, x in missing.items() if not kept[n].get("bare")}
+    if len(graded) > 1:
+        missing[f"{ALL}{next(iter(graded))}"] = math.fsum(graded.values())
     rounding = SUMMED * float(section["epsilon"]) * abs(float(section["loss"]))
     return float(added), missing, rounding

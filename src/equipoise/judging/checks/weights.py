@@ -289,7 +289,9 @@ def replicas_differ(facts: Sequence[Facts]) -> Found:
     each = _replicas(facts[-1])
     if not each:
         return None
-    before = [] if each[0]["wrapper"] else [s for f in facts[:-1] for s in [_replicas(f)]]
+    before = (
+        [] if each[0]["wrapper"] else [s for f in facts[:-1] for s in [_replicas(f)]]
+    )
     alike = bool(each[0]["wrapper"]) or _gradients_alike(each)
     for place, name in enumerate(each[0]["names"]):
         rank = _apart(each, place)

@@ -428,19 +428,23 @@ class ForwardFacts:
             found["sites"] = {name: self._of_site(s) for name, s in last.items()}
         if self._places:
             found["places"] = {n: self._of_places(x) for n, x in self._places.items()}
-        if self._angles:
-            found["angles"] = self._angles
+        others = {
+            "angles": self._angles,
+            "alike": self._of_alike(),
+            "other_axis": self._other_axis,
+            "cuts": self._cuts.starved,
+        }
+        found |= {name: some for name, some in others.items() if some}
         if self._anatomy is not None:
             found |= _rounded_frequencies(self._anatomy.model)
-        if self._alike and (self._turns or has_places(self._anatomy)):
-            found["alike"] = {**self._alike, "learnt": self._learnt_places()}
-        if self._other_axis:
-            found["other_axis"] = self._other_axis
-        if self._cuts.starved:
-            found["cuts"] = self._cuts.starved
         if self._targets is not None:
             found["targets"] = self._of_targets(self._targets)
         return found
+
+    def _of_alike(self) -> dict[str, Any]:
+        if not self._alike or not (self._turns or has_places(self._anatomy)):
+            return {}
+        return {**self._alike, "learnt": self._learnt_places()}
 
     def _learnt_places(self) -> Tensor | bool:
         """Return whether a weight that is named after positions has a gradient."""
@@ -495,13 +499,8 @@ class ForwardFacts:
         targets = self._targets
         if site.blind_Bn is None:
             return found
-        if targets is None and self._pooled_B is not None:
-            # A sequence of which no token sees any: its output is made of nothing.
-            blind_B, counted_B = site.blind_Bn.all(-1), self._pooled_B
-            if site.own and site.shape[0] == len(counted_B) == len(blind_B):
-                found["counted_blind"] = (blind_B & counted_B).sum()
         if targets is None:
-            return found
+            return found | self._of_pooled(site)
         B, T = targets.stream.ids_BT.shape
         if (site.shape[0], site.shape[2]) != (B, T) or not self._leads(site, targets):
             return found
@@ -518,6 +517,19 @@ class ForwardFacts:
             found[f"sees_no_past_{shift}"] = backwards_bn.sum()
             found[f"has_past_{shift}"] = (told_bn & (i_n > 0)).sum()
         return found
+
+    def _of_pooled(self, site: _Site) -> dict[str, Any]:
+        """Count the sequences that count, and of which no token sees any.
+
+        Their output is made of nothing.
+        """
+        counted_B = self._pooled_B
+        if counted_B is None or site.blind_Bn is None or not site.own:
+            return {}
+        blind_B = site.blind_Bn.all(-1)
+        if not site.shape[0] == len(counted_B) == len(blind_B):
+            return {}
+        return {"counted_blind": (blind_B & counted_B).sum()}
 
     def _before(self, targets: _Targets | None) -> list[_Site]:
         """Return the calls between the embedding of the tokens and their logits."""
@@ -536,10 +548,10 @@ class ForwardFacts:
         if not any(one is site for one in before):
             return False
         known = self._anatomy.attention if self._anatomy else ()
-        called = {_stack(one.name) for one in self._sites[: targets.order]}
-        if {_stack(one.name) for one in known} - called:
+        called = {stack_of(one.name) for one in self._sites[: targets.order]}
+        if {stack_of(one.name) for one in known} - called:
             return False
-        return _stack(before[-1].name) == _stack(site.name)
+        return stack_of(before[-1].name) == stack_of(site.name)
 
 
 @dataclass(slots=True)
@@ -673,10 +685,10 @@ def _rows(x_Bn: Tensor, like_bn: Tensor) -> Tensor:
     return x_Bn[: len(like_bn)].expand_as(like_bn)
 
 
-def _stack(name: str) -> str:
+def stack_of(name: str) -> str:
     """Return the part of a name before its first number: where its stack is held.
 
-    >>> _stack("decoder.block.0.layer.1"), _stack("attention")
+    >>> stack_of("decoder.block.0.layer.1"), stack_of("attention")
     ('decoder.block', '')
     """
     parts = name.partition("#")[0].split(".")

@@ -428,7 +428,9 @@ def _routes(module: nn.Module | None, anatomy: Anatomy) -> bool:
     if module is None or any(module is block for block in anatomy.blocks.values()):
         return False
     routers = {id(router.module) for router in anatomy.routers.values()}
-    return module is not anatomy.model and any(id(m) in routers for m in module.modules())
+    return module is not anatomy.model and any(
+        id(m) in routers for m in module.modules()
+    )
 
 
 def _token_tables(model: nn.Module) -> list[nn.Embedding]:

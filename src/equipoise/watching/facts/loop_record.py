@@ -227,7 +227,8 @@ class LoopRecord(WithAnatomy):
                 own_largest=own_largest,
                 scaled=self._still_scaled(some),
                 nothing=some is not None and not some,
-                sharded=clipped.given and not is_dtensor(clipped.norm)
+                sharded=clipped.given
+                and not is_dtensor(clipped.norm)
                 and any(map(is_dtensor, grads)),
             )
         )

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from equipoise.anatomy.sharding import is_dtensor, local_part
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.protocols import Emit, Guarded, WithAnatomy
 from equipoise.watching.facts import targets
+from equipoise.watching.facts.forward import stack_of
 from equipoise.watching.loop.gradient_marks import Mark, mark_of
 from equipoise.watching.loop.loss_calls import LossCall, reaches, read_graph
 from equipoise.watching.loop.loss_rows import Node, RowLayout
@@ -160,6 +162,17 @@ class Pass:
         self.handles = []
 
 
+class _Embedded(NamedTuple):
+    """One call of a table of tokens."""
+
+    rows: int
+    ids: Tensor
+    output: Tensor | None
+    """Where its weight has no gradient."""
+    late: bool
+    """Whether blocks had run before it: a decoder's, after its encoder."""
+
+
 @dataclass(kw_only=True)
 class LossFacts(WithAnatomy):
     """States what the loss compares, and how it weighs it."""
@@ -167,18 +180,20 @@ class LossFacts(WithAnatomy):
     name: str = "loss"
     _passes: list[Pass] = field(default_factory=list)
     _pending: Pass | None = None
-    _embedded: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)
-    """Rows of the table, ids, and the output where its weight has no gradient."""
-    _causal: list[Tensor | bool] = field(default_factory=list)
+    _embedded: list["_Embedded"] = field(default_factory=list)
+    _causal: dict[str, list[Tensor | bool]] = field(default_factory=dict)
+    """Stack of blocks → whether its attention hides the next token, call by call."""
     _crossed: bool = False
     """Whether attention looks at another sequence than the queries'."""
-    _aligned: Tensor | bool | None = None
-    """Whether place t of the ids is place t of the first block."""
+    _aligned: dict[str, Tensor | bool | None] = field(default_factory=dict)
+    """Stack → whether place t of the ids is place t of its first block."""
     _marks: list[Mark] = field(default_factory=list)
     _written: bool = False
     """Whether gradients were written between two passes: they do not just add up."""
     _returned: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses in the model's output, by name."""
+    _bare: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers without a graph in the model's output, by name."""
     _auxiliary: dict[str, Any] = field(default_factory=dict)
 
     def begin_step(self, step: int) -> None:
@@ -189,9 +204,9 @@ class LossFacts(WithAnatomy):
         if self._pending is not None:
             self._pending.end()
         self._passes, self._pending = [], None
-        self._embedded, self._causal, self._crossed = [], [], False
-        self._aligned, self._marks, self._written = None, [], False
-        self._returned, self._auxiliary = {}, {}
+        self._embedded, self._causal, self._crossed = [], {}, False
+        self._aligned, self._marks, self._written = {}, [], False
+        self._returned, self._bare, self._auxiliary = {}, {}, {}
 
     # The forward pass: ids, causality, places.
 
@@ -202,8 +217,11 @@ class LossFacts(WithAnatomy):
         for _, module in named(anatomy.model):
             if isinstance(module, nn.Embedding):
                 yield hooks.after(module, guarded(self._read_embedding))
-        for block in list(anatomy.blocks.values())[:1]:
-            yield hooks.before(block, guarded(self._read_first_block))
+        first: dict[str, nn.Module] = {}
+        for name, block in anatomy.blocks.items():
+            first.setdefault(stack_of(name), block)
+        for stack, block in first.items():
+            yield hooks.before(block, guarded(partial(self._read_first_block, stack)))
         yield hooks.after(anatomy.model, guarded(self._read_output))
 
     def _read_embedding(self, module: nn.Embedding, args: Any, output: Tensor) -> None:
@@ -211,32 +229,44 @@ class LossFacts(WithAnatomy):
         if ids is None or ids.is_floating_point() or ids.ndim not in (1, 2):
             return
         frozen = output if not output.requires_grad else None
-        self._embedded.append((module.num_embeddings, ids.clone(), frozen))
+        late = len(self._aligned) > 0
+        one = _Embedded(module.num_embeddings, ids.clone(), frozen, late)
+        self._embedded.append(one)
 
-    def _read_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _read_first_block(
+        self, stack: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
         given = (*args, *kwargs.values())
         x = next((v for v in given if _is_stream(v)), None)
-        if x is None or self._aligned is not None:
+        if x is None or self._aligned.get(stack) is not None:
             return
-        frozen = [h for _, _, h in self._embedded if h is not None]
+        frozen = [one.output for one in self._embedded if one.output is not None]
+        self._aligned.setdefault(stack, None)
         if frozen:
-            self._aligned = _same_places(x, frozen[0])
+            self._aligned[stack] = _same_places(x, frozen[0])
         elif x.grad_fn is not None:
-            self._aligned = _only_in_place(x.grad_fn)
-        self._embedded = [(rows, ids, None) for rows, ids, _ in self._embedded]
+            self._aligned[stack] = _only_in_place(x.grad_fn)
+        self._embedded = [one._replace(output=None) for one in self._embedded]
 
     def _read_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        pairs = output.items() if isinstance(output, Mapping) else ()
+        pairs: Any = output.items() if isinstance(output, Mapping) else ()
+        if isinstance(output, tuple | list):
+            pairs = enumerate(output)
+        pairs = list(pairs)
+        graded = any(isinstance(x, Tensor) and x.requires_grad for _, x in pairs)
         for name, value in pairs:
             if LOSS_NAME.search(str(name)) and _is_differentiable_scalar(value):
                 self._returned[f"output.{name}"] = value
+            elif graded and _is_bare_scalar(value):
+                self._bare[f"output.{name}"] = value.detach().clone()
 
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         self._crossed |= call.cross
-        if len(self._causal) < 4 and not call.cross:
+        causal = self._causal.setdefault(stack_of(site), [])
+        if len(causal) < 4 and not call.cross:
             hidden = _hides_the_next(call)
             if hidden is not None:
-                self._causal.append(hidden)
+                causal.append(hidden)
 
     # The backward passes.
 
@@ -250,6 +280,11 @@ class LossFacts(WithAnatomy):
         one = Pass(calls=[], unseen=graph.unseen, constant=graph.has_constant)
         if not self._passes:
             self._find_auxiliary(roots)
+            if graph.has_constant:
+                self._auxiliary |= {
+                    name: {"part": False, "named": False, "bare": True, "value": value}
+                    for name, value in self._bare.items()
+                }
         if len(roots) == 1 and roots[0].numel() == 1:
             one.loss = roots[0].detach().double().reshape(())
         for call in calls[:MOST_CALLS]:
@@ -327,11 +362,19 @@ class LossFacts(WithAnatomy):
             found["epsilon"] = max((c.epsilon for c in first.calls), default=0.0)
         if (added := first.added()) is not None:
             found["added"] = added / scale
-        if self._causal and not self._crossed:
-            found["causal"] = _all(self._causal)
-        if self._aligned is not None and not self._crossed:
-            found["aligned"] = self._aligned
-        return found
+        return found | self._places()
+
+    def _places(self) -> dict[str, Any]:
+        """Return whether the stack of the targets is causal, and keeps each place.
+
+        Where one sequence looks at another, it is the one that began last.
+        """
+        stacks = list(self._aligned)[-1:] if self._crossed else list(self._causal)
+        causal = [one for stack in stacks for one in self._causal.get(stack, ())]
+        begun = list(self._aligned.values())
+        aligned = (begun[-1] if self._crossed else begun[0]) if begun else None
+        found: dict[str, Any] = {} if not causal else {"causal": _all(causal)}
+        return found if aligned is None else {**found, "aligned": aligned}
 
     def _stated_calls(self) -> list[dict[str, Any]]:
         calls = []
@@ -354,7 +397,11 @@ class LossFacts(WithAnatomy):
         each_ids = list(self._ids(call.stated.get("classes"), lies.full))
         if any(map(is_dtensor, (target_N, counted_N, *each_ids))):  # some may be away
             return {}
-        target_BT, counted_BT = (x.view(lies.sizes) for x in (target_N, counted_N))
+        B, T = lies.sizes
+        in_rows = [x.view(B, T) for x in (target_N, counted_N)]
+        in_places = [x.view(T, B).T for x in (target_N, counted_N)]
+        own, other = (in_places, in_rows) if lies.turned else (in_rows, in_places)
+        target_BT, counted_BT = own
         meets, more = list[dict[str, Any]](), dict[str, Any]()
         model = None if self._anatomy is None else unwrapped(self._anatomy.model)
         ends = () if model is None else end_ids(model)
@@ -364,6 +411,7 @@ class LossFacts(WithAnatomy):
             along = {"start": lies.start[1]}
             meets.append(targets.meetings(t_BT, c_BT, i_BT, **along))
             if len(meets) == 1:
+                more["crossed"] = _crossed(other, cut_BT, lies)
                 more["rows"] = targets.rows_of_others(t_BT, c_BT, i_BT, **along)
                 more["changes"] = targets.distinct(t_BT, c_BT)
                 if ends:
@@ -379,13 +427,33 @@ class LossFacts(WithAnatomy):
 
     def _ids(self, classes: int | None, full: tuple[int, int]) -> list[Tensor]:
         """Return ids of the output's shape; those of a table of all classes first."""
-        order = sorted(self._embedded, key=lambda one: one[0] != classes)
+        several = len(self._aligned) > 1 and self._crossed
+        texts = [one for one in self._embedded if one.late or not several]
+        order = sorted(texts, key=lambda one: one.rows != classes)
         seen: list[Tensor] = []
-        for _, ids, _ in order:
-            ids = ids[None] if ids.ndim == 1 else ids
+        for one in order:
+            ids = one.ids[None] if one.ids.ndim == 1 else one.ids
             if tuple(ids.shape) == full and len(seen) < 2:
                 seen.append(ids)
         return seen
+
+
+def _crossed(
+    other: Sequence[Tensor], ids_BT: Tensor, lies: Layout
+) -> dict[str, Any] | None:
+    """Return how targets would meet the next ids, were the rows flattened otherwise."""
+    if min(lies.sizes) < 2:
+        return None
+    target_BT, counted_BT = other
+    ways = [(target_BT, counted_BT, ids_BT, lies.start[1])]
+    if lies.start[1] == 0 and lies.sizes[1] == lies.full[1]:
+        ways.append((target_BT.T, counted_BT.T, ids_BT.T, lies.start[0]))
+    found = []
+    for t, c, ids, start in ways:
+        t, c, ids = targets.first_sequences(t, c, ids)
+        table = targets.meetings(t, c, ids, start=start)
+        found.append({**table, "changes": targets.distinct(t, c)})
+    return {"ways": found, "square": lies.full[0] == lies.full[1]}
 
 
 def end_ids(model: nn.Module) -> tuple[int, ...]:
@@ -404,6 +472,13 @@ def _is_stream(value: Any) -> bool:
 
 def _is_differentiable_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 0 and value.grad_fn is not None
+
+
+def _is_bare_scalar(value: Any) -> bool:
+    """Return whether it is a number of a floating format that has no graph."""
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        return False
+    return not value.requires_grad
 
 
 def _only_in_place(node: Node) -> bool | None:

@@ -67,9 +67,7 @@ class OptimizerFacts:
         }
 
     def _unheld(self, model: nn.Module, every: set[int]) -> Numbers:
-        return _unheld(
-            model, every, graded=self._graded, frozen=self._frozen or set()
-        )
+        return _unheld(model, every, graded=self._graded, frozen=self._frozen or set())
 
     def _all_there_are(self) -> "weakref.WeakSet[Optimizer]":
         """Return every optimiser, also one that steps rarely and was not seen yet."""

@@ -8,7 +8,7 @@ Axes, in this file:  B sequence · T position · V class.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 Node = Any
@@ -44,6 +44,8 @@ class RowLayout:
     start: tuple[int, int]
     sizes: tuple[int, int]
     """First and number of the places that the loss is given, along both."""
+    turned: bool = False
+    """Whether the rows come with the second axis first: (T, B) of what is (B, T)."""
 
 
 def saved(node: Node, name: str) -> Any:
@@ -123,7 +125,15 @@ class Chain:
         """Return where the rows lie, if slices and shapes alone say so."""
         sizes: tuple[int, ...] | None = None
         cuts: list[Cut] = []
+        turned = False
         for node in self._followed():
+            if _turns(node):
+                turned = not turned
+                cuts = [
+                    cut._replace(axis=_OTHER.get(cut.axis, cut.axis)) for cut in cuts
+                ]
+                sizes = None if sizes is None else (sizes[1], sizes[0], *sizes[2:])
+                continue
             name, here = node.name(), getattr(node, "_saved_self_sym_sizes", None)
             if name in MIXED or (name == "TransposeBackward0" and not _classes(node)):
                 return None
@@ -136,7 +146,8 @@ class Chain:
                 sizes = tuple(here)
         if sizes is None or rows is None:
             return None
-        return _placed((sizes[0], sizes[1]), cuts, rows)
+        placed = _placed((sizes[0], sizes[1]), cuts, rows)
+        return None if placed is None else replace(placed, turned=turned)
 
     def _followed(self) -> Iterator[Node]:
         """Yield the moves, and those under the output layer, towards the model."""
@@ -174,6 +185,23 @@ def _input(node: Node) -> int | None:
 def _classes(node: Node) -> bool:
     """Return whether a transposition moves the classes: (B, T, V) to (B, V, T)."""
     return {signed(node._saved_dim0) % 3, signed(node._saved_dim1) % 3} == {1, 2}
+
+
+_OTHER = {0: 1, 1: 0}
+
+
+def _turns(node: Node) -> bool:
+    """Return whether a node exchanges the first two of three axes."""
+    if node.name() == "PermuteBackward0":
+        return tuple(signed(n) % 3 for n in node._saved_dims) == (1, 0, 2)
+    if node.name() != "TransposeBackward0":
+        return False
+    following = node.next_functions[0][0]
+    flat = following is None or following.name() == "TBackward0"
+    return not flat and {signed(node._saved_dim0), signed(node._saved_dim1)} in (
+        {0, 1},
+        {-3, -2},
+    )
 
 
 def _cut(node: Node, sizes: tuple[int, ...]) -> Cut | None:
