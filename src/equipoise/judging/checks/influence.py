@@ -57,8 +57,18 @@ def influence_examples(facts: Sequence[Facts]) -> Iterable[Violation] | None:
 
 @finds("check.influence_padding")
 def influence_padding(facts: Sequence[Facts]) -> Iterable[Violation] | None:
-    """Tokens that the loop masks as padding move the logits of real ones."""
-    return _moves(facts, "padding")
+    """Tokens that the loop masks as padding move the logits of real ones, or their
+    number does, where attention hides them."""
+    found = _tried(facts)
+    sites = facts[-1].section("forward").get("sites", {}).values()
+    hidden = any(s.get("padding") and not s["to_padding"] for s in sites)
+    if "shorter" in found and (hidden or "padding" in found):
+        limit = OTHER * max(found["noise"], found["format"])
+        if limit < found["shorter"]:
+            return [violated(case="number", moved=found["shorter"])]
+    if "padding" in found:
+        return _moves(facts, "padding")
+    return [] if hidden and "shorter" in found else None
 
 
 @finds("check.influence_documents")

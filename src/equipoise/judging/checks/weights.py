@@ -49,14 +49,29 @@ def in_a_row(facts: Sequence[Facts], count: int) -> Sequence[Facts] | None:
 
 @finds("check.no_gradient")
 def no_gradient(facts: Sequence[Facts]) -> Found:
-    """An optimiser steps, and no weight that it trains has a gradient."""
+    """An optimiser steps, and no weight that it trains has a gradient; or none of a
+    whole stack of blocks that ran."""
     if len(facts) < ROW:
         return None
-    return [
+    found = [
         violated(optimizer=kind)
         for kind in sorted({one["class"] for one in optimizers(facts[-1])})
         if all(_without_gradient(one, kind) for one in facts[-ROW:])
     ]
+    return found or [
+        violated(stack, severity="warn", case="stack", weights=now["weights"])
+        for stack, now in facts[-1].section("reach").get("stacks", {}).items()
+        if _is_cut_off([one.section("reach") for one in facts[-ROW:]], stack)
+    ]
+
+
+def _is_cut_off(reach: Sequence[Section], stack: str) -> bool:
+    """Return whether a stack ran and had no gradient, each time, and nothing wrote to
+    it: a moving average of another part is written to."""
+    seen = [one.get("stacks", {}).get(stack, {}) for one in reach]
+    if not all(one and one["held"] == one["weights"] > 0 for one in seen):
+        return False
+    return not any(s["graded"] for s in seen) and len({s["mark"] for s in seen}) == 1
 
 
 def _without_gradient(facts: Facts, kind: str) -> bool:

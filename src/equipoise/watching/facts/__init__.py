@@ -16,6 +16,7 @@ from equipoise.watching.facts.loop_record import LoopRecord
 from equipoise.watching.facts.loss import LossFacts
 from equipoise.watching.facts.model import ModelFacts
 from equipoise.watching.facts.optimizers import OptimizerFacts
+from equipoise.watching.facts.reach import ReachFacts
 from equipoise.watching.facts.replicas import ReplicaFacts
 from equipoise.watching.facts.schedule import ScheduleFacts
 from equipoise.watching.facts.setup import SetupFacts
@@ -39,6 +40,7 @@ OF_THE_LOOP: tuple[Callable[[LoopRecord], FactProbe], ...] = (
     ScalerFacts,
     StartFacts,
     ReplicaFacts,
+    ReachFacts,
 )
 """Those that read off one record of the loop."""
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from equipoise.anatomy.operations import FUSED
 from equipoise.anatomy.sharding import is_sharded
 from equipoise.anatomy.sites import Anatomy, named, unwrapped
 from equipoise.probes.capture import autocast_left
+from equipoise.probes.hidden_states import hidden_states
 from equipoise.probes.logits import output_logits
 from equipoise.probes.protocols import Emit, Guarded
 from equipoise.watching.facts.forward import PLACES, has_places
@@ -184,7 +185,9 @@ class InfluenceTrial:
         self._anatomy, self._batch = anatomy, batch
         self._model, self.one_text = anatomy.model, True
         self._formats: set[torch.dtype] = set()
-        self._name, self._ids_BT = _ids(batch, shapes)
+        self._name, self._ids_BT, self._askew = _ids(batch, shapes)
+        self._pooled = False
+        """Whether the model puts out one row for each sequence."""
         _refuse(self._model)
         self._modes = {m: m.training for m in unwrapped(self._model).modules()}
 
@@ -217,6 +220,10 @@ class InfluenceTrial:
             def moved(z_BTV: Tensor, where: Any) -> float:
                 return float((z_BTV - base_BTV).abs()[where].amax() / size)
 
+            if self._askew:
+                if not self._rows_are_sequences():
+                    raise DeclinedError("layout")
+                return found | self._examples(moved)
             # A capacity, or experts that choose, mix tokens by design; and a model
             # that minds the place in the batch may have one that was not found.
             if not self._anatomy.routers:
@@ -224,6 +231,7 @@ class InfluenceTrial:
                 found |= self._examples(moved)
                 found |= self._padding(moved)
                 found |= self._documents(moved)
+                found |= self._shorter(base_BTV, size)
             found |= self._places(moved)
             found |= self._repeated(base_BTV, size)
             found |= self._fused(moved)
@@ -241,9 +249,15 @@ class InfluenceTrial:
         *,
         order: Tensor | None = None,
         other_seed: bool = False,
+        part: "Part | None" = None,
     ) -> Tensor:
         """Return the logits of the batch with some of its tensors changed."""
         args, kwargs = self._changed(changed)
+        shape = self._ids_BT.shape
+        if part is not None:
+            args = tuple(part.of(x) for x in args)
+            kwargs = {k: part.of(x) for k, x in kwargs.items()}
+            shape = torch.Size((len(part.rows), part.length))
         if order is not None:
             B = len(self._ids_BT)
             args = tuple(_ordered(x, order, B) for x in args)
@@ -254,11 +268,45 @@ class InfluenceTrial:
             own = CallState(_Reseeded(random_state), batch.call_state.autocast)  # type: ignore[arg-type]
             batch = Batch(args, kwargs, own)
         logits = output_logits(batch.replay(self._model))
-        if logits is None or logits.ndim != 3 or not logits.is_floating_point():
+        if logits is None or not logits.is_floating_point():
             raise DeclinedError("no_logits")
-        if logits.shape[:2] != self._ids_BT.shape or not bool(logits.isfinite().all()):
+        self._pooled = logits.ndim == 2
+        # One number for each pair of the batch's rows compares them, by design.
+        fits = logits.shape[:2] == shape if logits.ndim == 3 else self._pooled
+        if self._pooled:
+            fits = len(logits) == shape[0] != logits.shape[1]
+        if not fits or not bool(logits.isfinite().all()):
             raise DeclinedError("no_logits")
         return logits.detach().clone()
+
+    def _rows_are_sequences(self) -> bool:
+        """Return whether positions run along the second axis of the ids.
+
+        All tokens are made one: what then differs, as the first block is given it, are
+        positions. Attention that runs along the other axis mixes sequences.
+        """
+        block = next(iter(self._anatomy.blocks.values()), None)
+        given: list[Tensor] = []
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            states = hidden_states(args, kwargs)
+            if states is not None and not given:
+                given.append(states.detach().clone())
+
+        if block is None:
+            return False
+        handle = hooks.before(block, keep)
+        try:
+            self._with_ids(torch.full_like(self._ids_BT, int(self._ids_BT[0, 0])))
+        finally:
+            handle.remove()
+        if not given or given[0].shape[:2] != self._ids_BT.shape:
+            return False
+        x_BTD = given[0].float()
+        rounding = ROUNDINGS * self._format() * x_BTD.abs().amax()
+        along_T = (x_BTD - x_BTD[:, :1]).abs().amax() > rounding
+        along_B = (x_BTD - x_BTD[:1]).abs().amax() > rounding
+        return bool(along_T & ~along_B)
 
     def _changed(
         self, changed: Mapping[str, Tensor]
@@ -279,7 +327,9 @@ class InfluenceTrial:
     def _future(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Change everything from a place on; measure the row just before it."""
         T, found = self._ids_BT.shape[1], {}
-        if not self.one_text:  # what is changed may be a question, seen as a whole
+        if (
+            self._pooled or not self.one_text
+        ):  # what is changed may be a question, seen as a whole
             return {"future": {}}
         for share in CUTS:
             cut = max(1, int(share * T))
@@ -316,12 +366,41 @@ class InfluenceTrial:
         if not bool(real_BT.any()) or bool(real_BT.all()):
             return {}
         ids_BT = self._others().where(~real_BT, self._ids_BT)
-        return {"padding": moved(self._with_ids(ids_BT), real_BT)}
+        where = slice(None) if self._pooled else real_BT
+        return {"padding": moved(self._with_ids(ids_BT), where)}
+
+    def _shorter(self, base_BTV: Tensor, size: Tensor) -> dict[str, Any]:
+        """Pass the shorter sequences alone, without the padding that all of them have.
+
+        So nothing has to be known of how the model finds out what padding is. What a
+        convolution makes of it is not told from what it makes of the end.
+        """
+        real_BT, T = self._real(), self._ids_BT.shape[1]
+        length_B = real_BT.sum(1)
+        place_T = torch.arange(T, device=real_BT.device)
+        to_the_right = bool((real_BT == (place_T < length_B[:, None])).all())
+        length = int(length_B.sort().values[(len(length_B) - 1) // 2])
+        modules = [m for _, m in named(self._model)]
+        convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in modules)
+        part = Part(self._ids_BT.shape, (length_B <= length).nonzero()[:, 0], length)
+        given = (*self._batch.args, *self._batch.kwargs.values())
+        cut = all(map(part.can_be_cut, given)) and 1 < length < T
+        if not to_the_right or convolves or not cut:
+            return {}
+        z, rows = self._pass({}, part=part), part.rows
+        if self._pooled:
+            return {"shorter": float((z - base_BTV[rows]).abs().amax() / size)}
+        apart_BT = (z - base_BTV[rows, :length]).abs().amax(-1)
+        return {"shorter": float(apart_BT[real_BT[rows, :length]].amax() / size)}
 
     def _documents(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Change the first document of each pack; measure those after it."""
         places = self._batch.kwargs.get(PLACE_IDS)
-        if not isinstance(places, Tensor) or places.shape != self._ids_BT.shape:
+        if (
+            self._pooled
+            or not isinstance(places, Tensor)
+            or places.shape != self._ids_BT.shape
+        ):
             return {}
         starts_BT = F.pad((places[:, 1:] == 0) & (places[:, :-1] > 0), (1, 0))
         later_BT = starts_BT.cumsum(1) > 0
@@ -341,7 +420,7 @@ class InfluenceTrial:
 
     def _places(self, moved: Callable[[Tensor, Any], float]) -> dict[str, Any]:
         """Exchange two tokens; measure every other row, of a model with positions."""
-        if not self.one_text or not has_places(self._anatomy):
+        if self._pooled or not self.one_text or not has_places(self._anatomy):
             return {}
         ids_BT = self._ids_BT.clone()
         ids_BT[:, [0, 1]] = ids_BT[:, [1, 0]]
@@ -379,6 +458,28 @@ class InfluenceTrial:
         return {"eager": apart, "eager_noise": noise}
 
 
+class Part(NamedTuple):
+    """Some rows of a batch, without its last columns."""
+
+    shape: torch.Size
+    rows: Tensor
+    length: int
+
+    def can_be_cut(self, x: Any) -> bool:
+        """Return whether it is clear what a part of an argument is."""
+        if not isinstance(x, Tensor):
+            return x is None or isinstance(x, bool | int | float | str)
+        B, T = self.shape
+        rest = x.shape[2:] if x.shape[:2] == self.shape else x.shape[1:]
+        return x.ndim == 0 or (len(x) == B and T not in rest)
+
+    def of(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            return x
+        some = x[self.rows.to(x.device)]
+        return some[:, : self.length] if x.shape[:2] == self.shape else some
+
+
 class _Reseeded:
     """Generators as they were, but one draw further."""
 
@@ -399,8 +500,9 @@ def _ordered(x: Any, order: Tensor, sequences: int) -> Any:
     return x
 
 
-def _ids(batch: Batch, shapes: set[tuple[int, int]]) -> tuple[str, Tensor]:
-    """Return the name and the ids of the argument that holds the tokens.
+def _ids(batch: Batch, shapes: set[tuple[int, int]]) -> tuple[str, Tensor, bool]:
+    """Return the name and the ids of the argument that holds the tokens, and whether
+    attention runs along their first axis.
 
     Raises:
         DeclinedError: If there is none, or it may be laid out in another way.
@@ -417,9 +519,10 @@ def _ids(batch: Batch, shapes: set[tuple[int, int]]) -> tuple[str, Tensor]:
             B, T = x.shape
             if T < 4:
                 raise DeclinedError("short")
-            if (B, T) not in shapes or B == T:
+            along_first = (B, T) not in shapes
+            if B == T or (along_first and (T, B) not in shapes):
                 raise DeclinedError("layout")
-            return name, x.detach()
+            return name, x.detach(), along_first
     raise DeclinedError("no_ids")
 
 
