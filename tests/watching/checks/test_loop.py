@@ -143,7 +143,16 @@ def another_steps(watch: Watched) -> None:
         stepping.step()
 
 
+def clipped_nothing(watch: Watched) -> None:
+    model = TinyModel()
+    weights = model.parameters()
+    optimizer = SGD(weights, lr=0.05)
+    clip = lambda step: clip_grad_norm_(weights, 0.1)  # noqa: E731
+    trained(watch, model, optimizer, before=clip)
+
+
 MISTAKES = {
+    clipped_nothing: ("check.clip_norm", 0),
     clipped_while_scaled: ("check.clip_before_unscale", 0),
     clipped_by_a_part: ("check.clip_norm", 0),
     clipped_after_the_update: ("check.clip_unused", 1),
@@ -157,7 +166,7 @@ MISTAKES = {
 
 
 @cases(*MISTAKES)
-@pytest.mark.filterwarnings("ignore:Detected call")
+@pytest.mark.filterwarnings("ignore:Detected call", "ignore:`parameters` is")
 def test_a_mistake_is_named_as_soon_as_it_can_be(loop: Loop, tmp_path: Path) -> None:
     code, step = MISTAKES[loop]
     assert checked(loop, tmp_path).get(code) == step
@@ -416,7 +425,18 @@ def another_models_schedule(watch: Watched) -> None:
     trained(watch, model, after=lambda step: [schedule.step() for _ in range(5)])
 
 
+def one_group_is_empty(watch: Watched) -> None:
+    model = TinyModel()
+
+    def clip(step: int) -> None:
+        clip_grad_norm_([], 0.1)
+        clip_grad_norm_(model.parameters(), 0.1)
+
+    trained(watch, model, SGD(model.parameters(), lr=0.05), before=clip)
+
+
 @cases(
+    one_group_is_empty,
     unscaled_first,
     factor_of_one,
     limit_that_is_scaled_too,
@@ -484,6 +504,50 @@ def test_ranks(
     codes = ("check.replicas_differ", "check.wrapper_bypassed")
     facts = of_ranks(*both)
     assert [code for code in codes if CHECKS[code].find(facts)] == expected
+
+
+def alone(weight: float, gradient: float, *, one_mesh: bool = False) -> dict[str, Any]:
+    """Return the facts of a rank without a wrapper."""
+    seen = rank(weight, gradient, wrapper=0, model=0)
+    return {**seen, "wrapper": "", "one_mesh": one_mesh}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ((1.0, 2.0), (1.5, 2.0), True),  # gradients are averaged by hand
+        ((1.5, 2.5), (1.5, 2.5), False),  # local steps, or other parts of a model
+        ((1.0, 2.5), (1.5, 2.5), False),  # local steps begin alike
+        ((1.5, 0.0), (1.5, 0.0), False),  # zeros are equal everywhere
+    ],
+)
+def test_ranks_without_a_wrapper(before: Any, now: Any, expected: bool) -> None:
+    gradient = 0.0 if now[1] == 0 else 2.0
+    facts = [
+        of_ranks(alone(1.0, gradient), alone(*other))[0] for other in (before, now)
+    ]
+    assert bool(CHECKS["check.replicas_differ"].find(facts)) == expected
+
+
+@pytest.mark.parametrize("before", [1.0, 1.5])
+def test_what_was_alike_beside_shards_stays_alike(before: float) -> None:
+    one = {"gradient": 2.0, "one_mesh": True}
+    other = {"gradient": 2.5, "one_mesh": True}
+    facts = [of_ranks(alone(1.0, **one), alone(x, **other))[0] for x in (before, 1.5)]
+    found = CHECKS["check.replicas_differ"].find(facts)
+    assert bool(found) == (before == 1.0)  # experts of each rank differ from the start
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("norm", [1.0, 1.5])
+def test_shards_are_clipped_by_one_norm(norm: float, sharded: bool) -> None:
+    def clipping(x: float) -> dict[str, Any]:
+        call = {"norm": x, "sharded": sharded, "largest": 0.5}
+        return {"calls": 1, "passes": 1, "of_nothing": 0, "each": [call]}
+
+    ranks = tuple({"clipping": clipping(x)} for x in (1.0, norm))
+    found = CHECKS["check.clip_norm"].find((Facts(step=0, ranks=ranks),))
+    assert bool(found) == (sharded and norm != 1.0)
 
 
 def test_accelerates_schedule_moves_once_for_each_process() -> None:

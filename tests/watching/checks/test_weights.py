@@ -138,7 +138,58 @@ def a_prefix_too_few(watch: Watched) -> None:
     trained(watch, model)
 
 
+class Stacks(nn.Module):
+    """An encoder of blocks, and a head; what lies between may cut the graph."""
+
+    def __init__(self, cut: str = "") -> None:
+        super().__init__()
+        self.encoder, self.cut = TinyModel(), cut
+        self.head = nn.Linear(11, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.cut != "no_grad"):
+            x = self.encoder(ids)
+        out: Tensor = self.head(x.detach() if self.cut == "detach" else x)
+        return out
+
+
+def encoder_under_no_grad(watch: Watched) -> None:
+    trained(watch, Stacks("no_grad"))
+
+
+def encoder_cut_off(watch: Watched) -> None:
+    trained(watch, Stacks("detach"))
+
+
+def norms_in_no_group(watch: Watched) -> None:
+    model = TinyModel()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    trained(watch, model, AdamW(matrices, lr=1e-3))
+
+
+def unfrozen_too_late(watch: Watched) -> None:
+    model = before_trained()
+    model.blocks.requires_grad_(False)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    unfreeze = lambda step: model.blocks.requires_grad_(step >= 2)  # noqa: E731
+    trained(watch, model, optimizer, after=unfreeze)
+
+
+def adapted_too_late(watch: Watched) -> None:
+    """The optimiser holds the base, which is frozen by now, and not the adapters."""
+    model = before_trained()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    model.requires_grad_(False)
+    model.head = nn.Sequential(model.head, nn.Linear(11, 11))
+    trained(watch, model, optimizer, after=lambda step: model.zero_grad())
+
+
 MISTAKES = {
+    encoder_under_no_grad: ("check.no_gradient", 2),
+    encoder_cut_off: ("check.no_gradient", 2),
+    norms_in_no_group: ("check.not_optimised", 1),
+    unfrozen_too_late: ("check.not_optimised", 3),
+    adapted_too_late: ("check.not_optimised", 1),
     a_prefix_too_many: ("check.not_loaded", 0),
     a_prefix_too_few: ("check.not_loaded", 0),
     loss_made_anew: ("check.no_gradient", 2),
@@ -630,7 +681,45 @@ def from_scratch_beside_another(watch: Watched) -> None:
     assert teacher
 
 
+def averaged_part(watch: Watched) -> None:
+    """A teacher inside the model: held by the optimiser, moved by an average."""
+    model = Stacks()
+    model.teacher = copy.deepcopy(model.encoder)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            with torch.no_grad():
+                seen = model.teacher(ids)
+            return model(ids) + 0.1 * seen
+
+    def average(step: int) -> None:
+        pairs = zip(model.teacher.parameters(), model.encoder.parameters(), strict=True)
+        for mean, p in pairs:
+            mean.data.lerp_(p.data, 0.1)
+
+    trained(watch, Both(), after=average)
+
+
+def unfrozen_with_a_group(watch: Watched) -> None:
+    model = before_trained()
+    model.blocks.requires_grad_(False)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def unfreeze(step: int) -> None:
+        if step == 2:
+            model.blocks.requires_grad_(True)
+            optimizer.add_param_group({"params": list(model.blocks.parameters())})
+
+    trained(watch, model, optimizer, after=unfreeze)
+
+
 @cases(
+    averaged_part,
+    unfrozen_with_a_group,
     loaded_without_its_prefix,
     an_average_under_a_prefix,
     from_scratch_beside_another,
