@@ -439,7 +439,7 @@ class LossFacts(WithAnatomy):
 
 
 def _crossed(
-    other: Sequence[Tensor], ids_BT: Tensor, lies: Layout
+    other: Sequence[Tensor], ids_BT: Tensor, lies: RowLayout
 ) -> dict[str, Any] | None:
     """Return how targets would meet the next ids, were the rows flattened otherwise."""
     if min(lies.sizes) < 2:

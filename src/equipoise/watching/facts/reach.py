@@ -20,7 +20,7 @@ from equipoise.anatomy import hooks
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import Anatomy
-from equipoise.probes.loop_events import LoopEvent, UpdateBegins
+from equipoise.probes.loop_events import AnyUpdate, LoopEvent
 from equipoise.probes.protocols import Guarded
 from equipoise.watching.facts.forward import stack_of
 from equipoise.watching.facts.loop_record import LoopRecord, held
@@ -56,7 +56,7 @@ class ReachFacts:
         self._crossed |= call.cross
 
     def on_loop(self, event: LoopEvent) -> None:
-        if self.record.armed and isinstance(event, UpdateBegins):
+        if self.record.armed and isinstance(event, AnyUpdate):
             self._look(event.optimizer)
 
     def _look(self, optimizer: Optimizer) -> None:
