@@ -44,6 +44,7 @@ RELATIVE = re.compile(r"rel|bias_table|alibi|slope", re.IGNORECASE)
 """Names of what adds distances to scores."""
 FREQUENCIES = re.compile(r"inv_freq|(^|[._])freqs?(_cis)?$")
 ANGLES = frozenset({torch.cos, torch.sin, Tensor.cos, Tensor.sin})
+HALF = (torch.float16, torch.bfloat16)
 ROUNDINGS = 64
 """Roundings that a softmax computed again may be off by."""
 
