@@ -21,6 +21,7 @@ from equipoise_lab.storms.field import (
     faults,
     judged,
     lock,
+    making,
     manifest,
     tasks,
     training,
@@ -201,6 +202,14 @@ def test_warnings_before_the_fault_do_not_count_as_naming_it() -> None:
     assert [one.cause for one in (before, after, wrong)] == ["right", "none", "wrong"]
 
 
+def test_an_error_of_a_rule_is_counted_beside_what_became_of_the_unit() -> None:
+    wrong = (Finding.error(30, "loss.risen"), Finding.warn(3, "check.x"))
+    alone = _one(warnings=wrong[1:])
+    found = {s.what: s for s in bars.counts([_one(warnings=wrong), alone]).shares}
+    assert found["healthy units never warned by a rule"].count == 1
+    assert found["units in which a rule said error that failed"].of == 1
+
+
 def test_each_group_is_counted_by_itself_and_each_rule_by_its_units() -> None:
     warned = _one(warnings=(Finding.warn(3, "gradient.spike"),) * 2)
     found = bars.counts([warned, _one(unit=replace(_short(), architecture="gpt2"))])
@@ -217,13 +226,26 @@ def test_the_locked_part_opens_once(tmp_path: Path) -> None:
     assert lock.open_once(units, tmp_path, told.append, "abc").shares
     lines = (tmp_path / lock.LOG).read_text().splitlines()
     assert [set(json.loads(line)) - {"at"} for line in lines] == [
-        {"opened", "units"},
+        {"opened", "units", "left out"},
         {"counts"},
     ]
+    said = [json.loads(one) for one in (tmp_path / lock.UNITS).open()]
+    assert [one["unit"] for one in said] == ["a"] and "warned" in said[0]
     assert len(told) == 1 and "loss" not in told[0]
     with pytest.raises(InputError, match="opened before"):
         lock.open_once(units, tmp_path, told.append, "abc")
     assert (tmp_path / lock.LOG).read_text().splitlines() == lines
+
+
+def test_what_is_recorded_can_be_judged_alone_and_the_log_says_so(
+    tmp_path: Path,
+) -> None:
+    units = [replace(_short(), part="locked", name=name) for name in "ab"]
+    making.make(units[:1], tmp_path, lambda line: None)
+    lock.open_once(units, tmp_path, print, "abc", recorded=True)
+    first = json.loads((tmp_path / lock.LOG).read_text().splitlines()[0])
+    assert (first["units"], first["left out"]) == (1, ["b"])
+    assert not (tmp_path / "locked" / "b.field").exists()
 
 
 def test_a_refused_unit_leaves_the_lock_closed(

@@ -23,6 +23,7 @@ equipoise.numerics.normalisers equipoise.numerics.normalisers.closed_form
 equipoise.numerics.norms equipoise.numerics.rounding equipoise.numerics.rows.balance
 equipoise.numerics.rows.finite_step
 equipoise.numerics.rows.statistics equipoise.numerics.scaling
+equipoise.judging.checks.checker equipoise.judging.facts
 equipoise.judging.judge equipoise.judging.rules
 equipoise.numerics.selection equipoise.numerics.spectra.estimate
 equipoise.probes.logits

@@ -1,10 +1,13 @@
 """Readings that follow from others: absent when their parts are, never 0."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import equipoise
+from equipoise.judging.facts import Facts
 from equipoise.records import Reading
 from equipoise.watching.step.readings import (
     RecordedSettings,
@@ -48,6 +51,48 @@ def test_a_setting_is_recorded_as_it_moves_and_no_oftener() -> None:
     settings = dict(recorded.moved(optimizer, 0))
     assert settings == {"optimizer.weight_decay": 30.0}
     assert "optimizer.beta2.2" in dict(recorded.moved(optimizer, 1))
+
+
+def test_a_setting_of_the_loop_is_recorded_at_the_sample_that_shows_it() -> None:
+    def seen(step: int, rows: int, **others: dict[str, object]) -> Facts:
+        batch = {"sequences": rows, "micro_batches": 2}
+        return Facts(step=step, ranks=({"batch": batch, **others}, {"batch": batch}))
+
+    recorded = RecordedSettings()
+    clipping = {"each": [{"largest": 1.0}]}
+    first = recorded.of_loop(seen(0, 8, clipping=clipping, scaler={"factor": 2.0**16}))
+    assert first == [
+        (0, "loop.batch_size", 32.0),
+        (0, "loop.clipping_limit", 1.0),
+        (0, "loop.loss_scale", 65536.0),
+    ]
+    assert recorded.of_loop(seen(10, 8)) == []
+    assert recorded.of_loop(seen(20, 1)) == [(20, "loop.batch_size", 4.0)]
+    assert recorded.of_loop(Facts(step=30, ranks=({},))) == []
+
+
+def test_a_batch_that_shrinks_is_in_the_run_file(tmp_path: Path) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    path = tmp_path / "run.eqp"
+    with equipoise.watch(model, optimizer, run=path, every=1, quiet=True):
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8 if step < 3 else 2, 5, 8)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    news, _ = equipoise.open_run(path).since(0)
+    found = [
+        (r.step, r.quantity, r.values[0][0])
+        for r in news.readings
+        if r.quantity.startswith("loop.")
+    ]
+    assert found == [
+        (0, "loop.batch_size", 8.0),
+        (0, "loop.clipping_limit", 1.0),
+        (3, "loop.batch_size", 2.0),
+    ]
 
 
 def table(*readings: Reading) -> dict[str, dict[str, tuple[float, ...]]]:

@@ -72,7 +72,15 @@ def tier(
 
 
 @app.command("open-locked", epilog=epilog("equipoise storms open-locked"))
-def open_locked(*, records: Records = None, json: Json = None) -> None:
+def open_locked(
+    *,
+    records: Records = None,
+    recorded: Annotated[
+        bool,
+        typer.Option("--recorded", help="Judge what was made before; make nothing."),
+    ] = False,
+    json: Json = None,
+) -> None:
     """Judge the field's locked part: once, written to a log, refused ever after."""
     from equipoise_lab.storms.field.lock import open_once
     from equipoise_lab.storms.field.manifest import units
@@ -85,6 +93,7 @@ def open_locked(*, records: Records = None, json: Json = None) -> None:
         folder,
         lambda line: typer.echo(line, err=True),
         commit.strip() or "not a checkout",
+        recorded=recorded,
     )
     _show_field(found, json=json)
 

@@ -104,7 +104,9 @@ def counts(found: Sequence[Judged]) -> Counts:
     """Count what was said of healthy and of failed units."""
     healthy, failed = of(found, "healthy"), of(found, "failed")
     return Counts(
-        shares=_shares(healthy, failed),
+        shares=_shares(
+            healthy, failed, [*of(found, "survived"), *of(found, "between")]
+        ),
         alarms=(
             sum(len(one.warnings) for one in healthy),
             sum(one.unit.steps for one in healthy),
@@ -125,13 +127,19 @@ def of(found: Iterable[Judged], outcome: str) -> list[Judged]:
     return [one for one in found if one.outcome == outcome]
 
 
-def _shares(healthy: Sequence[Judged], failed: Sequence[Judged]) -> list[Share]:
+def _shares(
+    healthy: Sequence[Judged], failed: Sequence[Judged], unharmed: Sequence[Judged]
+) -> list[Share]:
+    harmless = [*healthy, *unharmed]
     foreseen = [one for one in failed if one.has_room]
     kinds: dict[str, list[bool]] = {}
     for one in healthy:
         kinds.setdefault(one.unit.architecture, []).append(bool(one.warnings))
     return [
         _share("healthy units never warned", [not o.warnings for o in healthy], 0.97),
+        _share(
+            "healthy units never warned by a rule", [not o.by_rules for o in healthy]
+        ),
         _share("healthy at the end", [o.state == "healthy" for o in healthy], 0.99),
         _share("architectures never warned", [not any(w) for w in kinds.values()]),
         _share("failing units named", [bool(o.after) for o in failed], 0.92),
@@ -143,6 +151,10 @@ def _shares(healthy: Sequence[Judged], failed: Sequence[Judged]) -> list[Share]:
         _share("cause right", [o.cause == "right" for o in failed], 0.90),
         _share("cause wrong", [o.cause == "wrong" for o in failed], 0.03, least=False),
         _share("fact without a cause", [o.cause == "none" for o in failed]),
+        _share(
+            "units in which a rule said error that failed",
+            [o.outcome == "failed" for o in (*harmless, *failed) if o.has_error],
+        ),
     ]
 
 

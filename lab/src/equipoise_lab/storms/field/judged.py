@@ -51,6 +51,16 @@ class Judged:
         return tuple(f for f in self.warnings if f.step >= self.unit.onset)
 
     @property
+    def by_rules(self) -> tuple[Finding, ...]:
+        """Warnings of rules: what checks found is not among."""
+        return tuple(f for f in self.warnings if not f.belongs_to("check"))
+
+    @property
+    def has_error(self) -> bool:
+        """Whether a rule said error from the fault's first step on."""
+        return any(f.severity == "error" for f in self.by_rules if f in self.after)
+
+    @property
     def lead(self) -> int | None:
         """Steps by which the first warning came before the loss showed the fault."""
         if not self.after or self.shown is None:

@@ -15,9 +15,10 @@ from equipoise_lab.storms.field.bars import Counts, counts
 from equipoise_lab.storms.field.judged import judge_all
 from equipoise_lab.storms.field.making import make, missing
 from equipoise_lab.storms.field.manifest import Unit
-from equipoise_lab.storms.field.tables import as_json
+from equipoise_lab.storms.field.tables import as_json, line_of
 
-LOG = "opened.jsonl"
+LOG, UNITS = "opened.jsonl", "locked.jsonl"
+"""When it was opened and what came out; and what was said of each unit."""
 
 
 def refuse_if_opened(folder: Path) -> None:
@@ -35,20 +36,36 @@ def refuse_if_opened(folder: Path) -> None:
 
 
 def open_once(
-    units: Sequence[Unit], folder: Path, report: Callable[[str], None], commit: str
+    units: Sequence[Unit],
+    folder: Path,
+    report: Callable[[str], None],
+    commit: str,
+    *,
+    recorded: bool = False,
 ) -> Counts:
-    """Make what is missing of the locked part, then judge it for the only time."""
+    """Make what is missing of the locked part, then judge it for the only time.
+
+    ``recorded`` makes nothing and judges what was made before; the log says how many
+    of the manifest's units that is, before anything is judged.
+    """
     refuse_if_opened(folder)
-    make(units, folder, report)
-    if left := missing(units, folder):
+    if not recorded:
+        make(units, folder, report)
+    left = missing(units, folder)
+    if left and not recorded:
         raise InputError(
             f"{len(left)} units were refused by the instrument, the first "
             f"{left[0].name}: nothing was judged, and the lock still holds"
         )
-    _append(folder, {"opened": commit, "units": len(units)})
-    found = counts(judge_all(units, folder))
-    _append(folder, {"counts": as_json(found)})
-    return found
+    names = [unit.name for unit in left]
+    here = [unit for unit in units if unit not in left]
+    _append(folder, {"opened": commit, "units": len(here), "left out": names})
+    found = judge_all(here, folder)
+    lines = "".join(json.dumps(line_of(one)) + "\n" for one in found)
+    (folder / UNITS).write_text(lines, encoding="utf-8")
+    summed = counts(found)
+    _append(folder, {"counts": as_json(summed)})
+    return summed
 
 
 def _append(folder: Path, line: dict[str, Any]) -> None:

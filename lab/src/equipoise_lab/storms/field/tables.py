@@ -12,6 +12,7 @@ from equipoise_lab.storms.field.bars import (
     Share,
     per_10_000,
 )
+from equipoise_lab.storms.field.judged import Judged
 
 
 def as_json(found: Counts) -> dict[str, Any]:
@@ -35,6 +36,26 @@ def as_json(found: Counts) -> dict[str, Any]:
             for kind, rows in found.groups.items()
         },
         "left_out": dict(found.left_out),
+    }
+
+
+def line_of(one: Judged) -> dict[str, Any]:
+    """Return what was said of one unit, and what became of it, as plain values."""
+    first: dict[str, int] = {}
+    for finding in one.warnings:
+        first.setdefault(finding.code, finding.step)
+    return {
+        "unit": one.unit.name,
+        "kind": [one.unit.architecture, one.unit.optimiser, one.unit.task],
+        "fault": one.unit.fault,
+        "onset": one.unit.onset,
+        "outcome": one.outcome,
+        "shown": one.shown,
+        "lead": one.lead,
+        "state": one.state,
+        "headline": one.headline,
+        "cause": one.cause if one.unit.fault else "",
+        "warned": first,
     }
 
 
