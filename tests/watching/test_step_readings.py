@@ -55,7 +55,7 @@ def test_a_setting_is_recorded_as_it_moves_and_no_oftener() -> None:
 
 def test_a_setting_of_the_loop_is_recorded_at_the_sample_that_shows_it() -> None:
     def seen(step: int, rows: int, **others: dict[str, object]) -> Facts:
-        batch = {"sequences": rows, "micro_batches": 2}
+        batch = {"sequences": rows, "micro_batches": 2, "parallel": "data"}
         return Facts(step=step, ranks=({"batch": batch, **others}, {"batch": batch}))
 
     recorded = RecordedSettings()

@@ -75,11 +75,12 @@ class RecordedSettings:
 
 
 def _of_loop(facts: Facts) -> Iterator[tuple[str, float]]:
-    """Yield sequences of a step over all ranks, the norm clipped at, the loss scale."""
+    """Yield the sequences of a step, the norm that is clipped at, the loss scale."""
     batches = facts.each("batch")
     if all("sequences" in batch for batch in batches):
         counts = [one["sequences"] * one["micro_batches"] for one in batches]
-        yield "batch_size", float(sum(counts))
+        apart = batches[0].get("parallel") == "data"
+        yield "batch_size", float(sum(counts) if apart else counts[0])
     clipped = facts.section("clipping").get("each")
     numbers = {"clipping_limit": clipped[0]["largest"] if clipped else None}
     numbers["loss_scale"] = facts.section("scaler").get("factor")
