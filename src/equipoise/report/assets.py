@@ -21,6 +21,7 @@ SCRIPTS = (
     "run.js",
     "compare.js",
     "live.js",
+    "runs.js",
     "board.js",
     "start.js",
 )

@@ -215,7 +215,7 @@ def options_that_differ(
     >>> options_that_differ({"a": {"lr": 1, "n": 2}, "b": {"lr": 3, "n": 2}})
     [('lr', ['1', '3'])]
     """
-    flat = [_flat(own) for own in details.values()]
+    flat = [flat_details(own) for own in details.values()]
     names = list(dict.fromkeys(name for own in flat for name in own))
     rows = [(name, [own.get(name, "–") for own in flat]) for name in names]
     return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
@@ -227,13 +227,14 @@ def loops_that_differ(cards: Mapping[str, Card]) -> Json:
     return {"sentence": difference_sentence(cards), "rows": rows}
 
 
-def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_details(given: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return details in one line each, under dotted names."""
     found: dict[str, str] = {}
     for name, value in given.items():
         if prefix == "" and name in OPTIONS_LEFT_OUT:
             continue
         if isinstance(value, Mapping) and prefix.count(".") < 3:
-            found |= _flat(value, f"{prefix}{name}.")
+            found |= flat_details(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = brief(value)
     return found

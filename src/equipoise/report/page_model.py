@@ -226,21 +226,3 @@ def basis(run: Run) -> str:
         f"Judged at {found.steps:,} of {found.of:,} sampled steps, spread over the run;"
         f" equipoise report {run.path.name} reads them all."
     )
-
-
-def run_row(run: Run, verdict: Verdict) -> Json:
-    """Return a run's line in a list: what it is, how far it is, how it does."""
-    steps = run.steps
-    return {
-        "label": run.info.name,
-        "created": run.info.created,
-        "last": int(steps[-1]) if len(steps) else None,
-        "state": run.state,
-        "time": run.last_time,
-        "verdict": {
-            "state": verdict.state,
-            "headline": verdict.headline,
-            "since": verdict.since,
-            "recovered": verdict.recovered,
-        },
-    }

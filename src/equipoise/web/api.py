@@ -33,6 +33,7 @@ from equipoise.report.page_model import (
     verdict_json,
 )
 from equipoise.report.report_model import table
+from equipoise.report.run_list import with_columns
 from equipoise.store import Run
 from equipoise.web.directory import Directory, signature
 from equipoise.web.live import LiveStreams, Stream
@@ -95,7 +96,7 @@ class Board:
         def work() -> Json:
             self.directory.judge(seconds=LIST_S)
             rows = [self.directory.row(key) for key in self.directory.paths()]
-            return {"directory": self.directory.root.name, "runs": rows}
+            return {"directory": self.directory.root.name, **with_columns(rows)}
 
         return _json(_encoded(await self.read(work)))
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError, RunFileError
-from equipoise.report.page_model import is_large, judged, run_row
+from equipoise.report.page_model import is_large, judged
+from equipoise.report.run_list import run_row
 from equipoise.store import Run, open_run
 from equipoise.store.location import SUFFIX, run_files
 

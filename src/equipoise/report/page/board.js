@@ -6,67 +6,6 @@ EQ.board = () => {
   return EQ.runsPage();
 };
 
-const link = (key) => `/run/${key.split("/").map(encodeURIComponent).join("/")}`;
-const ago = (seconds) => {
-  const age = Date.now() / 1000 - seconds;
-  if (age < 90) return "now";
-  if (age < 5400) return `${Math.round(age / 60)} min ago`;
-  return age < 129600 ? `${Math.round(age / 3600)} h ago` : `${Math.round(age / 86400)} days ago`;
-};
-
-EQ.runsPage = () => {
-  const main = document.getElementById("main"), chosen = new Set((EQ.state.get("chosen") ?? "").split("\n").filter(Boolean));
-  const filter = EQ.h("input", { type: "search", id: "filter", placeholder: "filter by name or regular expression", value: EQ.state.get("filter") ?? "", spellcheck: "false", autocomplete: "off" });
-  const compare = EQ.h("button", { type: "button", disabled: true, onclick: () => { location.href = `/compare?${[...chosen].map((k) => `run=${encodeURIComponent(k)}`).join("&")}`; } }, "Compare");
-  const count = EQ.h("span", { class: "unit", role: "status" }), body = EQ.h("tbody");
-  let rows = [];
-  const choose = (key, on) => {
-    if (on) chosen.add(key); else chosen.delete(key);
-    EQ.state.set("chosen", [...chosen].join("\n"));
-    compare.disabled = chosen.size < 2;
-    compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
-  };
-  const matches = (row) => {
-    const text = filter.value.trim();
-    if (!text) return true;
-    const words = `${row.key} ${row.label} ${row.verdict?.state ?? ""} ${row.verdict?.headline ?? ""}`;
-    try { return new RegExp(text, "i").test(words); } catch { return words.includes(text); }
-  };
-  function line(row) {
-    const box = EQ.h("input", { type: "checkbox", "aria-label": `Choose ${row.label} ${row.key} to compare`, onchange: (e) => choose(row.key, e.target.checked) });
-    box.checked = chosen.has(row.key);
-    const state = row.trouble ? EQ.h("span", { class: "broken" }, "Not readable") : row.verdict ? EQ.pill(row.verdict.state, row.verdict.recovered) : EQ.h("span", { class: "unit" }, "reading…");
-    return EQ.h("tr", {}, EQ.h("td", {}, box), EQ.h("td", {}, state),
-      EQ.h("th", { scope: "row" }, EQ.h("a", { href: link(row.key) }, row.label), row.state === "live" ? EQ.h("span", { class: "livemark" }, " ● live") : null,
-        row.key === row.label ? null : EQ.h("div", { class: "unit path" }, row.key)),
-      EQ.h("td", {}, EQ.h("p", { class: "sentence" }, row.trouble ?? row.verdict?.headline ?? "")),
-      EQ.h("td", {}, row.last === null || row.last === undefined ? "" : `step ${row.last}`), EQ.h("td", {}, row.time ? ago(row.time) : ""));
-  }
-  function fill() {
-    const shown = rows.filter(matches);
-    count.textContent = `${shown.length} of ${rows.length} runs`;
-    body.replaceChildren(...shown.slice(0, 500).map(line));
-  }
-  filter.addEventListener("input", () => { EQ.state.set("filter", filter.value); fill(); });
-  let timer = 0;
-  async function load() {
-    clearTimeout(timer);
-    const found = await EQ.fetchJson("/api/runs");
-    rows = found.runs;
-    document.getElementById("title").textContent = `Runs in ${found.directory}`;
-    fill();
-    document.documentElement.dataset.drawn = "true";
-    if (rows.some((r) => r.stale)) timer = setTimeout(load, 600);
-  }
-  const heads = ["choose", "health", "run", "what is the matter", "last step", "written"];
-  main.replaceChildren(EQ.h("section", { "aria-label": "Runs" },
-    EQ.h("div", { class: "bar" }, EQ.h("label", { for: "filter" }, "Find"), filter, compare, count),
-    EQ.scroll("Runs", EQ.h("table", { class: "runs" }, EQ.h("thead", {}, EQ.h("tr", {}, heads.map((c) => EQ.h("th", { scope: "col" }, c === "choose" ? EQ.h("span", { class: "hidden" }, c) : c)))), body))));
-  choose("", false);
-  load();
-  new EventSource("/api/events").onmessage = load;
-};
-
 // What tells the runs apart: the parts of their paths that they do not share.
 EQ.shortLabels = (keys) => {
   const parts = keys.map((key) => key.split("/")), least = Math.min(...parts.map((p) => p.length));

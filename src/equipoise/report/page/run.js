@@ -12,6 +12,11 @@ EQ.scroll = (label, table) => EQ.h("div", { class: "scroll", tabindex: "0", role
 const upper = (text) => (/^[^\s]*[._\d]/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
 const since = (f) => (typeof f.params?.since === "number" ? f.params.since : f.step);
 
+// Words in two lines; the rest folds out, and is there for a screen reader and in print.
+const TWO_LINES = 130;
+EQ.twoLines = (kind, text) => (text.length <= TWO_LINES ? EQ.h("p", { class: kind }, text)
+  : EQ.h("details", { class: "fold" }, EQ.h("summary", {}, EQ.h("span", { class: `two ${kind}` }, text))));
+
 // Of several runs side by side what fired is folded away: the runs are to be compared.
 EQ.verdictCard = (run, { folded = false } = {}) => {
   const verdict = run.verdict;
@@ -22,10 +27,10 @@ EQ.verdictCard = (run, { folded = false } = {}) => {
   if (verdict.began !== null) facts.push(...where(verdict.chart));
   return EQ.h("section", { class: `card verdict ${tone}`, "aria-labelledby": `verdict-${run.index}` },
     EQ.h("h2", { id: `verdict-${run.index}` }, EQ.pill(verdict.state, verdict.recovered), EQ.h("span", { class: "hidden" }, " verdict")),
-    EQ.h("p", { class: "sentence" }, upper(verdict.headline)),
-    verdict.because ? EQ.h("p", { class: "because" }, upper(verdict.because)) : null,
+    EQ.twoLines("sentence", upper(verdict.headline)),
+    verdict.because ? EQ.twoLines("because", upper(verdict.because)) : null,
     facts.length ? EQ.h("dl", { class: "facts" }, facts.flatMap(([k, v]) => [EQ.h("dt", {}, k), EQ.h("dd", {}, v)])) : null,
-    verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.h("p", {}, upper(verdict.advice))) : null,
+    verdict.advice ? EQ.h("div", { class: "advice" }, EQ.h("h3", {}, "What to do"), EQ.twoLines("do", upper(verdict.advice))) : null,
     past.length ? firedList("What fired earlier, in order", past.slice(0, 5), (f) => ` ${f.message}`, folded) : others(verdict, folded),
     verdict.basis ? EQ.h("p", { class: "unit" }, verdict.basis) : null);
 };
