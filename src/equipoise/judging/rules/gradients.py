@@ -262,24 +262,26 @@ def unexplained(history: History) -> Measured | None:
     """Largest growth of a block's weights that the optimiser's updates do not explain.
 
     Over the latest samples ‖w‖ grows by at most the sum of ‖Δw‖; decay only shrinks it.
+    The interval of the largest growth is left out: weights may be loaded once.
     """
-    sizes, moved = history.track(WEIGHT).recent, history.track(MOVED).recent
-    if len(sizes) < 2 or len(moved) < 2:
+    sizes = list(history.track(WEIGHT).recent)[-SPAN - 1 :]
+    moved = list(history.track(MOVED).recent)[-SPAN - 1 :]
+    if len(sizes) < 3 or len(moved) < 3:
         return None
-    ends = [dict(by_site(reading)) for reading in list(moved)[-SPAN - 1 :]]
-    before, now = list(sizes)[-SPAN - 1 :][0], sizes[-1]
-    steps, old = now.step - before.step, dict(by_site(before))
-    found = []
-    for site, (size, *_) in by_site(now):
-        if all(site in end for end in ends) and old.get(site, (0.0,))[0] > 0:
-            largest = max(end[site][0] for end in ends)
-            began = old[site][0]
-            explained = SLACK * steps * largest / began
-            found.append((size / began - 1 - explained, site, explained))
+    steps = (sizes[-1].step - sizes[0].step) * (len(sizes) - 2) // (len(sizes) - 1)
+    found, tables = [], [dict(by_site(r)) for r in sizes]
+    ends = [dict(by_site(r)) for r in moved]
+    for site in sizes[-1].sites:
+        norms = [table[site][0] for table in tables if site in table]
+        updates = [end[site][0] for end in ends if site in end]
+        if len(norms) == len(sizes) and len(updates) == len(moved) and min(norms) > 0:
+            growths = sorted(after / before for before, after in pairwise(norms))[:-1]
+            bound = SLACK * steps * max(updates) / norms[0]
+            found.append((math.prod(growths) - 1 - bound, site, bound))
     if not found:
         return None
-    value, site, explained = max(found)
-    return measured(value, site, explained=explained, steps=steps)
+    value, site, bound = max(found)
+    return measured(value, site, explained=bound, steps=steps)
 
 
 @measures("curvature.beyond_edge")
