@@ -325,8 +325,11 @@ def test_a_setting_that_moved_comes_in_front(
                 rows = [[0.1 if reading.step >= 120 else 0.001]] * 4
                 yield per_site(reading.step, "update.ratio", rows, BLOCKS)
 
-    cause = judged(readings())[0].verdict.cause
+    verdict = judged(readings())[0].verdict
+    cause = verdict.cause
     assert (cause and cause.code) == (code if at == 96 else None)
+    back = worded(verdict).advice.startswith("put the ")
+    assert back is (cause is not None), "the first remedy fits the cause"
     if cause is not None:
         told = setting.partition(".")[2]
         assert (cause.params["setting"], cause.params["since"]) == (told, at)

@@ -139,6 +139,9 @@ def _advice(verdict: Verdict) -> str:
         return template(f"verdict.{verdict.reason}").advice if verdict.reason else ""
     if verdict.reason == "gap":
         return ""
+    cause = verdict.cause
+    if cause and cause.code not in registry.RULES and cause.advice:
+        return cause.advice  # what was seen to move, before remedies of symptoms
     advised = [lead.advice, *(one.advice for one in verdict.effects)]
     advice = next(filter(None, advised), "")
     if lead.code == "nonfinite.update":
