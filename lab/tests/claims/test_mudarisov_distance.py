@@ -10,7 +10,7 @@ from equipoise_lab.claims import mudarisov_distance as claims
 def test_theorem_1_needs_its_bracket_and_the_largest_weights() -> None:
     result = claims.theorem_1()
     found = result.evidence
-    assert result.verdict == "corrected"
+    assert result.verdict == "holds with a caveat"
     assert found["violated with the bracket"] == 0
     assert found["violated with a root, of 4000"] > 2000
     assert found["violated by random sets"] > 100
@@ -37,7 +37,7 @@ def test_a_constant_fraction_does_not_bring_the_distance_to_zero() -> None:
 def test_the_jensen_gap_is_largest_for_flat_weights() -> None:
     result = claims.corollary_2()
     found = result.evidence
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     assert found["E[d̃], orthonormal"] == pytest.approx(2.43, abs=0.01)
     assert found["main term, orthonormal"] == pytest.approx(1.01, abs=0.01)
     assert found["E[d̃], identical"] == pytest.approx(3.96, abs=0.01)
@@ -47,8 +47,8 @@ def test_the_jensen_gap_is_largest_for_flat_weights() -> None:
 
 def test_the_expectation_is_bounded_in_the_length() -> None:
     result = claims.linear_expectation()
-    assert result.verdict == "refuted"
-    assert result.evidence["E[d̃] at most, L = 1024"] < 6
+    assert result.verdict == "corrected"
+    assert result.evidence["our bound on E[d̃], L = 1024"] < 6
     assert result.evidence["top 5, L = 1024"] == pytest.approx(611, abs=2)
 
 

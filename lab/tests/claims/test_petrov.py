@@ -18,7 +18,7 @@ def test_keys_grow_while_theorem_1_stays() -> None:
 
 def test_softmax_jacobian_is_a_half() -> None:
     result = petrov_attention.softmax_is_not_flat()
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     assert result.evidence["at (1/2, 1/2, 0, ...)"] == pytest.approx(0.5)
     assert result.evidence["at a uniform row"] == pytest.approx(1 / 32)
 
@@ -58,20 +58,20 @@ def test_values_do_not_always_dominate() -> None:
 
 def test_values_bend_with_the_square_of_the_input() -> None:
     result = petrov_attention.value_curvature_is_quadratic_in_the_input()
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     assert result.evidence["exponent measured"] == pytest.approx(2)
 
 
 def test_theorem_6_is_exceeded_and_ours_is_not() -> None:
     result = petrov_block.block_bound_is_exceeded()
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     found = result.evidence
     assert found["claimed"] < found["norm of the KK block"] <= found["ours"]
 
 
 def test_norm_lemma_with_row_norms_is_false() -> None:
     result = petrov_block.norm_lemma_needs_the_deviation()
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     assert result.evidence["norm of the Jacobian"] == pytest.approx(1)
     assert result.evidence["claimed"] < 0.4
     assert result.evidence["claimed with the standard deviation"] > 1
@@ -79,7 +79,7 @@ def test_norm_lemma_with_row_norms_is_false() -> None:
 
 def test_norm_lemma_mixes_degrees() -> None:
     result = petrov_block.norm_lemma_has_a_term_of_wrong_degree()
-    assert result.verdict == "refuted"
+    assert result.verdict == "corrected"
     falls = [v for key, v in result.evidence.items() if key.startswith("fall of")]
     assert falls == [pytest.approx(1e4), pytest.approx(1e2)]
 

@@ -1,6 +1,7 @@
 """Every check states its claim, and a verdict is what the check computed."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,18 @@ from equipoise_lab.claims import catalogue
 from equipoise_lab.claims.exact import BY_HAND, COUNTEREXAMPLES
 from equipoise_lab.claims.page import markdown, write_claims
 from equipoise_lab.claims.result import (
+    BARE,
+    CAVEAT,
     CLAIMS,
     EMADI,
+    IN_PLACE,
     KINDS,
     WRONG,
     Claim,
     ClaimResult,
     Found,
+    judged,
+    judged_pattern,
 )
 from equipoise_lab.claims.rules import (
     USUAL,
@@ -58,9 +64,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise_lab.claims.result.CLAIMS", dict(CLAIMS))
 
 
-@pytest.mark.parametrize("verdict", ["holds", "refuted"])
+@pytest.mark.parametrize(("outcome", "verdict"), [(True, "holds"), (False, "refuted")])
 def test_the_result_holds_what_the_check_found(
-    verdict: ClaimVerdict, registry: None
+    outcome: bool, verdict: ClaimVerdict, registry: None
 ) -> None:
     @EMADI.claim("Thm 0", kind="theorem")
     def check() -> Found:
@@ -71,7 +77,7 @@ def test_the_result_holds_what_the_check_found(
 
         Instead: Never.
         """
-        return verdict, {"evidence": 1.0}
+        return judged({"always": outcome}, {"evidence": 1.0})
 
     assert check() == ClaimResult(
         id="emadi2026.check",
@@ -80,7 +86,7 @@ def test_the_result_holds_what_the_check_found(
         kind="theorem",
         statement="It is so: always.",
         verdict=verdict,
-        evidence={"evidence": 1.0},
+        evidence={"part: always": float(outcome), "evidence": 1.0},
         instead="Never.",
         statistic="One line.",
         rule=USUAL[False],
@@ -108,9 +114,37 @@ def test_a_label_follows_from_the_parts(
     assert experiment(parts) == of_experiment
     if of_statement == "holds":
         assert statement(parts, caveat=True) == "holds with a caveat"
-        assert experiment(parts, models=1) == "partly"
+        assert experiment(parts, interval=False) == "partly"
     if of_statement == "refuted":
         assert statement(parts, instead=True) == "corrected"
+
+
+def test_a_label_that_does_not_follow_is_refused(registry: None) -> None:
+    """Typed in, from other parts, or of a pattern that has no interval."""
+    given: tuple[Found, ...] = (
+        ("holds", {"p": 0.03}),
+        ("holds", {"part: one": 1.0, "part: other": 0.0}),
+        ("corrected", {"part: one": 0.0, IN_PLACE: 0.0}),
+        ("pattern reproduced", {"part: one": 1.0, BARE: 1.0}),
+    )
+    for found in given:
+        claim = replace(CLAIMS["emadi2026.regimes"], check=lambda found=found: found)
+        with pytest.raises(InputError, match="does not follow from its evidence"):
+            claim.run()
+
+
+def test_what_decides_a_label_stands_in_the_evidence() -> None:
+    parts = {"one": False}
+    assert judged(parts, {}, instead=True) == (
+        "corrected",
+        {"part: one": 0.0, IN_PLACE: 1.0},
+    )
+    assert judged(parts, {}, instead=False)[0] == "refuted"
+    assert judged({"one": True}, {}, caveat=True)[1] == {"part: one": 1.0, CAVEAT: 1.0}
+    found = judged_pattern({"one": True}, {}, interval=False)
+    assert found == ("partly", {"part: one": 1.0, BARE: 1.0})
+    (open_part,) = judged_pattern({"one": None}, {})[1].values()
+    assert math.isnan(open_part)
 
 
 def test_an_interval_decides_only_where_all_of_it_lies_on_one_side() -> None:
@@ -185,7 +219,7 @@ def test_a_wrong_counterexample_refutes_nothing(
 ) -> None:
     known = COUNTEREXAMPLES[name]
     monkeypatch.setitem(COUNTEREXAMPLES, name, replace(known, at=known.harmless))
-    claim = replace(CLAIMS[name], check=lambda: ("refuted", {"theta": 1.0}))
+    claim = replace(CLAIMS[name], check=lambda: judged({"one": False}, {"theta": 1.0}))
     found = claim.run()
     assert found.verdict == "not checkable here"
     assert {"theta", "exact, at most", "exact, found"} <= found.evidence.keys()
@@ -202,9 +236,11 @@ VERDICTS = json.loads(
 def test_the_docs_page_has_every_claim_as_it_is_stated_and_judged() -> None:
     """``./dev docs`` writes it. Verdicts by the benchmark: all of them take long."""
     page = (Path(__file__).parents[3] / "docs/claims.md").read_text(encoding="utf-8")
-    judged = {row["claim"]: f"**{row['verdict']}**" for row in VERDICTS}
+    labels = {row["claim"]: f"**{row['verdict']}**" for row in VERDICTS}
     for claim in CLAIMS.values():
-        cells = (claim.where, claim.statement, judged[claim.id], claim.instead)
+        own = "" if claim.rule in USUAL.values() else f" {claim.rule}"
+        judging = claim.statistic + own
+        cells = (claim.where, claim.statement, judging, labels[claim.id], claim.instead)
         row = " | ".join(cell.replace("|", r"\|") for cell in cells)
         assert f"| {row} |" in page and claim.practice in page, claim.id
 

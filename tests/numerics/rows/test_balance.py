@@ -51,6 +51,23 @@ def test_rows_that_defeat_one_step(name: str) -> None:
 
 
 @settings(max_examples=60)
+@given(families, seeds, st.integers(2, 12), st.sampled_from(FLOATS))
+def test_below_eight_ninths_one_key_holds_more_than_half(
+    family: str, seed: int, K: int, dtype: torch.dtype
+) -> None:
+    """And its weight alone gives θ; three equal keys attain 8/9."""
+    p = drawn(family, seed, (4, K)).to(dtype)
+    found, wide = balance(p), p.double() / p.double().sum(-1, keepdim=True)
+    room = error_budget(dtype, ops=K) + BUDGET
+    top = wide.amax(-1)
+    least = torch.where(top > 0.5, 4 * top * (1 - top), 8 / 9)
+    assert (found.lower.double() >= least - room).all()
+    assert (found.upper.double() <= torch.where(top > 0.5, least, 1.0) + room).all()
+    thirds = torch.full((3,), 1 / 3, dtype=dtype)
+    assert float(balance(thirds).upper) == pytest.approx(8 / 9, abs=1e-2)
+
+
+@settings(max_examples=60)
 @given(families, seeds, st.integers(2, 12), st.sampled_from([0.5, 1.0, 3.0]))
 def test_is_the_jacobian_norm_from_infinity_to_one(
     family: str, seed: int, K: int, temperature: float

@@ -13,7 +13,7 @@ from equipoise.remedies.epsilon import Bgss, NormState, noise_rule, published_ru
 from equipoise.theory import baek_v1 as v1
 from equipoise.theory import baek_v2 as v2
 from equipoise.theory.softmax_norms import softmax_jacobian_norm
-from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found
+from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found, judged
 
 
 @BAEK_V1.claim("‖J‖₂ by power iteration", kind="heuristic")
@@ -37,8 +37,11 @@ def power_iterations_read_low() -> Found:
         "v2, least estimate ÷ exact": float(second.min()),
         "v2, 5th percentile": float(second.quantile(0.05)),
     }
-    both = max(float(first.min()), float(second.min()))
-    return "refuted" if both < 0.9 else "holds", evidence
+    parts = {
+        "v1, every row within 10 %": float(first.min()) > 0.9,
+        "v2, every row within 10 %": float(second.min()) > 0.9,
+    }
+    return judged(parts, evidence)
 
 
 @BAEK_V1.claim("κ_softmax", kind="definition")
@@ -54,10 +57,15 @@ def kappa_softmax_sees_a_common_offset() -> Found:
     for offset in (0.0, 100.0, 1000.0):
         s = torch.tensor([offset, offset + 1], dtype=torch.float64)
         p = s.softmax(-1)
-        kappa = softmax_jacobian_norm(p) * s.norm() / p.norm()
-        evidence[f"κ, offset {offset:g}"] = float(kappa)
-    grown = evidence["κ, offset 1000"] / evidence["κ, offset 0"]
-    return "corrected" if grown > 100 else "holds", evidence
+        for what, z in (("", s), (", maximum subtracted", s - s.max())):
+            kappa = softmax_jacobian_norm(p) * z.norm() / p.norm()
+            evidence[f"κ, offset {offset:g}{what}"] = float(kappa)
+    alike = [
+        evidence[f"κ, offset 1000{what}"] / evidence[f"κ, offset 0{what}"]
+        for what in ("", ", maximum subtracted")
+    ]
+    parts = {"one row has one κ": abs(alike[0] - 1) < 0.01}
+    return judged(parts, evidence, instead=abs(alike[1] - 1) < 1e-9)
 
 
 @BAEK_V1.claim("ε_mach, v1 against v2", kind="definition")
@@ -70,12 +78,13 @@ def two_roundoffs() -> Found:
     the unit roundoff and print which.
     """
     ratios = [f.spacing / f.unit_roundoff for f in FORMATS.values()]
-    same, twice = set(ratios) == {1.0}, set(ratios) == {2.0}
-    return "corrected" if twice else "holds" if same else "refuted", {
+    numbers = {
         "formats": float(len(ratios)),
         "smallest v1 ÷ v2": min(ratios),
         "largest v1 ÷ v2": max(ratios),
     }
+    parts = {"one ε_mach": set(ratios) == {1.0}}
+    return judged(parts, numbers, instead=set(ratios) == {2.0})
 
 
 @BAEK_V1.claim("κ_score", kind="definition")
@@ -94,13 +103,16 @@ def score_ratio_is_at_least_one() -> Found:
     norms = [torch.linalg.matrix_norm(m, ord=2) for m in (q, k, q @ k.mT)]
     exact = norms[0] * norms[1] / norms[2]
     read = min(float(v1.kappa_score(q[i], k[i], generator=rng)) for i in range(40))
-    if float(exact.min()) < 1 - 1e-12 or float(exact[20:].min()) < 10:
-        return "refuted", {"smallest exact κ_score": float(exact.min())}
-    return "holds with a caveat" if read < 1 else "holds", {
+    numbers = {
         "smallest exact κ_score": float(exact.min()),
         "smallest where Q and K are nearly orthogonal": float(exact[20:].min()),
         "smallest as v1 reads it": read,
     }
+    parts = {
+        "at least 1": float(exact.min()) >= 1 - 1e-12,
+        "large where Q and K cancel": float(exact[20:].min()) > 10,
+    }
+    return judged(parts, numbers, caveat=read < 1)
 
 
 @BAEK_V2.claim("χ_score", kind="definition")
@@ -120,9 +132,10 @@ def score_term_is_a_product() -> Found:
         score = q.norm() * k.norm() / (math.sqrt(8) * found.s)
         product = found.kappa_softmax * score
         worst = max(worst, abs(float(found.chi_score / product) - 1))
-    return "corrected" if worst < 1e-12 else "holds", {
-        "largest relative difference": worst
-    }
+    same = worst < 1e-12
+    numbers = {"largest relative difference": worst}
+    parts = {"it is not κ_softmax·κ_score": not same}
+    return judged(parts, numbers, instead=same)
 
 
 @BAEK_V2.claim("LN magnitude, per token", kind="lemma")
@@ -139,12 +152,12 @@ def norm_coefficient_is_loose() -> Found:
     J = torch.func.vmap(torch.func.jacrev(lambda row: _layer_norm(row, eps)))(x)
     v = x.var(-1, correction=0)
     ratio = (eps + 2 * v) / (v + eps) ** 1.5 / torch.linalg.matrix_norm(J, ord=2)
-    if float(ratio.min()) < 1 - 1e-9:
-        return "refuted", {"smallest coefficient ÷ gain": float(ratio.min())}
-    return "holds with a caveat" if float(ratio.max()) > 1.5 else "holds", {
+    numbers = {
         "smallest coefficient ÷ gain": float(ratio.min()),
         "largest coefficient ÷ gain": float(ratio.max()),
     }
+    parts = {"no gain exceeds it": float(ratio.min()) >= 1 - 1e-9}
+    return judged(parts, numbers, caveat=float(ratio.max()) > 1.5)
 
 
 @BAEK_V2.claim("E1", kind="experiment")
@@ -168,8 +181,11 @@ def analytic_checks() -> Found:
     within = all(s <= t * (1 + 1e-12) for t, s in zip(*residual, strict=True))
     evidence["residual: bound respected"] = float(within)
     evidence["LayerNorm: σ²/ε at ε = 1e-6 … 3e-2"] = 1.25e-6 / 3e-2
-    follows = min(v for k, v in evidence.items() if k.endswith(("Pearson", "Spearman")))
-    return "holds" if follows >= 0.9 else "refuted", evidence
+    parts = {
+        name: min(evidence[f"{name}: {r}"] for r in ("Pearson", "Spearman")) >= 0.9
+        for name in ("attention", "LayerNorm", "residual")
+    }
+    return judged(parts, evidence)
 
 
 def _attention_pairs() -> tuple[list[float], list[float]]:
@@ -240,13 +256,14 @@ def intervention_never_fires() -> Found:
     usual = max(growth[v] for v in variances if v >= USUAL_VARIANCE)
     finest = max(fired(10 ** (-8 + 4.2 * i / 400)) for i in range(400))
     noisy = NormState(variance=1e-6, power=1.0, width=128, eps=1e-5)
-    return "refuted" if usual == 1.0 else "holds", {
+    numbers = {
         "largest σ² at which it can fire": 1e-5 / (128 * HALF.spacing),
         "largest change of ε for σ² ≥ 0.01": usual,
         "largest change of ε for any σ²": finest,
         "the cap, as a change of ε": 1e-2 / 1e-5,
         "noise rule, mean 1 and σ² = 1e-6": noise_rule(noisy, HALF) / 1e-5,
     }
+    return judged({"it changes ε": usual != 1.0}, numbers)
 
 
 @BAEK_V2.claim("BGSS, budget", kind="heuristic")
@@ -262,11 +279,12 @@ def cap_never_binds() -> Found:
     for step in range(1000):
         controller.step(step, total_risk=1.0, scores=[1.0])
     reached, cap = controller.eps[0], 1e-2
-    return "holds" if reached >= cap else "corrected", {
+    numbers = {
         "actions": float(controller.actions[0]),
         "largest ε": reached,
         "the cap": cap,
     }
+    return judged({"the cap is reached": reached >= cap}, numbers)
 
 
 @BAEK_V2.claim("E5, onset events", kind="experiment")
@@ -277,6 +295,8 @@ def events_of_three_seeds() -> Found:
 
     Claim: BGSS has fewer onsets than the same budget spent at random.
 
+    Rule: One-sided p of the printed counts below 0.05; otherwise undecided.
+
     Instead: 32 of 67 is what a coin gives. What 4 chances in 5 of seeing so small a
     difference would take is in the evidence.
     """
@@ -284,11 +304,12 @@ def events_of_three_seeds() -> Found:
     total, share = ours + other, ours / (ours + other)
     p = sum(math.comb(total, n) for n in range(ours + 1)) / 2**total
     needed = ((1.6449 + 0.8416) / 2 / (0.5 - share)) ** 2
-    return "holds" if p < 0.05 else "not checkable here", {
+    numbers = {
         "p, one-sided": p,
         "events that would decide it": needed,
         "events there are": float(total),
     }
+    return judged({"fewer than with chance": p < 0.05 or None}, numbers)
 
 
 @BAEK_V2.claim("BGSS", kind="experiment")
@@ -300,6 +321,9 @@ def bgss_moves_little() -> Found:
 
     Claim: Raising ε of risky layers cuts the worst mismatch by 63 %.
 
+    Rule: True if ε alone can do it at usual variances; otherwise undecided, because
+    only the authors' runs could tell what else did.
+
     Instead: The budget moves a norm of unit variance by under 0.1 %. The effect needs ≥
     10 paired seeds, a do-nothing arm, and the same windows in each arm.
     """
@@ -309,9 +333,11 @@ def bgss_moves_little() -> Found:
     eps = controller.eps[0]
     change, kept = 0.5 * (eps - 1e-5) / (1 + eps), (1 - 0.63) ** 2
     reach = (kept * eps - 1e-5) / (1 - kept)
-    return "holds" if reach >= USUAL_VARIANCE else "not checkable here", {
+    numbers = {
         "actions": float(controller.actions[0]),
         "final ε": eps,
         "relative change of the norm's output at σ² = 1": change,
         "largest σ² at which ε alone cuts an error by 63 %": reach,
+        "least σ² of tokens before a norm, in trained networks": USUAL_VARIANCE,
     }
+    return judged({"ε alone can do it": reach >= USUAL_VARIANCE or None}, numbers)

@@ -10,7 +10,7 @@ from equipoise.numerics.fragility import head_error, norm_condition
 from equipoise.numerics.rounding import rounded
 from equipoise.theory import baek_v1 as v1
 from equipoise.theory import baek_v2 as v2
-from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found
+from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found, judged
 from equipoise_lab.theory.fragility_bounds import conditions
 
 HALF = FORMATS["fp16"]
@@ -58,12 +58,14 @@ def not_unitless() -> Found:
         ours = head_error((q, k, v * c), w / c, format=HALF)
         evidence[f"ours, c = {c:g}"] = float(ours.relative)
     first, last = (evidence[f"v1 κ(V)‖W_O‖₂, c = {c}"] for c in (1, 8))
-    return "refuted" if last < first / 4 else "holds", evidence
+    own = [evidence[f"ours, c = {c}"] for c in (1, 8)]
+    parts = {"one network reads one number": abs(last / first - 1) < 0.01}
+    return judged(parts, evidence, instead=abs(own[1] / own[0] - 1) < 1e-4)
 
 
 @BAEK_V1.claim("κ_softmax, aggregated", kind="definition")
 def row_maximum_is_no_bound() -> Found:
-    """Rows with s ≈ 0 have κ ≈ 0 and saturated rows J ≈ 0: the maximum sees neither.
+    """The factor, the matrix form and the measured error: one flat and one sure row.
 
     Claim: max over rows of ‖J(p)‖‖s‖/‖p‖, times 1+κ_score, bounds ‖ΔP‖/(u‖P‖).
 
@@ -81,11 +83,13 @@ def row_maximum_is_no_bound() -> Found:
     matrix = conditions((q, k, k), torch.eye(k.shape[1], dtype=torch.float64))
     factor = float(matrix.softmax * (1 + 2 * matrix.score))
     needed = moved / HALF.unit_roundoff
-    return "refuted" if row * (1 + score) < needed else "holds", {
+    numbers = {
         "row maximum × (1 + κ_score)": row * (1 + score),
         "measured ‖ΔP‖/(u‖P‖)": needed,
         "matrix form": factor,
     }
+    parts = {"it bounds what was measured": needed <= row * (1 + score)}
+    return judged(parts, numbers, instead=needed <= factor)
 
 
 def _blind_rows() -> tuple[Tensor, Tensor]:
@@ -97,7 +101,7 @@ def _blind_rows() -> tuple[Tensor, Tensor]:
 
 @BAEK_V1.claim("κ(V)", kind="definition")
 def value_condition_misleads() -> Found:
-    """κ(V) against what V really does to rounding: wrong both ways.
+    """κ(V) beside ‖P‖‖V‖₂/‖PV‖, for a centred V and for one with a thin column.
 
     Claim: The condition number of V says how much PV amplifies errors of P.
 
@@ -119,7 +123,13 @@ def value_condition_misleads() -> Found:
         evidence[f"κ_val, {name}"] = float(true)
     blind = evidence["κ_val, centred"] > 1e6 * evidence["κ(V), centred"]
     alarmed = evidence["κ(V), thin column"] > 1e3 * evidence["κ_val, thin column"]
-    return "refuted" if blind and alarmed else "holds", evidence
+    return judged(
+        {
+            "low where V is centred": not blind,
+            "high only where it matters": not alarmed,
+        },
+        evidence,
+    )
 
 
 @BAEK_V1.claim("κ_eff, from the released code", kind="definition")
@@ -136,16 +146,15 @@ def weight_condition_misleads() -> Found:
     exact, found = x @ w, rounded(x, HALF) @ rounded(w, HALF)
     amplified = float(torch.linalg.matrix_norm(w, ord=2) * x.norm() / exact.norm())
     error = _relative(found, exact) / HALF.unit_roundoff
-    return "refuted" if condition > 1e3 * max(amplified, error) else "holds", {
-        "κ(W)": condition,
-        "κ_lin": amplified,
-        "measured error ÷ u": error,
-    }
+    numbers = {"κ(W)": condition, "κ_lin": amplified, "measured error ÷ u": error}
+    parts = {"the error has its size": condition < 1e3 * error}
+    # Two roundings of the operands, each amplified by κ_lin at most.
+    return judged(parts, numbers, instead=error <= 2 * amplified)
 
 
 @BAEK_V1.claim("C_LN and ρ_LN, from the released code", kind="definition")
 def epsilon_does_not_set_the_error() -> Found:
-    """σ² = 1, D = 128: C_LN moves by 10⁴, what LayerNorm gets wrong does not.
+    """C_LN, ρ_LN and the measured error of LayerNorm at two ε, σ² = 1, D = 128.
 
     Claim: LayerNorm error grows with σ/√ε + σ²/ε; ρ_LN < 1 means ε dominates.
 
@@ -170,12 +179,12 @@ def epsilon_does_not_set_the_error() -> Found:
     change = (
         evidence["measured error, ε = 0.01"] / evidence["measured error, ε = 1e-06"]
     )
-    return "refuted" if abs(change - 1) < 0.1 else "holds", evidence
+    return judged({"the error moves with ε": abs(change - 1) > 0.1}, evidence)
 
 
 @BAEK_V2.claim("LN magnitude", kind="definition")
 def token_mean_variance_hides_small_tokens() -> Found:
-    """200 small tokens and 56 large ones: the mean variance is that of the large.
+    """The coefficient at the mean variance, and the largest gain of any token.
 
     Claim: (ε+2v)/(v+ε)^{3/2} with the mean token variance bounds the norm's gain.
 
@@ -186,10 +195,8 @@ def token_mean_variance_hides_small_tokens() -> Found:
     v = float(x.var(-1, correction=0).mean())
     published = (eps + 2 * v) / math.sqrt(v + eps) ** 3
     gain = float((1 / (x.var(-1, correction=0) + eps).sqrt()).max())
-    return "refuted" if published < gain else "holds", {
-        "published coefficient": published,
-        "largest true gain": gain,
-    }
+    numbers = {"published coefficient": published, "largest true gain": gain}
+    return judged({"no gain exceeds it": gain <= published}, numbers)
 
 
 @BAEK_V2.claim("transport surrogate", kind="heuristic")
@@ -207,13 +214,15 @@ def norm_ratio_is_no_transport() -> Found:
     slope = float(((beside - here) / step).abs().max())
     constant = float(torch.full_like(x, 5.0).norm() / torch.ones_like(x).norm())
     ratio = float(here.norm() / x.norm())
-    return "refuted" if constant > 1 and ratio < slope / 10 else "holds", {
+    parts = {"a constant branch": constant < 0.1, "a fast sine": ratio > slope / 10}
+    numbers = {
         "constant branch: surrogate": constant,
         "constant branch: true": 0.0,
         "sin(10³x)/10³: surrogate": ratio,
         "sin(10³x)/10³: true": slope,
         "v2 surrogate of both": v2.transport_surrogate((constant, 1), (ratio, 1)),
     }
+    return judged(parts, numbers)
 
 
 @BAEK_V1.claim("residual relaxation, as reconstructed", kind="definition")
@@ -228,17 +237,20 @@ def residual_does_not_relax() -> Found:
     moved = 1e-6
     relative = (moved / abs(x + f)) / (moved / abs(x))
     growth = {n: (1.1 / 0.9) ** n for n in (12, 48)}
-    return "refuted" if relative > 1.01 else "holds", {
+    numbers = {
         "claimed factor at ρ = 0": 1.0,
         "measured factor": relative,
+        "‖x‖/‖x + f(x)‖": abs(x / (x + f)),
         "(1+ρ)/(1-ρ) over 12 blocks, ρ = 0.1": growth[12],
         "over 48 blocks": growth[48],
     }
+    ours = math.isclose(relative, abs(x / (x + f)))
+    return judged({"at ρ = 0": relative <= 1.01}, numbers, instead=ours)
 
 
 @BAEK_V1.claim("forward mismatch", kind="experiment")
 def tf32_reference_understates() -> Found:
-    """fp16 against a TF32 reference: both keep 11 bits, and share their roundings.
+    """The error of an fp16 product against TF32 and against float64.
 
     Claim: A TF32-enabled fp32 run is the reference for fp16 mismatch.
 
@@ -248,9 +260,10 @@ def tf32_reference_understates() -> Found:
     exact = x @ w
     tf32 = rounded(x, FORMATS["tf32"]) @ rounded(w, FORMATS["tf32"])
     half = rounded(rounded(x, HALF) @ rounded(w, HALF), HALF)
-    low = _relative(half, tf32) < 0.9 * _relative(half, exact)
-    return "refuted" if low else "holds", {
+    numbers = {
         "fp16 against TF32": _relative(half, tf32),
         "fp16 against float64": _relative(half, exact),
         "TF32 against float64": _relative(tf32, exact),
     }
+    low = numbers["fp16 against TF32"] < 0.9 * numbers["fp16 against float64"]
+    return judged({"it shows the whole mismatch": not low}, numbers)

@@ -17,7 +17,7 @@ from equipoise.numerics.formats import FORMATS
 from equipoise.remedies.epsilon import Epsilon, epsilons
 from equipoise.theory.baek_v1 import kappa_value
 from equipoise.theory.baek_v2 import BlockV2, bgss_scores
-from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found
+from equipoise_lab.claims.result import BAEK_V1, BAEK_V2, Found, judged
 from equipoise_lab.models import GPT, GPTConfig
 from equipoise_lab.results.lead_lag import lead, precision_at_k, published_lead
 from equipoise_lab.studies.fragility.published import published_blocks
@@ -48,8 +48,11 @@ def risk_is_not_unitless() -> Found:
         evidence[f"measured error, c = {c:g}"] = Bench(model, ids).mismatch(storage)
         evidence[f"v2 risk, c = {c:g}"] = paper.v2_prediction(HALF)
         evidence[f"ours, c = {c:g}"] = predicted(model, ids, storage=storage).total
-    first, last = (evidence[f"v2 risk, c = {c}"] for c in (1, 256))
-    return "refuted" if last > 2 * first else "holds", evidence
+    risk, own = (
+        [evidence[f"{what}, c = {c}"] for c in (1, 256)] for what in ("v2 risk", "ours")
+    )
+    parts = {"one network reads one number": abs(risk[1] / risk[0] - 1) < 0.01}
+    return judged(parts, evidence, instead=abs(own[1] / own[0] - 1) < 0.01)
 
 
 def _scaled_copy(c: float) -> tuple[GPT, Tensor]:
@@ -86,14 +89,13 @@ def prediction_is_vacuous() -> Found:
     share = sum(block.kappa_eff for block in paper.v1) / total
     ours = predicted(model, ids, storage=storage).total / error
     theirs = paper.v1_prediction(HALF) / error
-    near = 1 / 1.5 < ours < 1.5
-    if not near:
-        return "refuted", {"predicted ÷ measured, ours": ours}
-    return "corrected" if theirs > 100 else "holds", {
+    numbers = {
         "predicted ÷ measured, published": theirs,
         "predicted ÷ measured, ours": ours,
         "share of κ_eff in the sum": share,
     }
+    parts = {"within a factor of 100": theirs < 100}
+    return judged(parts, numbers, instead=1 / 1.5 < ours < 1.5)
 
 
 @BAEK_V1.claim("ours, on the small-gain assumption", kind="heuristic")
@@ -114,7 +116,7 @@ def gain_is_not_small() -> Found:
 
     width, inner, hidden = 128, 256, 256
     rho = norm(width, inner) + norm(hidden, width) * norm(width, hidden)
-    return "refuted" if rho > 1 else "holds", {"ρ at the start": rho, "used": 0.9}
+    return judged({"ρ < 1": rho < 1}, {"ρ at the start": rho, "used": 0.9})
 
 
 @BAEK_V1.claim("ours, on the released code: non-finite numbers", kind="heuristic")
@@ -138,10 +140,11 @@ def zeros_hide_failures() -> Found:
         )
         for x in (v, broken)
     )
-    return "refuted" if after < before / 10 else "holds", {
+    numbers = {
         "κ(V) with a value of 1e4": before,
         "κ(V) after it overflows": after,
     }
+    return judged({"it is highest there": after >= before}, numbers)
 
 
 @BAEK_V2.claim("BGSS score", kind="heuristic")
@@ -165,7 +168,8 @@ def ranking_prefers_where_epsilon_acts_least() -> Found:
         # Six actions take ε to 1.73e-3.
         moved = 0.5 * (1.73e-3 - eps) / (variance + eps)
         evidence[f"what six actions change, {name}"] = moved
-    return "refuted" if scores["σ² = 1"] > scores["σ² = 0.01"] else "holds", evidence
+    first = scores["σ² = 0.01"] >= scores["σ² = 1"]
+    return judged({"first where ε changes more": first}, evidence)
 
 
 @BAEK_V2.claim("E3", kind="experiment")
@@ -175,6 +179,9 @@ def layer_ranks_need_a_null() -> Found:
     What two nulls explain decides nothing; beyond both, the number would stand.
 
     Claim: A mean Spearman of 0.362 over 12 layers: risk localises error.
+
+    Rule: True beyond 1.96 deviations of chance and beyond the layer index alone;
+    otherwise undecided.
 
     Instead: Windows share one layer order, so they are not independent: give the layer
     index its own row.
@@ -191,11 +198,12 @@ def layer_ranks_need_a_null() -> Found:
     ]
     spread, alone = float(np.std(chance)), float(np.mean(drifting))
     beyond = PUBLISHED_RANK > max(1.96 * spread, alone)
-    return "holds" if beyond else "not checkable here", {
+    numbers = {
         "standard deviation by chance, one window": spread,
         "0.362 in those": PUBLISHED_RANK / spread,
         "layer index alone, errors that drift with depth": alone,
     }
+    return judged({"beyond both nulls": beyond or None}, numbers)
 
 
 STEPS, PAIRS, OWN_PAIRS = 195, 12, 200
@@ -242,7 +250,7 @@ def independent_curves_pass() -> Found:
     exact = stats.binomtest(ours, OWN_PAIRS).proportion_ci(0.95, "exact")
     alarms = [precision_at_k(x, y) for x, y in pairs]
     passing = float(np.mean([found.p <= 0.002 for found in paper]))
-    return "refuted" if passing > 0.5 else "holds", {
+    numbers = {
         "independent pairs with p ≤ 0.002": passing,
         "their mean r": float(np.mean([found.r for found in paper])),
         "their mean Precision@K": float(np.mean([a.published for a in alarms])),
@@ -252,6 +260,8 @@ def independent_curves_pass() -> Found:
         "that share, from": float(exact.low),
         "that share, to": float(exact.high),
     }
+    parts = {"curves that have nothing in common do not pass": passing < 0.05}
+    return judged(parts, numbers, instead=exact.low <= 0.05 <= exact.high)
 
 
 @BAEK_V1.claim("Exp. 1, p of four points", kind="heuristic")
@@ -270,12 +280,14 @@ def four_points_have_no_small_p() -> Found:
     normal, student = (2 * float(law.sf(t)) for law in (stats.norm, stats.t(2)))
     orders = [np.corrcoef(x, p)[0, 1] for p in itertools.permutations(y)]
     exact = float(np.mean(np.abs(orders) >= r - 1e-12))
-    return "corrected" if normal < 0.001 < 1 / 24 <= min(student, exact) else "holds", {
+    numbers = {
         "r": r,
         "p, normal": normal,
         "p, Student's t": student,
         "p, all orders": exact,
     }
+    parts = {"as large as that of all orders": normal >= exact / 2}
+    return judged(parts, numbers, instead=min(student, exact) >= 1 / 24)
 
 
 @BAEK_V1.claim("Exp. 1", kind="experiment")
@@ -308,4 +320,4 @@ def collapse_is_the_format() -> Found:
         ),
     }
     null = min(r(noise * spacing), r(spacing))
-    return "refuted" if null > 0.95 else "holds", evidence
+    return judged({"a predictor of nothing does not": null < 0.5}, evidence)

@@ -17,6 +17,7 @@ from equipoise_lab.claims import (  # noqa: F401 - importing them registers thei
     emadi_appendix,
     emadi_depth,
     emadi_layers,
+    emadi_rows,
     exact_petrov_baek,
     measured_results,
     mudarisov_distance,

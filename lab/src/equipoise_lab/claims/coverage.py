@@ -19,6 +19,8 @@ class Section:
     """Checks of statements of ours about it."""
     why: str = ""
     """Why it has no check."""
+    left: str = ""
+    """What it says besides, and why no check judges that."""
 
 
 def sections() -> list[Section]:
@@ -35,6 +37,7 @@ def sections() -> list[Section]:
             checks=tuple(row.get("checks", ())),
             ours=tuple(row.get("ours", ())),
             why=row.get("why", ""),
+            left=row.get("left", ""),
         )
         for row in rows
     ]
@@ -48,5 +51,7 @@ def page_rows() -> list[str]:
     ]
     for one in sections():
         names = ", ".join((*one.checks, *(f"{name} (ours)" for name in one.ours)))
-        lines.append(f"| {one.section} | {one.says} | {names or one.why} |")
+        cell = names or one.why
+        besides = f"; not judged: {one.left}" if one.left else ""
+        lines.append(f"| {one.section} | {one.says} | {cell}{besides} |")
     return lines

@@ -47,7 +47,7 @@ def _normal(*shape: int, rng: torch.Generator) -> Tensor:
 def balanced_mass() -> Found:
     """θ against every sign vector on the autograd Jacobian: no formula in common.
 
-    Claim: ‖J‖ of softmax from ∞ to 1 is exactly θ(p)/τ.
+    Claim: For p = softmax(u/τ), τ > 0, ‖J‖ from ∞ to 1 is exactly θ(p)/τ.
 
     Instead: It is; random, peaked, tied and nearly uniform rows, three temperatures.
 
@@ -61,10 +61,8 @@ def balanced_mass() -> Found:
         theta = balance((z / tau).softmax(-1))
         error = (theta.lower - tau * brute_force(z, tau)).abs().max()
         worst = max(worst, float(error))
-    return "holds" if worst < ROUNDING else "refuted", {
-        "rows": 3.0 * len(z),
-        "largest |θ − τ‖J‖|": worst,
-    }
+    numbers = {"rows": 3.0 * len(z), "largest |θ − τ‖J‖|": worst}
+    return judged({"they are equal": worst < ROUNDING}, numbers)
 
 
 @EMADI.claim("Cor. 4.3(1), (2), (4)", kind="corollary")
@@ -90,10 +88,11 @@ def regimes() -> Found:
     share_K = (sizes / 2).floor() / sizes
     exact = 4 * share_K * (1 - share_K)
     error = float((balance(p).lower - exact).abs().max())
-    return "holds" if not wrong and error < ROUNDING else "refuted", {
+    numbers = {
         "sizes at which the closed forms differ": float(wrong),
         "largest error of the kernel": error,
     }
+    return judged({"every size": not wrong and error < ROUNDING}, numbers)
 
 
 @EMADI.claim("§4, θ beside entropy", kind="definition")
@@ -115,14 +114,19 @@ def theta_is_not_entropy() -> Found:
     peaked = _peak(low, (1 - low) / 255, 255)
     same_entropy = abs(_entropy(peaked) - _entropy(uniform))
     theta = [float(balance(p).lower) for p in (uniform, peaked, spread)]
-    differs = theta[0] - theta[1] > 0.01 and _entropy(spread) - _entropy(uniform) > 1
-    return "holds" if same_entropy < 1e-9 and differs else "refuted", {
+    parts = {
+        "one entropy, two θ": same_entropy < 1e-9 and theta[0] - theta[1] > 0.01,
+        "one θ, two entropies": _entropy(spread) - _entropy(uniform) > 1,
+    }
+    numbers = {
         "θ of (½, ½)": theta[0],
         "θ of a peaked row with the same entropy": theta[1],
         "θ of 64 equal keys": theta[2],
+        "difference of the two entropies": same_entropy,
         "entropy of (½, ½)": _entropy(uniform),
         "entropy of 64 equal keys": _entropy(spread),
     }
+    return judged(parts, numbers)
 
 
 def _peak(top: float, rest: float, keys: int) -> Tensor:
@@ -146,10 +150,8 @@ def mixing_does_not_expand() -> Found:
     x = _normal(200, 12, 16, rng=rng) * scale
     p = (_normal(200, 12, 12, rng=rng) * scale).softmax(-1)
     ratio = float((block_norm(p @ x) / block_norm(x)).max())
-    return "holds" if ratio <= 1 + ROUNDING else "refuted", {
-        "trials": 200.0,
-        "largest ‖PX‖/‖X‖": ratio,
-    }
+    numbers = {"trials": 200.0, "largest ‖PX‖/‖X‖": ratio}
+    return judged({"it never expands": ratio <= 1 + ROUNDING}, numbers)
 
 
 @EMADI.claim("Lemma 3.3", kind="lemma")
@@ -178,12 +180,13 @@ def norm_resets_magnitude() -> Found:
     with torch.no_grad():
         found = rms(layer_norm(x, (8,), eps=1e-5) * gamma + beta) / bound
     largest = max(float(found.max()), along)
-    return "holds" if largest <= 1 + ROUNDING else "refuted", {
+    numbers = {
         "γ = 1, β along x̂": along,
         "γ = β = 1": constant,
         "ascents": 64.0,
         "largest ‖LN(x)‖/(‖γ‖ + ‖β‖)": float(found.max()),
     }
+    return judged({"nothing exceeds it": largest <= 1 + ROUNDING}, numbers)
 
 
 @EMADI.claim("Lemma A.1", kind="lemma")
@@ -204,15 +207,14 @@ def norm_constant_is_true_and_empty() -> Found:
     bound, unit = 1 / math.sqrt(eps), norm[(scale[:, 0] - 1).abs().argmin()]
     valid = float((norm / bound).max()) <= 1 + ROUNDING
     error = float((norm / local - 1).abs().max())
-    empty = float(unit) < 0.1 * bound
-    if not valid or error > 1e-9:
-        return "refuted", {"the bound": bound, "largest ‖J‖": float(norm.max())}
-    return "holds with a caveat" if empty else "holds", {
+    numbers = {
         "the bound": bound,
         "largest ‖J‖": float(norm.max()),
         "‖J‖ at a token of about unit variance": float(unit),
         "largest relative error of 1/σ": error,
     }
+    parts = {"nothing exceeds it": valid and error < 1e-9}
+    return judged(parts, numbers, caveat=float(unit) < 0.1 * bound)
 
 
 def _heads(rng: torch.Generator, *, gain: float = 1.0) -> Heads:
@@ -226,7 +228,8 @@ def _heads(rng: torch.Generator, *, gain: float = 1.0) -> Heads:
 def attention_bound_is_loose() -> Found:
     """Thm 5.1 at the input, beside a dual bracket of the local constant.
 
-    Claim: L_MHA ≤ ‖W_O‖ Σ_h (‖W_V‖ + θ̃/τ·Φ_h).
+    Claim: L_MHA ≤ ‖W_O‖ Σ_h (‖W_V‖ + θ̃/τ·Φ_h), Φ_h = 2B̄²/√d_h·‖W_Q‖‖W_K‖‖W_V‖, B̄ the
+    length of the longest token and θ̃ the largest θ of a row.
 
     Rule: It holds if no ratio of bound to truth is below 1; with a caveat if one is
     above 10.
@@ -244,13 +247,12 @@ def attention_bound_is_loose() -> Found:
         heads, x = _heads(rng, gain=gain), _normal(16, 32, rng=rng)
         truth = float(dual_rows(attend(heads, x)).lower.max())
         looseness.append(emadi_local(heads, x).value / truth)
-    valid, loose = min(looseness) >= 1 - ROUNDING, max(looseness) > 10
-    if not valid:
-        return "refuted", {"smallest bound ÷ truth": min(looseness)}
-    return "holds with a caveat" if loose else "holds", {
+    numbers = {
         "smallest bound ÷ truth": min(looseness),
         "largest bound ÷ truth": max(looseness),
     }
+    parts = {"nothing exceeds it": min(looseness) >= 1 - ROUNDING}
+    return judged(parts, numbers, caveat=max(looseness) > 10)
 
 
 @EMADI.claim("§5, length-independence", kind="theorem")
@@ -276,13 +278,17 @@ def length_does_not_enter() -> Found:
         math.log(truths[-1] / truths[0]) / math.log(lengths[-1] / lengths[0]),
         math.log(ends[1] / ends[0]) / math.log(64),
     ]
-    holds = max(truths) <= bound and slopes[0] < 0.1 and abs(slopes[1] - 0.5) < 0.02
-    return "holds" if holds else "refuted", {
+    parts = {
+        "one bound covers every length": max(truths) <= bound and slopes[0] < 0.1,
+        "Frobenius grows like √L": abs(slopes[1] - 0.5) < 0.02,
+    }
+    numbers = {
         "block-∞ bound at every length": bound,
         **{f"measured, L = {n}": t for n, t in zip(lengths, truths, strict=True)},
         "exponent of what is measured over L": slopes[0],
         "exponent of the Frobenius bound over L": slopes[1],
     }
+    return judged(parts, numbers)
 
 
 @EMADI.claim("App. C.2 and C.3, one sublayer", kind="theorem")
@@ -315,12 +321,19 @@ def residual_forms() -> Found:
         gain = norm_local(layer_norm_gain(at, torch.ones(16).double(), eps=eps))
         ratios.append(float(true) / rule(bound, norm=gain).value)
     along = float((vmap(jacrev(norm))(x) @ torch.ones(16).double()).abs().max())
-    holds = max(ratios) <= 1 + ROUNDING and along < ROUNDING
-    return "holds" if holds else "refuted", {
-        "truth ÷ bound, pre-LN": ratios[0],
-        "truth ÷ bound, post-LN": ratios[1],
-        "largest |J_LN·1|": along,
+    parts = {
+        "pre-LN": ratios[0] <= 1 + ROUNDING,
+        "post-LN": ratios[1] <= 1 + ROUNDING,
+        "J_LN·1 = 0": along < ROUNDING,
     }
+    return judged(
+        parts,
+        {
+            "truth ÷ bound, pre-LN": ratios[0],
+            "truth ÷ bound, post-LN": ratios[1],
+            "largest |J_LN·1|": along,
+        },
+    )
 
 
 @EMADI.claim("Thms 6.1 and 6.2, arithmetic", kind="theorem")
@@ -339,10 +352,18 @@ def path_exponent() -> Found:
         abs(n * path_gain(n, maps=m) ** m - 1) for n in depths for m in (2, 3, 4)
     )
     fixed = [n * 0.5**4 for n in depths]
-    return "holds" if spread < ROUNDING and fixed[-1] > 1 else "refuted", {
-        "largest |N·β^m − 1|": spread,
-        "N·β⁴ at N = 128 for a constant β = ½": fixed[-1],
+    parts = {
+        "O(1) for β = N^(−1/m)": spread < ROUNDING,
+        "not for a constant β": fixed[-1] > 10 * fixed[0],
     }
+    return judged(
+        parts,
+        {
+            "largest |N·β^m − 1|": spread,
+            "N·β⁴ at N = 2 for a constant β = ½": fixed[0],
+            "N·β⁴ at N = 128 for a constant β = ½": fixed[-1],
+        },
+    )
 
 
 @EMADI.claim("Thm 6.1 and DeepNorm, two forms", kind="definition")
@@ -366,10 +387,13 @@ def deepnorm_forms_agree() -> Found:
         a = layer_norm(x + theirs.branch * f, (64,), eps=1e-12)
         b = layer_norm(original.skip * x + f, (64,), eps=1e-12)
         worst = max(worst, float((a - b).abs().max()))
-    return "holds with a caveat" if worst < 1e-9 else "refuted", {
+    original = deepnorm_original(24)
+    numbers = {
         "largest difference of the two forms": worst,
-        "gain of W_V and W_O at N = 24": deepnorm_original(24).gain,
+        "gain that belongs to it, on W_V and W_O, N = 24": original.gain,
     }
+    parts = {"the two are one layer": worst < 1e-9}
+    return judged(parts, numbers, caveat=original.gain < 1)
 
 
 @EMADI.claim("Table 1, 51.45 and 61.15", kind="experiment")

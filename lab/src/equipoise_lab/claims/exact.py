@@ -122,6 +122,24 @@ def finite_steps_of_saturated_rows(small: Number, radius: int) -> Sides:
     return mp(theta([1 - small, small])) * radius, moved
 
 
+@counterexample("emadi2026", (4, 4, 1, 1), harmless=((5, 5),))
+def peaked_bound_is_tight_below_half(tenths: Sequence[int]) -> Sides:
+    """4κ(1 − κ), said to be attained, beside θ of a row with a part of ½."""
+    row = [Q(n, 10) for n in tenths]
+    kappa = 1 - max(row)
+    return 4 * kappa * (1 - kappa), theta(row)
+
+
+@counterexample("emadi2026", Q(-1), harmless=(Q(0),))
+def identity_can_be_cancelled(gain: Q) -> Sides:
+    """Ten times ‖(I + gain·J_LN)v‖² beside ‖v‖², at x = (1, −1, 1, −1), σ = 1."""
+    x, v = (Q(1), Q(-1), Q(1), Q(-1)), (Q(1), Q(1), Q(-1), Q(-1))
+    along = sum(a * b for a, b in zip(x, v, strict=True)) / 4
+    mean = sum(v) / 4
+    moved = [a + gain * (a - mean - b * along) for a, b in zip(v, x, strict=True)]
+    return 100 * sum(a * a for a in moved), sum(a * a for a in v)
+
+
 @counterexample("emadi2026", 3, harmless=(Q(1, 2),))
 def tightness_step_fails(S: Number) -> Sides:
     """exp(NS − NS²/2) at N = 100 is at least that at N = 10."""

@@ -30,12 +30,10 @@ from equipoise_lab.claims.rules import Parts, above, below, within
 from equipoise_lab.results.evidence import Evidence
 from equipoise_lab.results.statistics import PairedDifference, paired, power_law
 
-ONE_MODEL = {"models": 1.0}
-
 
 def _of_one_model(parts: Parts, **numbers: float) -> Found:
     named = {name.replace("_", " "): value for name, value in numbers.items()}
-    return judged_pattern(parts, named | ONE_MODEL, models=1)
+    return judged_pattern(parts, named, interval=False)
 
 
 @judged_by("theorem", EMADI, "Fig. 3")

@@ -8,7 +8,7 @@ from equipoise_lab.claims.catalogue import RELIABLE, counts, summary
 from equipoise_lab.claims.coverage import page_rows
 from equipoise_lab.claims.exact import BY_HAND
 from equipoise_lab.claims.result import EMADI, PAPERS, VERDICTS, ClaimResult
-from equipoise_lab.claims.rules import ClaimVerdict
+from equipoise_lab.claims.rules import USUAL, ClaimVerdict
 
 _BODY = """
 <h2>What a practitioner can rely on</h2>
@@ -57,6 +57,16 @@ INCOMPLETE = (
     "pattern not reproduced says what happens there, not that the paper's own runs "
     "were wrong."
 )
+LABELS = (
+    "Every part true: *holds*, or *holds with a caveat* where the check found the "
+    "limitation it names. Some true and some false: *partly*. None true: *corrected* "
+    "where what we state in its place was checked and held, otherwise *refuted*. "
+    "Something open and nothing false: *undecided*. Patterns of experiments are "
+    "*reproduced*, *partly* or *not reproduced* by the same rule; what has no interval "
+    "(one model, a median over seeds) is at most *partly* a pattern. Every run of a "
+    "check derives its label again from the parts in its evidence, and fails if "
+    "another was returned. Where *how it is judged* names no rule, it is the usual one:"
+)
 ADVICE: dict[str, tuple[ClaimVerdict, ...]] = {
     "It holds": RELIABLE,
     "Use it as corrected": ("corrected",),
@@ -93,8 +103,9 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         "# Claims of the four papers",
         "",
         f"{summary(results)}. `equipoise claims` checks all of them again; `--evidence`"
-        " prints the numbers, `--json` and `--html` keep them. A verdict is what its"
-        f" check returned; statements are in our words. {INCOMPLETE}",
+        " prints the numbers, `--json` and `--html` keep them. A statement, in our"
+        " words, is taken apart into parts, each true, false or undecided; the label "
+        f"follows from them ([how](#how-a-label-follows)). {INCOMPLETE}",
         "",
         _confirmed(results),
         "",
@@ -105,6 +116,7 @@ def markdown(results: Sequence[ClaimResult]) -> str:
         lines += [f"### {heading}", ""]
         lines += [f"- {one.practice} ({one.id}: {one.verdict})" for one in group]
         lines.append("")
+    lines += ["## How a label follows", "", LABELS, "", *_usual(), ""]
     for paper in PAPERS:
         own = [result for result in results if result.paper == paper.key]
         if own:
@@ -112,6 +124,13 @@ def markdown(results: Sequence[ClaimResult]) -> str:
     if any(result.paper == EMADI.key for result in results):
         lines += ["## The main paper, section by section", "", *page_rows(), ""]
     return "\n".join(lines)
+
+
+def _usual() -> list[str]:
+    return [
+        f"- {what}: {rule[0].lower()}{rule[1:]}"
+        for what, rule in (("statements", USUAL[False]), ("experiments", USUAL[True]))
+    ]
 
 
 def _practical(results: Sequence[ClaimResult]) -> dict[str, list[ClaimResult]]:
@@ -136,8 +155,15 @@ def _rows(results: Sequence[ClaimResult]) -> list[str]:
     order = {verdict: number for number, verdict in enumerate(VERDICTS)}
     ranked = sorted(results, key=lambda one: order[one.verdict])
     cells = (
-        (one.where, one.statement, f"**{one.verdict}**", one.instead) for one in ranked
+        (one.where, one.statement, _judging(one), f"**{one.verdict}**", one.instead)
+        for one in ranked
     )
     rows = [" | ".join(c.replace("|", r"\|") for c in row) for row in cells]
-    head = "| where | what is claimed | verdict | what is true |"
-    return [head, "|---|---|---|---|", *(f"| {row} |" for row in rows)]
+    head = "| where | what is claimed | how it is judged | verdict | what is true |"
+    return [head, "|---|---|---|---|---|", *(f"| {row} |" for row in rows)]
+
+
+def _judging(one: ClaimResult) -> str:
+    """Return the statistic, and the rule where it is not the usual one."""
+    own = one.rule not in USUAL.values()
+    return f"{one.statistic} {one.rule}" if own else one.statistic

@@ -8,7 +8,7 @@ from torch import Tensor
 from equipoise.theory.curvature.norm import norm_curvature_unfolded
 from equipoise.theory.lipschitz.heads import Heads
 from equipoise_lab.claims.petrov_attention import sharp_layer
-from equipoise_lab.claims.result import PETROV, Found, judged_pattern
+from equipoise_lab.claims.result import PETROV, Found, judged, judged_pattern
 from equipoise_lab.theory.curvature import petrov
 from equipoise_lab.theory.curvature.block_bounds import (
     PostNormBlock,
@@ -50,11 +50,9 @@ def block_bound_is_exceeded() -> Found:
     # The residual is zero, so the KK block of the Hessian is Gauss–Newton's.
     truth = 2 / layer.x_LD.numel() * two(jacobian) ** 2
     claimed, ours = petrov.petrov_block_bound(block), _ours(block)
-    return "refuted" if truth > claimed else "holds", {
-        "claimed": claimed,
-        "norm of the KK block": truth,
-        "ours": ours,
-    }
+    numbers = {"claimed": claimed, "norm of the KK block": truth, "ours": ours}
+    parts = {"the KK block is within it": truth <= claimed}
+    return judged(parts, numbers, instead=truth <= ours)
 
 
 @PETROV.claim("last appendix, norm lemma", kind="lemma")
@@ -73,12 +71,15 @@ def norm_lemma_needs_the_deviation() -> Found:
     def first(sigma: float) -> float:
         return 1 / sigma + norm**2 / (math.sqrt(n) * sigma**3)
 
-    return "refuted" if truth > first(norm) else "holds", {
+    numbers = {
         "claimed": first(norm),
         "norm of the Jacobian": truth,
+        "1/s": 1 / std,
         "claimed with the standard deviation": first(std),
         "norm of the second derivative": whole,
     }
+    parts = {"the Jacobian is within it": truth <= first(norm)}
+    return judged(parts, numbers, instead=math.isclose(truth, 1 / std))
 
 
 @PETROV.claim("ours, on summaries of the paper", kind="definition")
@@ -97,16 +98,18 @@ def deviation_is_not_a_singular_value() -> Found:
     values = float(torch.linalg.svdvals(x).min())
     deviation = float(x.std(correction=0))
     read = 1 / values + float(x.norm()) ** 2 / (math.sqrt(3) * values**3)
-    return "refuted" if truth > read else "holds", {
+    numbers = {
         "claimed with the singular value": read,
         "norm of the Jacobian": truth,
         "1 ÷ the deviation": 1 / deviation,
     }
+    parts = {"the Jacobian is within it": truth <= read}
+    return judged(parts, numbers, instead=truth <= 1 / deviation + 1e-9)
 
 
 @PETROV.claim("last appendix, norm lemma", kind="lemma")
 def norm_lemma_has_a_term_of_wrong_degree() -> Found:
-    """The middle term of the lemma's ‖H‖ has degree −1 in x, LayerNorm's degree −2.
+    """How the second derivative, and the lemma's middle term, fall as x grows by 100.
 
     Claim: ‖X‖²/(√n σ³) is a term of the second derivative of LayerNorm.
 
@@ -120,15 +123,18 @@ def norm_lemma_has_a_term_of_wrong_degree() -> Found:
         float(y.norm()) ** 2 / (4 * float(y.std(correction=0)) ** 3)
         for y in (x, 100 * x)
     ]
-    return "refuted" if middle[0] / middle[1] < 1e3 < small / large else "holds", {
-        "fall of the second derivative from c = 1 to 100": small / large,
-        "fall of the middle term": middle[0] / middle[1],
+    fall, theirs = small / large, middle[0] / middle[1]
+    numbers = {
+        "fall of the second derivative (degree −2: 10,000)": fall,
+        "fall of the middle term": theirs,
     }
+    parts = {"both are of one degree": abs(theirs / fall - 1) < 0.01}
+    return judged(parts, numbers, instead=abs(fall / 1e4 - 1) < 1e-6)
 
 
 @PETROV.claim("proof of Thm 3", kind="theorem")
 def scale_derivative_lacks_a_root() -> Found:
-    """The proof of Theorem 3 prints ∂σ/∂x without 1/√d.
+    """∂σ/∂x as printed, over autograd's, at d = 4; and the size of ∂(P ⊗ I)/∂X.
 
     Claim: ∂D/∂X = E diag((M∘M 1)^½)⁻¹ (I ⊗ 1ᵀ) diag(vec M) G.
 
@@ -138,16 +144,19 @@ def scale_derivative_lacks_a_root() -> Found:
     truth = torch.func.grad(lambda y: y.std(correction=0))(x)
     m = x - x.mean()
     printed = m / m.norm()
-    return "corrected" if two((printed - 2 * truth)[None]) < 1e-12 else "refuted", {
+    numbers = {
         "printed over true at d = 4": float(printed.norm() / truth.norm()),
         "entries of ∂(P ⊗ I_L)/∂X rows at L = 3, d = 4": float((3 * 3) ** 2),
         "entries it must have": float((3 * 4) ** 2),
     }
+    parts = {"as printed": two((printed - truth)[None]) < 1e-12}
+    ours = two((printed / math.sqrt(4) - truth)[None]) < 1e-12
+    return judged(parts, numbers, instead=ours)
 
 
 @PETROV.claim("appendix, ‖ξ_21‖", kind="definition")
 def mixed_block_does_not_vanish_with_w2() -> Found:
-    """‖ξ_21‖ ≤ √d_ff‖W_2‖ at W_2 = 0.
+    """‖ξ_21‖ at W_2 = 0, where the bound is 0.
 
     Claim: ‖∂²S/∂W_2∂W_1‖ ≤ √d_ff‖W_2‖.
 
@@ -162,15 +171,13 @@ def mixed_block_does_not_vanish_with_w2() -> Found:
     whole = torch.cat(
         [feedforward_hessian(net, y, g).dense()[12:32, 32:] for g in cotangents]
     )
-    return "refuted" if two(whole) > 0 else "holds", {
-        "claimed at W_2 = 0": 0.0,
-        "norm": two(whole),
-    }
+    numbers = {"claimed at W_2 = 0": 0.0, "norm": two(whole)}
+    return judged({"it vanishes with W_2": two(whole) < 1e-12}, numbers)
 
 
 @PETROV.claim("Thm 5", kind="theorem")
 def blocks_are_not_each_others_equals() -> Found:
-    """“H^(i,j) = H^(j,i)” for unfolded second derivatives (n·d·p_i × p_j).
+    """Shapes of the unfolded second derivatives (n·d·p_i × p_j) in both orders.
 
     Claim: Second derivatives by W_i, W_j and by W_j, W_i are the same matrix.
 
@@ -178,15 +185,16 @@ def blocks_are_not_each_others_equals() -> Found:
     """
     outputs, w_1, w_2 = 3 * 4, 4 * 5, 5 * 4 + 1
     shapes = (outputs * w_1, w_2), (outputs * w_2, w_1)
-    return "refuted" if shapes[0] != shapes[1] else "holds", {
+    numbers = {
         "rows of (i, j)": float(shapes[0][0]),
         "rows of (j, i)": float(shapes[1][0]),
     }
+    return judged({"they have one shape": shapes[0] == shapes[1]}, numbers)
 
 
 @PETROV.claim("§ experiments, against Lemma 1", kind="lemma")
 def activation_of_the_experiments_bends() -> Found:
-    """The theory has ReLU (∂²S/∂W_1² = 0), the experiments GELU.
+    """Norm of the (W_1, W_1) block of one random net, with ReLU and with GELU.
 
     Claim: Formulas derived for ReLU describe the networks measured.
 
@@ -202,10 +210,12 @@ def activation_of_the_experiments_bends() -> Found:
         )
         for name in ("relu", "gelu")
     }
-    return "refuted" if norms["gelu"]["in_in"] > 0 else "holds", {
+    numbers = {
         "norm of (W_1, W_1) with ReLU": norms["relu"]["in_in"],
         "norm of (W_1, W_1) with GELU": norms["gelu"]["in_in"],
     }
+    parts = {"(W_1, W_1) vanishes with GELU too": norms["gelu"]["in_in"] < 1e-12}
+    return judged(parts, numbers)
 
 
 def _sharp_block() -> petrov.PetrovBlock:
@@ -265,15 +275,13 @@ def taylor_needs_a_remainder() -> Found:
     values_at_minimum = float(zero**4)
     bound = (2 * values_at_minimum + float(bend.abs().max())) / 2
     truth = float(difference(one))
-    return "refuted" if truth > bound else "holds", {
-        "bound at k = 1, w = 1": bound,
-        "difference": truth,
-    }
+    numbers = {"bound at k = 1, w = 1": bound, "difference": truth}
+    return judged({"the difference is within it": truth <= bound}, numbers)
 
 
 @PETROV.claim("Fig 6", kind="experiment")
 def slope_of_running_means() -> Found:
-    """Fig 6 draws |L_{k+1} − L_k| at w*, where the Hessian term is zero.
+    """The slope of |L_{k+1} − L_k| for means of uniform random numbers.
 
     Claim: A slope of −1 of |L_{k+1} − L_k| confirms the curvature bound.
 
@@ -292,15 +300,16 @@ def slope_of_running_means() -> Found:
         slopes.append(_slope(k[: len(steps)].log(), steps.log()))
     mean = sum(slopes) / draws
     spread = math.sqrt(sum((s - mean) ** 2 for s in slopes) / (draws - 1) / draws)
-    return "refuted" if abs(mean + 1) < 3 * spread + 0.01 else "holds", {
-        "slope of uniform random numbers": mean,
-        "standard error": spread,
+    numbers = {"slope of uniform random numbers": mean, "standard error": spread}
+    parts = {
+        "numbers without curvature have another": abs(mean + 1) > 3 * spread + 0.01
     }
+    return judged(parts, numbers)
 
 
 @PETROV.claim("Fig 12, Assumption 1", kind="experiment")
 def gradient_sums_stall_in_bfloat16() -> Found:
-    """Fig 12 sums gradients in bf16: a running sum stops growing, its mean decays.
+    """The mean of 4096 equal numbers from a running sum in bf16, as Fig 12 sums.
 
     Claim: The norm of the mean gradient falls as samples are added.
 

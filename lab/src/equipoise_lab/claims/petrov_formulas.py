@@ -14,7 +14,7 @@ from torch.autograd.functional import hessian
 from torch.func import jacfwd, jacrev
 
 from equipoise_lab.claims.petrov_attention import sharp_layer
-from equipoise_lab.claims.result import PETROV, Found
+from equipoise_lab.claims.result import PETROV, Found, judged
 from equipoise_lab.theory.curvature.petrov import (
     PetrovLayer,
     layer_norm,
@@ -49,6 +49,10 @@ def _off(printed: Tensor, truth: Tensor) -> float:
     return float((printed.reshape(truth.shape) - truth).abs().max() / truth.abs().max())
 
 
+def _as_printed(error: float) -> Found:
+    return judged({"as printed": error < EXACT}, {"largest relative error": error})
+
+
 @PETROV.claim("Thm 2", kind="theorem")
 def layer_norm_jacobian() -> Found:
     """The Jacobian of LayerNorm as printed, on three rows of five.
@@ -63,7 +67,7 @@ def layer_norm_jacobian() -> Found:
     P, M, G = _norm_parts(x)
     printed = kron(P, _eye(d)) @ G + kron(_eye(L), M.mT) @ _scale_slope(x)
     error = _off(printed, jacrev(layer_norm)(x).reshape(L * d, L * d))
-    return "holds" if error < EXACT else "refuted", {"largest relative error": error}
+    return _as_printed(error)
 
 
 def _norm_parts(x_LD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,8 +120,7 @@ def layer_norm_hessian() -> Found:
         + kron(_eye(size), slope.mT) @ moved(2)
     )
     truth = jacfwd(jacrev(layer_norm))(x).reshape(size * size, size)
-    error = _off(printed, truth)
-    return "holds" if error < EXACT else "refuted", {"largest relative error": error}
+    return _as_printed(_off(printed, truth))
 
 
 @PETROV.claim("Lemma 1", kind="lemma")
@@ -136,9 +139,8 @@ def relu_is_flat() -> Found:
         for name, f in (("ReLU", torch.relu), ("GELU", torch.nn.functional.gelu))
     }
     flat = float(slope.abs().max()) == 0 and bend["ReLU"] == 0
-    return "holds" if flat and bend["GELU"] > 0.1 else "refuted", {
-        f"largest second derivative of {name}": value for name, value in bend.items()
-    }
+    numbers = {f"largest second derivative of {n}": value for n, value in bend.items()}
+    return judged({"ReLU": flat}, numbers)
 
 
 @PETROV.claim("appendix, ξ_12 and ξ_21", kind="definition")
@@ -162,12 +164,8 @@ def mixed_blocks_are_exchanged() -> Found:
     first = jacfwd(jacrev(out, argnums=1), argnums=0)(w_1, w_2)
     second = jacfwd(jacrev(out, argnums=0), argnums=1)(w_1, w_2)
     of_21, of_12 = (_off(printed, t.reshape(-1, d * m)) for t in (first, second))
-    if of_21 > EXACT:
-        return "refuted", {"error as ξ_21": of_21}
-    return "corrected" if of_12 > 0.1 else "holds", {
-        "error as ξ_12, as printed": of_12,
-        "error as ξ_21": of_21,
-    }
+    numbers = {"error as ξ_12, as printed": of_12, "error as ξ_21": of_21}
+    return judged({"it is ξ_12": of_12 < EXACT}, numbers, instead=of_21 < EXACT)
 
 
 @PETROV.claim("attention blocks VV, QQ, VQ, QK", kind="theorem")
@@ -191,13 +189,11 @@ def attention_blocks() -> Found:
     )
     printed = _printed_blocks(layer)
     errors = {name: _off(block, _truth(layer, name)) for name, block in printed.items()}
-    right = max(errors.values()) < EXACT
-    given = {"VV", "QQ", "VQ", "QK", "KK", "VK"} <= printed.keys()
-    if not right:
-        return "refuted", {f"{k}: relative error": v for k, v in errors.items()}
-    return "holds" if given else "holds with a caveat", {
-        f"{k}: relative error": v for k, v in errors.items()
-    }
+    missing = {"VV", "QQ", "VQ", "QK", "KK", "VK"} - printed.keys()
+    numbers = {f"{k}: relative error": v for k, v in errors.items()}
+    numbers["blocks that are not given"] = float(len(missing))
+    parts = {name: error < EXACT for name, error in errors.items()}
+    return judged(parts, numbers, caveat=bool(missing))
 
 
 def _printed_blocks(layer: PetrovLayer) -> dict[str, Tensor]:
@@ -274,8 +270,7 @@ def block_chain_rule() -> Found:
         return layer_norm(inner(a, b))
 
     truth = jacfwd(jacrev(whole, argnums=0), argnums=1)(w_1, w_2)
-    error = _off(printed, truth.reshape(outputs * n, n))
-    return "holds" if error < EXACT else "refuted", {"largest relative error": error}
+    return _as_printed(_off(printed, truth.reshape(outputs * n, n)))
 
 
 @PETROV.claim("ours, on Thm 1: main text against appendix", kind="theorem")
@@ -293,11 +288,8 @@ def constants_disagree() -> Found:
     off = math.sqrt(min(L, D)) * (L * x * v + float(layer.target_LD.norm()))
     outer = 2 * v * k * x**4 / (L * D * math.sqrt(D * E))
     appendix = outer + 2 * off * k * x**3 / (L**2 * math.sqrt(D * E))
-    differ = abs(text / appendix - 1) > 0.01
-    return "refuted" if differ else "holds", {
-        "main text": text,
-        "appendix": appendix,
-    }
+    numbers = {"main text": text, "appendix": appendix}
+    return judged({"the two agree": abs(text / appendix - 1) < 0.01}, numbers)
 
 
 @PETROV.claim("Table 1, Figs 3–4", kind="experiment")
@@ -313,12 +305,14 @@ def model_sizes() -> Found:
     large = _vit(width=128, hidden=512, blocks=8, patch=48, classes=100)
     biases = 16 + 4 * 16 + 10
     drawn, attention = small - biases, 3 * 16 * 16
-    return "holds" if (drawn, attention) == (3552, 768) else "refuted", {
+    numbers = {
         "parameters, MNIST": float(small),
         "without biases of linear maps": float(drawn),
         "weights of Q, K and V": float(attention),
         "parameters, CIFAR-100": float(large),
     }
+    parts = {"3,552": drawn == 3552, "768": attention == 768}
+    return judged(parts, numbers)
 
 
 def _vit(*, width: int, hidden: int, blocks: int, patch: int, classes: int) -> int:

@@ -8,15 +8,18 @@ A check computes its evidence, and its docstring holds the statement::
 
         Claim: The published statement, in our words.
 
+        Rule: When a part is true, where it is not obvious.
+
         Instead: What is true.
 
         Practice: What to do about it, where a practitioner should know.
         \"""
         ...
-        return "refuted" if broken else "holds", {"counterexample": value}
+        return judged({"no row is missed": missed == 0}, {"rows missed": missed})
 
 Called without arguments it returns a ``ClaimResult``; calling it is the regression
-test. The verdict is what the check returned: none is typed in. A refutation whose
+test. The verdict follows from parts in the evidence by ``rules``: ``Claim.run`` finds
+it again from the evidence alone, and refuses any other. A refutation whose
 counterexample is algebraic stands only if ``exact`` confirms it, and what says ≤ only
 if ``search`` finds no violation.
 """
@@ -67,14 +70,19 @@ def judged(
 ) -> Found:
     """Return the label of a statement by its parts, which stand in the evidence."""
     verdict = statement(parts, caveat=caveat, instead=instead)
-    return verdict, {**_outcomes(parts), **numbers}
+    named = {CAVEAT: 1.0} if caveat else {}
+    if instead is not None:
+        named[IN_PLACE] = float(instead)
+    return verdict, {**_outcomes(parts), **named, **numbers}
 
 
 def judged_pattern(
-    parts: Parts, numbers: Mapping[str, float], *, models: int | None = None
+    parts: Parts, numbers: Mapping[str, float], *, interval: bool = True
 ) -> Found:
     """Return the label of an experiment by its parts, which stand in the evidence."""
-    return experiment(parts, models=models), {**_outcomes(parts), **numbers}
+    named = {} if interval else {BARE: 1.0}
+    verdict = experiment(parts, interval=interval)
+    return verdict, {**_outcomes(parts), **named, **numbers}
 
 
 def _outcomes(parts: Parts) -> dict[str, float]:
@@ -83,8 +91,34 @@ def _outcomes(parts: Parts) -> dict[str, float]:
     return {f"{PART}{name}": values[outcome] for name, outcome in parts.items()}
 
 
+def labels_of(evidence: Mapping[str, float]) -> set[ClaimVerdict]:
+    """Return the labels of this evidence by the rules: as a statement, as a pattern.
+
+    >>> sorted(labels_of({"part: even": 1.0, "part: odd": 0.0}))
+    ['partly']
+    """
+    outcomes = {1.0: True, 0.0: False}
+    parts = {
+        name: outcomes.get(value)
+        for name, value in evidence.items()
+        if name.startswith(PART)
+    }
+    if not parts:
+        return set()
+    instead = evidence.get(IN_PLACE) == 1
+    return {
+        statement(parts, caveat=CAVEAT in evidence, instead=instead),
+        experiment(parts, interval=BARE not in evidence),
+    }
+
+
 PART = "part: "
 """What the names of parts begin with in the evidence."""
+CAVEAT = "the caveat was met"
+IN_PLACE = "what stands in its place was checked"
+BARE = "no part has an interval"
+UNJUDGED: ClaimVerdict = "not checkable here"
+"""The label of what has no evidence: no results are at hand."""
 OURS = "ours"
 """What ``where`` begins with if the statement is not in the paper in these words."""
 SEED = 0
@@ -143,7 +177,15 @@ class Claim:
         times as many steps if ``thorough``; a counterexample in ``exact`` is computed
         again without rounding.
         """
-        verdict, evidence = self._searched(*self.check(), rounds=4 if thorough else 1)
+        verdict, evidence = self.check()
+        if verdict != UNJUDGED and verdict not in labels_of(evidence):
+            raise InputError(
+                f"{self.id}: {verdict!r} does not follow from its evidence: return "
+                "judged(parts, numbers), or judged_pattern for an experiment"
+            )
+        verdict, evidence = self._searched(
+            verdict, evidence, rounds=4 if thorough else 1
+        )
         verdict, evidence = self._confirmed(verdict, evidence)
         return ClaimResult(
             id=self.id,
@@ -178,7 +220,7 @@ class Claim:
             return verdict, evidence
         (most, found), exceeds = known.evaluated()
         named = {"exact, at most": float(most), "exact, found": float(found)}
-        return verdict if exceeds else "not checkable here", {**evidence, **named}
+        return verdict if exceeds else UNJUDGED, {**evidence, **named}
 
 
 CLAIMS: dict[str, Claim] = {}

@@ -10,7 +10,9 @@ interval decides a part only where all of it lies on one side. Then, for stateme
 
 and for patterns of experiments the same with *pattern reproduced*, *partly*, *pattern
 not reproduced* and *undecided*. One trained model has no interval: what it shows is at
-most *partly* a pattern; what it contradicts is contradicted.
+most *partly* a pattern, and so does a median over seeds without its interval; what they
+contradict is contradicted. *Not checkable here* is what has no evidence: results are
+missing, or a counterexample was not confirmed.
 """
 
 from collections.abc import Mapping
@@ -81,24 +83,24 @@ def statement(
     return "corrected" if instead else "refuted"
 
 
-def experiment(parts: Parts, *, models: int | None = None) -> ClaimVerdict:
-    """Return the label of a pattern; ``models`` is given where nothing has an interval.
+def experiment(parts: Parts, *, interval: bool = True) -> ClaimVerdict:
+    """Return the label of a pattern; ``interval`` is False where no part has one.
 
     >>> experiment({"falls": True, "to 0": None})
     'undecided'
     """
     found = set(parts.values())
     if found == {True}:
-        return "partly" if models == 1 else "pattern reproduced"
+        return "pattern reproduced" if interval else "partly"
     if False not in found:
         return "undecided"
     return "partly" if True in found else "pattern not reproduced"
 
 
 USUAL = {
-    False: "One point at which the statement fails by more than rounding refutes it; "
-    "it is corrected where what stands in its place held at every point checked.",
-    True: "Its parts are decided by intervals over seeds; all true: reproduced, some: "
-    "partly, an interval that holds the limit: undecided.",
+    False: "A part is false where it fails at one point by more than rounding; what "
+    "stands in its place must hold at every point checked.",
+    True: "A part is decided where its interval over seeds lies on one side of its "
+    "limit, and open where it holds the limit.",
 }
 """The rule of a check that states none: of statements, and of experiments."""

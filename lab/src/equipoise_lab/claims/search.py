@@ -13,7 +13,7 @@ Axes, in this file:  B point · K token or key · D width.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -193,6 +193,19 @@ def softmax_jacobian(x: Tensor) -> Scalar:
     return 2 * _two(jacrev(lambda z: z.softmax(-1))(x))
 
 
+@inequality("emadi2026.only_near_one_hot_rows_are_insensitive", 5, *WIDE)
+def majority(x: Tensor) -> Scalar:
+    """8/9 over θ of a row whose largest weight is at most ½."""
+    p = x.softmax(-1)
+    at = p.argmax()
+    rest = p * (torch.arange(5) != at)
+    halved = 0.5 * rest / rest.sum() + 0.5 * (torch.arange(5) == at)
+    row = torch.where(p.amax() > 0.5, halved, p)
+    subsets = torch.tensor(list(product((0.0, 1.0), repeat=5)), dtype=x.dtype)
+    mass = subsets @ row
+    return 8 / 9 / (4 * mass * (1 - mass)).amax()
+
+
 @inequality("emadi2026.norm_resets_magnitude", 18, torch.float32, torch.bfloat16)
 def magnitude(x: Tensor) -> Scalar:
     row, gamma, beta = _parts(x, (6,), (6,), (6,))
@@ -220,6 +233,21 @@ def attention(x: Tensor) -> Scalar:
     phi = _longest(tokens) ** 2 * _two(q) * _two(k) * _two(v)
     bound = _two(o) * (_two(v) + theta * phi)
     return _longest(moved) / (_longest(push) * bound)
+
+
+@inequality("emadi2026.identity_path", 4 * 5 + 4 * 25)
+def sublayer(x: Tensor) -> Scalar:
+    """‖J_k‖ of two tokens over C = L_MHA·Lip(LN), along one direction; γ = 1, ε = 1."""
+    tokens, push, *weights = _parts(x, (2, 5), (2, 5), *[(5, 5)] * 4)
+    q, k, v, o = weights
+
+    def mixed(stream: Tensor) -> Tensor:
+        u = _norm(stream, 1.0)
+        return ((u @ q) @ (u @ k).mT / 5**0.5).softmax(-1) @ u @ v @ o
+
+    moved = jvp(mixed, (tokens,), (push,))[1]
+    c = _two(o) * _two(v) * (1 + 2 * 5 / 5**0.5 * _two(q) * _two(k))
+    return _longest(moved) / (_longest(push) * c)
 
 
 def _branch(row: Tensor, first: Tensor, second: Tensor) -> Scalar:

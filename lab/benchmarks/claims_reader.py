@@ -1,0 +1,89 @@
+"""A second reader's labels, from sheets that hide ours.
+
+``python -m lab.benchmarks.claims_reader sheets FILE`` writes a sheet for every claim in
+an order drawn at random: the place in the paper, the statement, what is computed, what
+the parts ask and the numbers. It hides the name, the label, the check's own rule, each
+part's outcome, and what we say is true. ``… compare FILE LABELS`` (a JSON object:
+number of a sheet → label) counts how often the reader gave our label. The reader is
+told the rule of ``equipoise_lab.claims.rules`` and nothing else.
+
+The committed labels are of a reader who had seen ours an hour before: the one who
+wrote the rule. They show what the evidence says without the outcomes of its parts, not
+what a stranger would make of it.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from benchmarks.table import publish
+from equipoise_lab.claims import catalogue
+from equipoise_lab.claims.result import BARE, CAVEAT, IN_PLACE, PART, ClaimResult
+
+SEED = 20261119
+
+
+def sheet(number: int, one: ClaimResult) -> dict[str, Any]:
+    hidden = {BARE, CAVEAT, IN_PLACE}
+    parts = [k.removeprefix(PART) for k in one.evidence if k.startswith(PART)]
+    numbers = {
+        name: value
+        for name, value in one.evidence.items()
+        if not name.startswith(PART) and name not in hidden
+    }
+    return {
+        "sheet": number,
+        "paper": one.paper,
+        "place": one.where,
+        "statement": one.statement,
+        "computed": one.statistic,
+        "asked": parts,
+        "numbers": numbers,
+    }
+
+
+def ordered() -> list[ClaimResult]:
+    found = catalogue.run(catalogue.select())
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def sheets(path: Path) -> None:
+    found = ordered()
+    lines = [
+        json.dumps(sheet(n, one), ensure_ascii=False) for n, one in enumerate(found)
+    ]
+    path.write_text("\n".join(lines))
+    key = {n: (one.id, one.verdict) for n, one in enumerate(found)}
+    path.with_suffix(".key.json").write_text(json.dumps(key))
+
+
+def compare(path: Path, labels: Path) -> None:
+    key = json.loads(path.with_suffix(".key.json").read_text())
+    read = json.loads(labels.read_text())
+    rows = [
+        {"claim": claim, "label": label, "reader": read[n], "same": label == read[n]}
+        for n, (claim, label) in key.items()
+    ]
+    same = sum(row["same"] for row in rows)
+    exact = binomtest(same, len(rows)).proportion_ci(0.95, "exact")
+    ends = {"from": float(exact.low), "to": float(exact.high)}
+    publish("claims_reader", rows, claims=len(rows), same=same, **ends)
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["sheets", path]:
+            sheets(Path(path))
+        case ["compare", path, labels]:
+            compare(Path(path), Path(labels))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
