@@ -330,8 +330,8 @@ def self_adjusted_spectrum() -> Found:
         "plain": evidence["plain, two logits of 100"] < 2,
         "normalised": evidence["normalised, span 0.001"] < 100,
     }
-    safe = (v for k, v in evidence.items() if k.startswith("our safe form"))
-    return judged(parts, evidence, instead=max(safe) <= 0.5 + 1 + math.sqrt(2))
+    ours = (v for k, v in evidence.items() if k.startswith("our safe form"))
+    return judged(parts, evidence, instead=max(ours) <= 0.5 + 1 + math.sqrt(2))
 
 
 def _normalised(z_K: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def sublayer(x: Tensor) -> Scalar:
     tokens, push, *weights = _parts(x, (2, 5), (2, 5), *[(5, 5)] * 4)
     q, k, v, o = weights
 
-    def mixed(stream: Tensor) -> Tensor:
+    def mixed(stream: Tensor) -> Scalar:
         u = _norm(stream, 1.0)
         return ((u @ q) @ (u @ k).mT / 5**0.5).softmax(-1) @ u @ v @ o
 
