@@ -46,7 +46,7 @@ def deeper(course: Course) -> Written:
 
 
 def more_heads(course: Course) -> Written:
-    """Every head comes twice, a hair apart so that none is another's double."""
+    """Every head comes twice."""
     found = []
     for reading in course:
         rows = reading.values

@@ -9,7 +9,6 @@ import pytest
 
 from equipoise.judging.judge import Judge
 from equipoise.judging.rules import RULES
-from equipoise.judging.rules.attention import _repeated
 from equipoise.records import Reading
 from equipoise.text.render import render
 from tests.judging.histories import (
@@ -72,23 +71,10 @@ def _logits(value: float, theta: float = 0.3) -> Iterator[Reading]:
         yield per_site(n, "attention.theta.p5", [[0.9, theta, theta]], SITES[:1])
 
 
-def _entropy_back(value: float) -> Iterator[Reading]:
-    for n in range(SAMPLES):
-        entropy = 3.0 if n < 4 else 3.0 * (0.5 if n < 12 else value)
-        yield per_site(n, "attention.entropy", [[entropy] * 4], SITES[:1])
-
-
 def _dead(value: float) -> Iterator[Reading]:
     row = [1e-4 if head < value else 0.9 for head in range(8)]
     for n in range(SAMPLES):
         yield per_site(n, "attention.theta.p100", [row], SITES[:1])
-
-
-def _duplicates(value: float) -> Iterator[Reading]:
-    row = [1.0, 1.0 + value, 2.0, 3.0]
-    for n in range(SAMPLES):
-        for name in ("theta.mean", "entropy", "max_logit"):
-            yield per_site(n, f"attention.{name}", [row], SITES[:1])
 
 
 def _projections(apart: float) -> Course:
@@ -196,10 +182,8 @@ CASES: dict[str, tuple[Course, float, float]] = {
     "attention.entropy_collapsed": (
         heads("attention.entropy", lambda v: [2 * v] * 4, 2.0), 0.16, 0.14,
     ),
-    "attention.uniform": (_entropy_back, 0.97, 0.99),
     "attention.sinks": (heads("attention.sink", lambda v: [v] * 4, 0.1), 0.79, 0.81),
     "attention.dead_heads": (_dead, 2, 3),
-    "attention.duplicate_heads": (_duplicates, 0.01, 0.0),
     "attention.projections_large": (_projections(1.02), 2.85, 2.95),
     "gradient.vanished": (
         blocks("gradient.norm", 1.0, lambda v, i: v if i < 2 else 1.0), 0.021, 0.019,
@@ -422,13 +406,6 @@ def test_a_model_that_came_saturated_and_works_is_left_alone() -> None:
     assert "attention.saturated" not in names(judged([*loss, *low])[1])
     fresh = [Reading.scalar(0, "loss", 5.5)]
     assert "attention.saturated" in names(judged([*fresh, *low])[1])
-
-
-def test_heads_that_repeat_are_found_wherever_they_stand() -> None:
-    logits, entropy = (3.0, 2.0, 1.0, 3.0), (0.5, 0.7, 0.7, 0.5)
-    assert list(_repeated([entropy, logits])) == [3]
-    assert list(_repeated([(0.5, 0.7, 0.7, 0.6), logits])) == []
-    assert list(_repeated([(math.nan,) * 4, logits])) == []
 
 
 @pytest.mark.parametrize("apart", [1.0, 1.2])

@@ -5,8 +5,6 @@ whose θ is 1e-7. What tells is how many heads at once, how early and how fast.
 """
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
 from statistics import median
 
 from equipoise.judging.history import History, by_site, finite
@@ -18,8 +16,6 @@ ENTROPY, SINK = "attention.entropy", "attention.sink"
 ROUNDING, GAIN = "precision.rms_error.bf16", "projection.G"
 SATURATED = 0.5
 """θ below which a row is saturated, as in ``start.saturated``."""
-ALIKE = 1e-4
-"""Relative difference up to which two heads' readings are equal."""
 SHARED, DRAWN_ALIKE = 1 + 1e-6, 1.15
 """Largest over smallest G^¼ of layers that share weights, or are fresh: storms and
 Hugging Face models begin at 1.01 to 1.07, the trained MiniLM has 1.31."""
@@ -112,23 +108,6 @@ def entropy_collapsed(history: History) -> Measured | None:
     return measured(value, most_in=lowest, entropy=median(now), began=began)
 
 
-@measures("attention.uniform")
-def uniform(history: History) -> Measured | None:
-    """Median entropy over its start, once it had been below 0.8 of it."""
-    track = history.track(ENTROPY)
-    if track.count < 2:
-        return None
-    started = history.memory(
-        "attention.uniform.start", lambda: median(heads(track.first[0]))
-    )
-    least = history.memory("attention.uniform", lambda: [1.0])
-    if not started > 0:
-        return None
-    value = median(heads(track.recent[-1])) / started
-    least[0] = min(least[0], value)
-    return measured(value if least[0] < 0.8 else 0.0, least=least[0])
-
-
 @measures("attention.sinks")
 def sinks(history: History) -> Measured | None:
     """Median over heads of the mass on the first key."""
@@ -152,37 +131,6 @@ def dead_heads(history: History) -> Measured | None:
         return None
     site, head = dead[0] if dead else ("", 0)
     return measured(len(dead) / count, site, count=len(dead), heads=count, head=head)
-
-
-@measures("attention.duplicate_heads")
-def duplicate_heads(history: History) -> Measured | None:
-    """Share of heads whose θ, entropy and largest logit equal another's to 1e-4."""
-    names = ("attention.theta.mean", ENTROPY, LOGIT)
-    readings = [history.last(name) for name in names]
-    if any(reading is None for reading in readings):
-        return None
-    rows = [dict(by_site(reading)) for reading in readings if reading is not None]
-    found = [
-        (site, head)
-        for site in rows[0]
-        if all(site in row for row in rows)
-        for head in _repeated([row[site] for row in rows])
-    ]
-    count = sum(len(row) for row in rows[0].values())
-    site, head = found[0] if found else ("", 0)
-    share = len(found) / count if count else 0.0
-    return measured(share, site, count=len(found), heads=count, head=head)
-
-
-def _repeated(columns: list[tuple[float, ...]]) -> Iterator[int]:
-    """Yield heads that equal an earlier one of the layer.
-
-    Equal heads have one largest logit, so they are neighbours when sorted by it.
-    """
-    order = sorted(range(len(columns[-1])), key=columns[-1].__getitem__)
-    for a, b in pairwise(order):
-        if all(math.isclose(c[a], c[b], rel_tol=ALIKE) for c in reversed(columns)):
-            yield max(a, b)
 
 
 @measures("attention.projections_large")
