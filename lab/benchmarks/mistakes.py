@@ -4,8 +4,12 @@
     python -m lab.benchmarks.mistakes --area loss      one area of relations.toml
     python -m lab.benchmarks.mistakes NAME …           some cases, finding by finding
     python -m lab.benchmarks.mistakes --sample         a few fast cases, as CI runs them
-    python -m lab.benchmarks.mistakes --sealed         the sealed half: once, at the end
+    python -m lab.benchmarks.mistakes --sealed         the first sealed half
+    python -m lab.benchmarks.mistakes --sealed second --keep FILE
+                                                       the second, going on from FILE
 
+A sealed half is opened once, at the end. Programs run in a process apart: one that
+hangs is ended after ``--limit`` seconds, and one that breaks does not end the run.
 Every mistake is run with its correct twin, and every program is watched with
 ``checks="active"``: some mistakes show only when the input is changed. Shares carry
 exact (Clopper-Pearson) 95 % intervals. A whole half is written to
@@ -13,6 +17,7 @@ exact (Clopper-Pearson) 95 % intervals. A whole half is written to
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,8 +27,17 @@ from typing import Any
 from scipy import stats
 
 from benchmarks.table import machine, publish
-from equipoise_lab.mistakes.case import CASES, Case, relations_by_area
-from equipoise_lab.mistakes.running import Outcome, load, outcome, rates
+from equipoise_lab.mistakes.case import CASES, Case, Half, relations_by_area
+from equipoise_lab.mistakes.journal import Journal
+from equipoise_lab.mistakes.running import Outcome, load, rates
+from equipoise_lab.mistakes.worker import PROGRAM_SECONDS, Worker
+
+HALVES: dict[str | None, tuple[Half, str]] = {
+    None: ("opened", "mistakes"),
+    "first": ("sealed", "mistakes_sealed"),
+    "second": ("sealed_second", "mistakes_sealed_second"),
+}
+"""What ``--sealed`` was given → the half, and the name of its results."""
 
 SAMPLE = (
     "labels_shifted_twice",
@@ -44,13 +58,26 @@ def area_of(case: Case) -> str:
     return next(area for area, codes in areas if case.codes[0] in codes)
 
 
-def run(cases: Iterable[Case]) -> list[Outcome]:
-    """Run each mistake and its twin, each control once, and say how it goes."""
-    done = []
-    for case in cases:
-        for wrong in (True, False)[case.is_control :]:
-            done.append(outcome(case, wrong=wrong, checks="active"))
-            print(_line(case, done[-1]), file=sys.stderr, flush=True)
+def run(
+    cases: Iterable[Case],
+    journal: Journal | None = None,
+    *,
+    limit: float = PROGRAM_SECONDS,
+) -> list[Outcome]:
+    """Run each mistake and its twin, each control once, and say how it goes.
+
+    What the journal holds is not run again.
+    """
+    done, journal = [], journal or Journal()
+    with contextlib.closing(Worker(limit=limit)) as worker:
+        for case in cases:
+            for wrong in (True, False)[case.is_control :]:
+                found = journal.get(case, wrong=wrong)
+                if found is None:
+                    found = worker.outcome(case, wrong=wrong, checks="active")
+                    journal.add(found)
+                done.append(found)
+                print(_line(case, found), file=sys.stderr, flush=True)
     return done
 
 
@@ -62,7 +89,8 @@ def _line(case: Case, found: Outcome) -> str:
         mark = "WARNED" if found.first else "quiet "
     program = "mistake" if found.wrong else "correct"
     error = f"  ({found.error})" if found.error else ""
-    return f"{mark} {program} {case.name}: {found.state}: {said}{error}"
+    spent = f"{found.seconds:.1f} s"
+    return f"{mark} {program} {case.name}: {found.state}: {said}  {spent}{error}"
 
 
 def share(count: int, of: int) -> str:
@@ -128,12 +156,14 @@ def case_record(case: Case, done: Sequence[Outcome]) -> dict[str, Any]:
             "other findings": others,
             "state": wrong.state,
             "error": wrong.error,
+            "cpu seconds": round(wrong.seconds, 2),
         }
     if right := runs.get(False):
         record["correct program"] = {
             "warnings": right.first,
             "state": right.state,
             "error": right.error,
+            "cpu seconds": round(right.seconds, 2),
         }
     return record
 
@@ -144,7 +174,7 @@ def chosen(given: argparse.Namespace) -> list[Case]:
     Raises:
         SystemExit: If a name or area is not known.
     """
-    cases = load("sealed" if given.sealed else "opened")
+    cases = load(HALVES[given.sealed][0])
     wanted = SAMPLE if given.sample else tuple(given.names)
     known = {case.name for case in cases}
     if unknown := sorted({*wanted} - known):
@@ -163,7 +193,20 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="cases; all of the half if none")
     parser.add_argument("--area", help="an area of relations.toml, or controls")
     parser.add_argument("--sample", action="store_true", help="the few that CI runs")
-    parser.add_argument("--sealed", action="store_true", help="the sealed half")
+    parser.add_argument(
+        "--sealed",
+        nargs="?",
+        const="first",
+        choices=("first", "second"),
+        help="a sealed half (put the names of cases before this)",
+    )
+    parser.add_argument("--keep", type=Path, help="outcomes so far: go on from there")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=PROGRAM_SECONDS,
+        help="seconds after which a program is ended",
+    )
     parser.add_argument("--json", type=Path, help="where to write the record")
     return parser.parse_args(argv)
 
@@ -171,10 +214,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] = ()) -> None:
     given = arguments(argv)
     cases = chosen(given)
-    done = run(cases)
+    done = run(cases, Journal(given.keep), limit=given.limit)
     rows = table(cases, done)
     records = [case_record(case, done) for case in cases]
-    name = "mistakes_sealed" if given.sealed else "mistakes"
+    name = HALVES[given.sealed][1]
     if not (given.names or given.area or given.sample or given.json):
         publish(name, rows, cases=records)
         return

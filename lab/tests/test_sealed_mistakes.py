@@ -1,6 +1,6 @@
-"""The sealed half, unwatched: its programs train, repeat, and err in silence.
+"""The sealed halves, unwatched: their programs train, repeat, and err in silence.
 
-Never run a sealed case under the instrument here: the half is opened once, by hand.
+Never run a sealed case under the instrument here: a half is opened once, by hand.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ import torch
 from equipoise_lab.mistakes import case, running
 
 CASES = {one.name: one for one in running.load()}
-SEALED = {name: one for name, one in CASES.items() if one.half == "sealed"}
+SEALED = {name: one for name, one in CASES.items() if one.half != "opened"}
 SAMPLE = (
     "norms_in_neither_group_of_the_optimiser",
     "codes_without_a_straight_through_gradient",
@@ -27,6 +27,17 @@ SAMPLE = (
     "low_rank_updates_that_start_at_zero",
     "masked_diffusion_of_text",
     "a_decision_transformer",
+    "a_window_that_opens_both_ways",
+    "rounded_weights_without_a_straight_gradient",
+    "a_chunked_loss_that_shifts_again",
+    "a_balance_of_counts_alone",
+    "values_clipped_while_they_are_scaled",
+    "a_training_step_that_divides_as_lightning_does",
+    "gains_of_queries_in_bf16_that_stay",
+    "free_of_a_schedule",
+    "variance_and_covariance",
+    "two_residual_streams",
+    "activations_rescaled",
 )
 """A second or two each: own loops, transformers, PEFT, Accelerate, controls."""
 
@@ -91,11 +102,15 @@ def test_two_ranks_without_their_first_broadcast_differ() -> None:
         assert alike is not wrong
 
 
-def test_the_half_is_as_large_and_as_varied_as_it_was_declared() -> None:
-    made = [one for one in SEALED.values() if not one.is_control]
-    assert len(made) >= 45 and len(SEALED) - len(made) >= 100
-    assert len({code for one in made for code in one.codes}) >= 40
-    kinds = {one.kind for one in made}
+@pytest.mark.parametrize(("half", "codes"), [("sealed", 40), ("sealed_second", 36)])
+def test_a_half_is_as_large_and_as_varied_as_it_was_declared(
+    half: str, codes: int
+) -> None:
+    here = [one for one in SEALED.values() if one.half == half]
+    made = [one for one in here if not one.is_control]
+    assert len(made) >= 55 and len(here) - len(made) >= 110
+    assert len({code for one in made for code in one.codes}) >= codes
+    kinds = {one.kind for one in here}
     assert kinds >= {"transformers", "accelerate", "lightning", "peft", "trl"}
     assert kinds >= {"own loop", "ddp", "fsdp2", "compiled"}
 

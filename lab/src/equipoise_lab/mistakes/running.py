@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -51,8 +51,8 @@ class Outcome:
 
 
 def load(half: Half | None = None) -> list[Case]:
-    """Import and return the cases, of one half or of both."""
-    for one in ("opened", "sealed"):
+    """Import and return the cases, of one half or of all."""
+    for one in get_args(Half):
         package = importlib.import_module(f"equipoise_lab.mistakes.{one}")
         for module in pkgutil.iter_modules(package.__path__):
             if half in (None, one):
