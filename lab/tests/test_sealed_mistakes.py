@@ -102,14 +102,12 @@ def test_two_ranks_without_their_first_broadcast_differ() -> None:
         assert alike is not wrong
 
 
-@pytest.mark.parametrize(("half", "codes"), [("sealed", 40), ("sealed_second", 36)])
-def test_a_half_is_as_large_and_as_varied_as_it_was_declared(
-    half: str, codes: int
-) -> None:
+@pytest.mark.parametrize("half", ["sealed", "sealed_second"])
+def test_a_half_is_as_large_and_as_varied_as_it_was_declared(half: str) -> None:
     here = [one for one in SEALED.values() if one.half == half]
     made = [one for one in here if not one.is_control]
     assert len(made) >= 55 and len(here) - len(made) >= 110
-    assert len({code for one in made for code in one.codes}) >= codes
+    assert len({code for one in made for code in one.codes}) >= 40
     kinds = {one.kind for one in here}
     assert kinds >= {"transformers", "accelerate", "lightning", "peft", "trl"}
     assert kinds >= {"own loop", "ddp", "fsdp2", "compiled"}

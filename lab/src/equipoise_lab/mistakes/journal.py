@@ -45,7 +45,7 @@ class Journal:
             self._remember(Outcome(**json.loads(line)))
 
     def get(self, case: Case, *, wrong: bool) -> Outcome | None:
-        """Return what an earlier run found of a program."""
+        """Return the outcome of a program in an earlier run, if it has one."""
         return self._done.get((case.name, wrong))
 
     def add(self, found: Outcome) -> None:

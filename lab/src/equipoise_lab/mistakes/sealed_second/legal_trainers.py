@@ -24,6 +24,7 @@ from equipoise_lab.mistakes.sealed_second.loops import by_class, program, run
 from equipoise_lab.mistakes.sealed_second.models import Nano, nano_loss
 
 LANGUAGE = parts.language_loss
+NORMS = ["input_layernorm", "post_attention_layernorm", "model.norm"]
 
 
 def words(rows: int = 8 * STEPS) -> tuple:
@@ -155,7 +156,7 @@ def _loha(targets, task):
 def _norms(targets, task):
     from peft import LNTuningConfig
 
-    return LNTuningConfig(task_type=task, target_modules=["input_layernorm"])
+    return LNTuningConfig(task_type=task, target_modules=NORMS)
 
 
 def _lora(**options):

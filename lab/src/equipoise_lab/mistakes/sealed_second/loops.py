@@ -150,7 +150,7 @@ def program(
 
 
 def by_class(kind: Any, **options: Any) -> Callable[[nn.Module], Any]:
-    """Return what makes an optimiser of all weights that are trained."""
+    """Return a maker of optimisers, of all weights that are trained."""
 
     def make(model: nn.Module) -> Any:
         return kind([p for p in model.parameters() if p.requires_grad], **options)
