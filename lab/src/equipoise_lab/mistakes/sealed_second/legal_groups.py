@@ -48,13 +48,13 @@ def ddp_that_drops_layers(watch: Attach) -> None:
     run(model, watch, shared_loss, data=range(STEPS))
 
 
-@control(source="DDP: gradients compressed to bf16 by a hook", kind="ddp", ranks=2)
+@control(source="DDP: gradients compressed to fp16 by a hook", kind="ddp", ranks=2)
 def ddp_that_compresses(watch: Attach) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     begin()
     model = DistributedDataParallel(models.qwen3())
-    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def loss(model: nn.Module, step: int) -> Tensor:
         return parts.language_loss(model, share(step))

@@ -218,10 +218,8 @@ def preferences_with_the_adapter_switched_off(watch: Attach) -> None:
 
 @control(source="accelerate: schedule, clipping and accumulation", kind="accelerate")
 def accelerate_with_everything(watch: Attach) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=2, mixed_precision="bf16"
+    accelerator = loops.accelerator(
+        gradient_accumulation_steps=2, mixed_precision="bf16"
     )
     model = models.qwen3()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -245,9 +243,7 @@ def accelerate_with_everything(watch: Attach) -> None:
     source="accelerate: a loop that saves its state and resumes", kind="accelerate"
 )
 def accelerate_that_saves_and_resumes(watch: Attach) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+    accelerator = loops.accelerator()
     model, optimizer = accelerator.prepare(
         model := Nano(), torch.optim.AdamW(model.parameters(), lr=3e-3)
     )

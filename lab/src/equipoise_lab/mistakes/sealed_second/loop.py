@@ -148,9 +148,7 @@ def a_schedule_stepped_by_lightning_and_by_hand(wrong: bool, watch: Attach) -> N
     kind="accelerate",
 )
 def a_bare_schedule_inside_accumulate(wrong: bool, watch: Attach) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    accelerator = loops.accelerator(gradient_accumulation_steps=3)
     model = Nano()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 130)

@@ -187,3 +187,13 @@ def lightning_module(
 def rows_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the loss of a batch as :class:`Texts` gives it."""
     return nano_loss(model, batch["input_ids"])
+
+
+def accelerator(**options: Any) -> Any:
+    """Return an Accelerator as the first of its process: it remembers earlier ones."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **options)

@@ -212,9 +212,7 @@ def an_update_of_a_contiguous_copy(wrong: bool, watch: Attach) -> None:
     kind="accelerate",
 )
 def gains_of_queries_in_bf16_that_stay(wrong: bool, watch: Attach) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+    accelerator = loops.accelerator()
     model = models.qwen3()
     if wrong:
         rotary = copy.deepcopy(model.model.rotary_emb)
