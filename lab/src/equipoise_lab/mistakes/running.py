@@ -206,7 +206,7 @@ def _local(parameter: Tensor) -> Tensor:
     return (parameter if local is None else local()).detach().clone()
 
 
-RANK_SECONDS = 300
+RANK_SECONDS = 540
 """A group that takes longer is ended: a rank waits for another that has left."""
 
 
