@@ -312,15 +312,15 @@ def stochastic_weight_averaging(watch: Attach) -> None:
 
     model = models.Patches()
     model.stem = nn.Sequential(model.stem, nn.BatchNorm2d(32))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    averaged, flat = AveragedModel(model), SWALR(optimizer, 0.05, anneal_epochs=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    averaged, flat = AveragedModel(model), SWALR(optimizer, 1e-3, anneal_epochs=2)
     watch(model, optimizer)
-    for step in range(60):
+    for step in range(120):
         x, y = parts.pictures(step, 32)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        if step >= 40 and step % 5 == 0:
+        if step >= 80 and step % 5 == 0:
             averaged.update_parameters(model)
             flat.step()
     update_bn([parts.pictures(900)[0]], averaged)
