@@ -21,7 +21,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the halves of (…, T, D) by angles (T, D / 2), in the format of the angles."""
+    """Turn the halves of (…, T, D) by angles (T, D / 2); keep the format."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
 
