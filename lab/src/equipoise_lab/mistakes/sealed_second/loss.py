@@ -173,7 +173,7 @@ def inputs_sorted_by_length_without_their_labels(wrong: bool, watch: Attach) -> 
 )
 def a_sum_over_all_tokens_that_is_divided_again(wrong: bool, watch: Attach) -> None:
     model, pieces = models.olmo(), 4
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     watch(model, optimizer)
     for step in range(STEPS):
         micro = list(parts.batches(pieces, 4, seed=step + 1))
