@@ -283,7 +283,7 @@ def answers_whose_end_is_left_out(wrong: bool, watch: Attach) -> None:
         ends = real.sum(1)
         ids[torch.arange(len(ids)), ends - 1] = EOS
         place = torch.arange(ids.shape[1])
-        counted = (place >= 5) & (place < (ends - wrong)[:, None])
+        counted = (place >= 5) & (place < (ends - int(wrong))[:, None])
         labels = ids.masked_fill(~counted, parts.IGNORED)
         out = model(input_ids=ids, attention_mask=real.long(), labels=labels)
         return out.loss
