@@ -717,8 +717,11 @@ def unfrozen_with_a_group(watch: Watched) -> None:
     trained(watch, model, optimizer, after=unfreeze)
 
 
+def test_a_part_that_an_average_moves_is_not_cut_off(tmp_path: Path) -> None:
+    assert "check.no_gradient" not in checked(averaged_part, tmp_path)
+
+
 @cases(
-    averaged_part,
     unfrozen_with_a_group,
     loaded_without_its_prefix,
     an_average_under_a_prefix,
