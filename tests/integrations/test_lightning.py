@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise
 from equipoise.errors import InputError
-from equipoise.integrations.lightning import EquipoiseCallback
+from equipoise.integrations.lightning import EquipoiseCallback, EquipoiseLogger
 from tests.probes.reading import gpt
 from tests.watching.models import Digest
 
@@ -184,3 +184,38 @@ def test_a_step_ends_when_all_optimisers_have_stepped(tmp_path: Path) -> None:
     assert list(run.series("loss")[""][0]) == [0, 1, 2, 3, 4]
     assert run.series("learning_rate")[""][1].tolist() == [0.1] * 5
     assert run.series("learning_rate.2")[""][1].tolist() == [0.001] * 5
+
+
+class Logging(Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.log_dict({"loss": loss, "mine": float(index)}, on_step=True)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", [False, True], ids=["alone", "beside a callback"])
+def test_a_logger_brings_the_callback_unless_one_is_there(
+    given: bool, tmp_path: Path
+) -> None:
+    logger = EquipoiseLogger(run=tmp_path / "logger.eqp", every=2)
+    own = EquipoiseCallback(run=tmp_path / "own.eqp", every=2)
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=logger, callbacks=[own] if given else [],
+        enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=1,
+        enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
+    )  # fmt: skip
+    rows = TensorDataset(torch.randint(0, 11, (16, 13)))
+    trainer.fit(Logging(width=16), DataLoader(rows, batch_size=4))
+    (path,) = tmp_path.glob("*.eqp")
+    assert path.name == ("own.eqp" if given else "logger.eqp")
+    run = equipoise.open_run(path)
+    assert list(run.series("mine")[""][1]) == [0, 1, 2, 3]
+    assert list(run.series("loss")[""][0]) == [0, 1, 2, 3]
+    assert "logged.loss" in run.quantities and run.state == "finished"
+    if not given:
+        assert run.info.details["width"] == 16

@@ -163,3 +163,14 @@ def test_a_hostile_run(hostile: str, tmp_path: Path) -> None:
         assert set(one) <= {"note", "data", "left_out"} and one["note"] == NOTE
         text = json.dumps(one, ensure_ascii=False)
         assert text.isprintable() and len(text) < 20_000
+
+
+def test_a_list_that_takes_long_says_how_many_are_unread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.mcp.tools.LIST_S", 0.0)
+    tools = RunTools.over(folder)
+    first = tools.list_runs()
+    assert first["left_out"] == {"unread": 2} and first["data"]["runs"] == []
+    monkeypatch.setattr("equipoise.mcp.tools.LIST_S", 60.0)
+    assert len(tools.list_runs()["data"]["runs"]) == 2

@@ -20,6 +20,8 @@ from equipoise.report.page_model import card_json, judged
 from equipoise.store import Run
 from equipoise.web.directory import Directory
 
+LIST_S = 10.0
+"""The list waits no longer for verdicts; the next call goes on."""
 MOST_RUNS, MOST_FINDINGS, MOST_POINTS, MOST_SITES, MOST_COMPARED = 200, 200, 500, 40, 8
 
 
@@ -43,16 +45,21 @@ class RunTools:
     def list_runs(self, limit: int = 20, state: str = "") -> dict[str, Any]:
         """List training runs, the worst first, with verdict and last step.
 
+        In a large folder some may be unread at first: ask again.
+
         Args:
             limit: At most this many, up to 200.
             state: Only of this state: healthy, not judged, at risk, failing, dead.
         """
         if state and state not in STATES:
             raise InputError(f"state={state!r}: choose one of {', '.join(STATES)}")
+        self.directory.judge(seconds=LIST_S)
         rows = [self._row(key) for key in self.directory.paths()]
-        found = sorted((r for r in rows if state in ("", r["state"])), key=_badness)
+        read = [row for row in rows if row["state"]]
+        found = sorted((r for r in read if state in ("", r["state"])), key=_badness)
         shown = found[: _within(limit, MOST_RUNS)]
-        return answer({"runs": shown}, runs=len(found) - len(shown))
+        unread = len(rows) - len(read)
+        return answer({"runs": shown}, runs=len(found) - len(shown), unread=unread)
 
     def verdict(self, run: str) -> dict[str, Any]:
         """Say whether a run is healthy, at risk, failing or dead, why, and what to do.
@@ -183,12 +190,13 @@ class RunTools:
         return answer({name: known[name]})
 
     def _row(self, key: str) -> dict[str, Any]:
-        row = self.directory.row(key, judge=True)
+        row = self.directory.row(key)
         found = row["verdict"] or {}
+        state = "not judged" if row.get("trouble") else ""
         return {
             "key": key,
             "name": row["label"],
-            "state": found.get("state", "not judged"),
+            "state": found.get("state", state),
             "headline": found.get("headline", row.get("trouble", "")),
             "since": found.get("since"),
             "last_step": row.get("last"),
