@@ -36,14 +36,14 @@ from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 COMMANDS = {
     "audit": "Judge a model by its weights, or on a batch: what is wrong, and where.",
     "board": "Show live and finished runs in your browser.",
-    "curvature": "Say how sharp a loss is, why, and the largest stable learning rate.",
+    "curvature": "Measure how sharp a loss is, why, and the largest stable rate.",
     "demo": "Train two deep models, watch both, and see why one cannot learn.",
-    "doctor": "Show what is installed, and what of a model can be read at which cost.",
+    "doctor": "Show what is installed; try a model: readings it supports, their cost.",
     "export": "Write readings to CSV, Parquet, JSON lines or TensorBoard files.",
     "live": "Follow a run on the terminal: loss, verdict, worst layers, findings.",
     "mcp": "Let an agent read runs: a Model Context Protocol server, read-only.",
     "plan": "Recommend gains, multipliers, warm-up and ε for a model, with reasons.",
-    "precision": "Say what bf16, fp16 or fp8 does to a model; what to keep in fp32.",
+    "precision": "Predict the error of bf16, fp16 or fp8, and what to keep in fp32.",
     "preflight": "Run a training script for a few steps, and judge its start.",
     "remedies": "List the remedies: what each does, and the troubles it fits.",
     "remedy": "Name the remedy to try first for a run, with the code that applies it.",
@@ -52,7 +52,7 @@ COMMANDS = {
     "rules": "List the rules that judge a run, with thresholds and their sources.",
     "run": "Run a training script, unmodified, and watch what it trains.",
     "runs": "List the runs of a directory.",
-    "selection": "Say of every head whether it selects, or has gone flat.",
+    "selection": "Tell heads that select tokens from heads that have gone flat.",
     "warmup": "Compile the CPU kernels ahead of the first watched run.",
 }
 """Name → one line for ``--help``. ``pre-flight`` lives in ``cli/pre_flight.py``."""
@@ -172,7 +172,7 @@ def _how_to_install(missing: dict[str, str]) -> list[str]:
 
 
 def _completed_words() -> list[str]:
-    """Return what stands on the line that a shell asks us to complete, if one does."""
+    """Return the words of the line that a shell asks us to complete, if one does."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     return line.split()[1:] if "_EQUIPOISE_COMPLETE" in os.environ else []
 

@@ -94,13 +94,13 @@ PRINTED = Path("-")
 
 
 def _json_path(path: Path | None) -> Path | None:
-    """Refuse early what cannot be written, and what is no JSON: weights, perhaps."""
+    """Refuse early a path that cannot be written, or a file that is not JSON."""
     if path is None or path == PRINTED:
         return path
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"{path}: name a file in a folder that is there")
     if path.exists() and path.read_bytes()[:1] not in (b"", b"{", b"["):
-        raise InputError(f"{path} exists and is no JSON: it was not overwritten")
+        raise InputError(f"{path} exists and is not JSON: it was not overwritten")
     return path
 
 

@@ -30,7 +30,9 @@ EXAMPLES = (
 FAIL_ON = ("warn", "error")
 FailOn = Annotated[
     str | None,
-    typer.Option(help="Exit with 1 if there is a finding this grave: warn or error."),
+    typer.Option(
+        help="Exit with 1 at findings of this severity or above: warn, error."
+    ),
 ]
 
 
@@ -48,7 +50,8 @@ def command(
     text: TextFile = None,
     random_tokens: RandomTokens = False,
     against: Annotated[
-        Path | None, typer.Option(help="Another checkpoint: say what moved, and where.")
+        Path | None,
+        typer.Option(help="An earlier checkpoint: list the tensors that moved."),
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="With data: also the error in this format.")

@@ -17,13 +17,15 @@ def command(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            help="Where the runs are; $EQUIPOISE_RUNS or ./runs if not given."
+            help="Folder of the runs; $EQUIPOISE_RUNS or ./runs by default."
         ),
     ] = None,
     *,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="8321 or the next free one if not given."),
+        typer.Option(
+            min=0, max=65535, help="Port; 8321, or the next free one, by default."
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="The interface to listen on.")

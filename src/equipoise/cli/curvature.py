@@ -22,23 +22,33 @@ def command(
     *,
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate to judge; SGD unless --optimizer."),
+        typer.Option(
+            help="Learning rate to judge, for SGD unless --optimizer is given."
+        ),
     ] = None,
-    momentum: Annotated[float, typer.Option(min=0, max=1, help="Of SGD.")] = 0.0,
+    momentum: Annotated[
+        float, typer.Option(min=0, max=1, help="Momentum of SGD.")
+    ] = 0.0,
     optimizer: Annotated[
         Path | None,
         typer.Option(help="state_dict() of an Adam over model.parameters(), a .pt."),
     ] = None,
-    eigenvalues: Annotated[int, typer.Option(min=1, help="Largest ones to find.")] = 5,
-    probes: Annotated[int, typer.Option(min=1, help="Random vectors.")] = 4,
+    eigenvalues: Annotated[
+        int, typer.Option(min=1, help="Number of largest eigenvalues to find.")
+    ] = 5,
+    probes: Annotated[
+        int,
+        typer.Option(min=1, help="Number of random vectors, for density and trace."),
+    ] = 4,
     every_block: Annotated[
-        bool, typer.Option(help="Also the sharpness of each sublayer alone (slow).")
+        bool,
+        typer.Option(help="Also measure the sharpness of each sublayer alone (slow)."),
     ] = False,
     micro_batch: Annotated[
         int | None, typer.Option(min=1, help="Samples at a time, to bound memory.")
     ] = None,
 ) -> StudyOutput:
-    """Say which sublayer makes a loss sharp, and if a learning rate is too large."""
+    """Find the sublayer that makes a loss sharp; judge a learning rate."""
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr {lr}: a learning rate is positive")
     # Here, not above: --help must not load torch.

@@ -16,11 +16,11 @@ EXAMPLES = ("equipoise demo", "equipoise demo --steps 60 --out demo")
 def command(
     *,
     out: Annotated[
-        Path | None, typer.Option(help="Where runs and report.html go.")
+        Path | None, typer.Option(help="Folder for the runs and report.html.")
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 100,
 ) -> None:
-    """Train pre-LN and post-LN side by side, watch both, and say what happened."""
+    """Train pre-LN and post-LN side by side, watch both, and print the verdicts."""
     # Here, not above: --help must not load torch.
     from equipoise.cli.demo_models import ARMS, train
     from equipoise.report.comparison import compared

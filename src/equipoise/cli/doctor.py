@@ -66,7 +66,7 @@ def command(
     random_tokens: RandomTokens = False,
     json: Json = None,
 ) -> None:
-    """Show versions, devices and kernels; of a model, what can be read and the cost.
+    """Show versions, devices and kernels; for a model, readings and their cost.
 
     The model is trained for a few steps at learning rate 0, in memory only.
     """
@@ -93,7 +93,7 @@ def command(
 
 
 def versions() -> dict[str, str | None]:
-    """Return what is installed in which version; None where it is not."""
+    """Return the version of each package; None where it is not installed."""
     found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     return {**found, **{name: _version(name) for name in PACKAGES}}
 

@@ -56,7 +56,9 @@ def command(
     tensorboard: TensorBoard = None,
     quantities: Annotated[
         str | None,
-        typer.Option(help='Names or patterns, such as "loss,attention.*"; all if not.'),
+        typer.Option(
+            help='Names or patterns, such as "loss,attention.*"; all by default.'
+        ),
     ] = None,
     wide: Annotated[
         bool,
@@ -66,7 +68,7 @@ def command(
         bool, typer.Option("--force", help="Replace files that exist.")
     ] = False,
 ) -> None:
-    """Write the readings of a run to files that other programs read."""
+    """Export the readings of a run for other programs."""
     targets = {"csv": csv, "jsonl": jsonl, "parquet": parquet, "tb": tensorboard}
     given = {kind: path for kind, path in targets.items() if path is not None}
     _check(given, wide=wide, force=force)

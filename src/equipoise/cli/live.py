@@ -34,10 +34,10 @@ def command(
     run: RunOrFolder = None,
     *,
     refresh: Annotated[
-        float, typer.Option(min=0.2, help="Seconds between two looks.")
+        float, typer.Option(min=0.2, help="Seconds between two updates.")
     ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print how it stands now, and end.")
+        bool, typer.Option("--once", help="Print the current state, and end.")
     ] = False,
 ) -> None:
     """Follow a run: loss, verdict, worst layers, findings. space pauses, q quits.
@@ -68,7 +68,7 @@ def _has_termios() -> bool:
 
 
 def screen() -> Screen:
-    """Return what standard output can show."""
+    """Return the abilities of standard output: colour, Unicode, size."""
     size = shutil.get_terminal_size((80, 24))
     dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not dumb

@@ -53,7 +53,7 @@ def command(
     *,
     beside: Annotated[
         str | None,
-        typer.Option(help=f"Also what its authors did: {' · '.join(PUBLISHED)}"),
+        typer.Option(help=f"Also print the published recipe: {' · '.join(PUBLISHED)}"),
     ] = None,
     json: Json = None,
     **given: Any,
@@ -68,7 +68,7 @@ def command(
 
 
 def _sizes(words: list[str]) -> dict[str, Any]:
-    """Return what was typed without a name: a model, or its three sizes."""
+    """Parse the positional arguments: a model, or its three sizes."""
     if len(words) == len(SIZES) and all(word.isdigit() for word in words):
         return dict(zip(SIZES, map(int, words), strict=True))
     if len(words) > 1:

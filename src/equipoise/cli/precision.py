@@ -22,7 +22,10 @@ def command(
     ] = "bf16",
     target: Annotated[
         float | None,
-        typer.Option(min=0, help="Relative error to reach by keeping modules in fp32."),
+        typer.Option(
+            min=0,
+            help="Relative error to reach; modules to keep in fp32 are chosen for it.",
+        ),
     ] = None,
     scaled: Annotated[
         bool | None,
@@ -39,7 +42,7 @@ def command(
         bool, typer.Option(help="Also measure each module alone (slow).")
     ] = False,
 ) -> StudyOutput:
-    """Predict and measure the error of a narrow format; say what to keep in fp32."""
+    """Predict and measure the error of a format; name modules to keep in fp32."""
     # Here, not above: --help must not load torch.
     from equipoise.auditing.precision import page
     from equipoise.auditing.precision.emulation import Storage

@@ -35,7 +35,9 @@ def command(
     ] = False,
     fail_on: Annotated[
         str,
-        typer.Option(help="Exit with 1 at a finding this grave: warn, error or never."),
+        typer.Option(
+            help="Exit with 1 at this severity or above: warn, error or never."
+        ),
     ] = "warn",
     html: Html = None,
     json: Json = None,

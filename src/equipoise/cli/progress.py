@@ -44,7 +44,7 @@ class Spinner:
                 self._progress.start()
 
     def now(self, doing: str) -> None:
-        """Say what comes next."""
+        """Name the next part."""
         self._progress.update(self._task, description=doing)
 
     def advance(self, done: int = 1) -> None:

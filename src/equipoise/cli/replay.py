@@ -26,7 +26,7 @@ def command(
         str, typer.Option(help="package.module:function that returns the model.")
     ],
     step: Annotated[
-        int | None, typer.Option(help="Which step; the last one saved unless given.")
+        int | None, typer.Option(help="The step; the last one saved by default.")
     ] = None,
     *,
     json: Json = None,

@@ -1,4 +1,4 @@
-"""``equipoise report RUN …``: what happened in one run, or in several side by side."""
+"""``equipoise report RUN …``: one run, or several side by side."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ def command(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            help="Leave with exit code 6 if a verdict is this bad or worse: "
+            help="Exit with code 6 if a verdict is this bad or worse: "
             "not-judged, at-risk (or warn), failing (or error), dead."
         ),
     ] = None,
@@ -72,7 +72,7 @@ def _page(runs: Mapping[str, Run], path: Path) -> Path:
 
 
 def _comparison(runs: Mapping[str, Run]) -> dict[str, Any] | None:
-    """Return what differs between several runs: the first one is the baseline."""
+    """Return the differences between several runs; the first is the baseline."""
     return compared(runs) if len(runs) > 1 else None
 
 

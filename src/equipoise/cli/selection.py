@@ -27,7 +27,7 @@ def command(
         int, typer.Option(min=1, help="Tokens chosen for lift and recall.")
     ] = 16,
 ) -> StudyOutput:
-    """Say of every head whether it selects, rests on the first key, or is flat."""
+    """Tell heads that select tokens from heads that rest on one key, or are flat."""
     # Here, not above: --help must not load torch.
     from equipoise.auditing.selection import page
     from equipoise.auditing.selection.study import study

@@ -80,7 +80,7 @@ def subject(
 
 
 def _installed_subject(path: Path, targets: bool) -> ModelAndBatch | None:
-    """Return what an installed package makes of a folder of its own format."""
+    """Return the model that an installed package makes of a folder of its format."""
     # A folder with a configuration is Hugging Face's: no package is loaded for it.
     if not path.is_dir() or (path / "config.json").is_file():
         return None

@@ -1,6 +1,6 @@
 """The run file: one SQLite file between the side that trains and the side that reads.
 
-``docs/store.md`` has the schema, what survives what, and how to read a run without us.
+``docs/store.md`` has the schema, what survives a crash, and how to read a run alone.
 """
 
 from importlib import import_module

@@ -288,7 +288,7 @@ def test_command_writes_and_fails_as_asked(tmp_path: Path) -> None:
     assert CliRunner().invoke(application(slip), slip).exit_code == 2
     slip[-2:] = [f"--json={words[1]}"]
     refused = CliRunner().invoke(application(slip), slip)
-    assert "is no JSON: it was not overwritten" in str(refused.exception)
+    assert "is not JSON: it was not overwritten" in str(refused.exception)
     assert (tmp_path / "m.pt").read_bytes() == weights
     alone = [*words[:2], "--json"]
     printed = CliRunner().invoke(application(alone), alone)
