@@ -59,6 +59,54 @@ def test_a_causal_convolution_is_not(tmp_path: Path) -> None:
     assert not tried(Convolved(left=True), tmp_path)
 
 
+class Inside(Convolved):
+    """Returns its loss alone, of rows that are laid out in one of several ways."""
+
+    def __init__(self, rows: str, *, left: bool) -> None:
+        super().__init__(left=left)
+        self.rows, self.mask = rows, lambda ids: causal(ids.shape[1])
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        z_BTV = super().forward(ids)
+        if self.rows == "next token within":
+            z_BTV, targets = z_BTV[:, :-1], ids[:, 1:]
+        assert targets is not None
+        if self.rows == "classes second":
+            return F.cross_entropy(z_BTV.mT, targets)
+        if self.rows == "tokens first":
+            z_BTV, targets = z_BTV.transpose(0, 1), targets.T
+        z_NV, target_N = z_BTV.flatten(0, 1), targets.flatten()
+        if self.rows == "chunks":
+            parts = zip(z_NV.chunk(3), target_N.chunk(3), strict=True)
+            sums = [F.cross_entropy(z, t, reduction="sum") for z, t in parts]
+            return torch.stack(sums).sum() / len(z_NV)
+        return F.cross_entropy(z_NV, target_N)
+
+
+def own_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    out: Tensor = model(ids[:, :-1], ids[:, 1:])
+    return out
+
+
+@pytest.mark.parametrize(
+    "rows", ["rows", "next token within", "classes second", "chunks"]
+)
+def test_a_model_that_returns_its_loss_alone_is_tried(
+    rows: str, tmp_path: Path
+) -> None:
+    """As nanochat does: its logits are those that its loss function is given."""
+    assert tried(Inside(rows, left=False), tmp_path / "wrong", own_loss) == {FUTURE}
+    assert not tried(Inside(rows, left=True), tmp_path / "right", own_loss)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_rows_of_a_loss_with_tokens_first_are_not_tried(
+    left: bool, tmp_path: Path
+) -> None:
+    """Sequences in another order do not come back as rows in that order."""
+    assert not tried(Inside("tokens first", left=left), tmp_path, own_loss)
+
+
 def test_an_encoder_may_see_ahead(tmp_path: Path) -> None:
     def masked(model: nn.Module, ids: Tensor) -> Tensor:
         hidden = torch.arange(LENGTH) % 3 == 1
@@ -329,7 +377,8 @@ class Random(Model):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_dropout_that_is_never_off_is_named(drops: bool, tmp_path: Path) -> None:
-    assert tried(Random(drops=drops), tmp_path) == ({REPEATED} if drops else set())
+    both = {REPEATED, "check.dropout_in_eval"}
+    assert tried(Random(drops=drops), tmp_path) == (both if drops else set())
 
 
 class Counting(Normed):

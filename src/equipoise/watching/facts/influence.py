@@ -176,6 +176,39 @@ class _Rounds(TorchFunctionMode):
         return (x * (1 + (2 * up - 1) * torch.finfo(x.dtype).eps)).to(x.dtype)
 
 
+class _LossInputs(TorchFunctionMode):
+    """Keeps what the loss function of a pass compares with its targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.cross_entropy:
+            self._given.append(args[0] if args else kwargs["input"])
+        return func(*args, **kwargs)
+
+    def logits(self, shape: torch.Size) -> Tensor | None:
+        """Return one row a token, or None where rows are not the tokens of the batch.
+
+        A model that predicts the next token within leaves out its last row: zeros stand
+        there, which nothing moves.
+        """
+        rows_NV = [z.mT.flatten(0, 1) if z.ndim == 3 else z for z in self._given]
+        if not rows_NV or any(z.ndim != 2 for z in rows_NV):
+            return None
+        B, T = shape
+        z_NV = torch.cat(rows_NV)
+        if len(z_NV) == B * T:
+            return z_NV.view(B, T, -1)
+        if len(z_NV) == B * (T - 1):
+            return F.pad(z_NV.view(B, T - 1, -1), (0, 0, 0, 1))
+        return None
+
+
 class InfluenceTrial:
     """The passes over one micro-batch."""
 
@@ -188,6 +221,8 @@ class InfluenceTrial:
         self._name, self._ids_BT, self._askew = _ids(batch, shapes)
         self._pooled = False
         """Whether the model puts out one row for each sequence."""
+        self._inside = False
+        """Whether logits are seen only where the model computes its loss."""
         _refuse(self._model)
         self._modes = {m: m.training for m in unwrapped(self._model).modules()}
 
@@ -210,6 +245,9 @@ class InfluenceTrial:
             turned = (turned_BTV.flip(0) - base_BTV).abs().amax() / size
             # More than rounding: the place in the batch counts, and measures no noise.
             alike = turned <= ROUNDINGS * self._format()
+            if self._inside and not bool(alike):
+                # Rows of a loss may be of tokens first: then they are not what we take.
+                raise DeclinedError("layout")
             noise = torch.maximum(again, turned) if alike else again
             found: dict[str, Any] = {
                 "noise": float(noise),
@@ -267,7 +305,7 @@ class InfluenceTrial:
         if other_seed:
             own = CallState(_Reseeded(random_state), batch.call_state.autocast)  # type: ignore[arg-type]
             batch = Batch(args, kwargs, own)
-        logits = output_logits(batch.replay(self._model))
+        logits = self._logits(batch, shape)
         if logits is None or not logits.is_floating_point():
             raise DeclinedError("no_logits")
         self._pooled = logits.ndim == 2
@@ -278,6 +316,17 @@ class InfluenceTrial:
         if not fits or not bool(logits.isfinite().all()):
             raise DeclinedError("no_logits")
         return logits.detach().clone()
+
+    def _logits(self, batch: Batch, shape: torch.Size) -> Tensor | None:
+        """Return what a pass puts out, or what it gives its own loss function."""
+        if not self._inside:
+            logits = output_logits(batch.replay(self._model))
+            self._inside = logits is None
+            if logits is not None:
+                return logits
+        with _LossInputs() as given:
+            batch.replay(self._model)
+        return given.logits(shape)
 
     def _rows_are_sequences(self) -> bool:
         """Return whether positions run along the second axis of the ids.
