@@ -28,7 +28,7 @@ PEERS = re.compile(
 )
 MEASURED = re.compile(r"\d[\d.,]* ?(?:%|×(?! ?\d)|times|CPU seconds|GiB|MiB)")
 """A number with a unit of measurement, beside the name of a peer."""
-GENERATED = {"peers.md", "claims.md", "choosing-a-normaliser.md"}
+GENERATED = {"peers.md", "claims.md", "choosing-a-normaliser.md", "zoo-by-class.md"}
 """Pages that are made from JSON as a whole."""
 
 

@@ -6,7 +6,15 @@ Results are rendered again from the raw numbers beside them; no experiment is re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import accelerators, choosing, command_line, figures, peers, zoo
+from docs import (
+    accelerators,
+    choosing,
+    command_line,
+    figures,
+    peers,
+    zoo,
+    zoo_by_class,
+)
 from equipoise_lab.claims import catalogue
 from equipoise_lab.claims.page import markdown
 from equipoise_lab.results.publishing import index, publish, published
@@ -14,6 +22,7 @@ from equipoise_lab.results.publishing import index, publish, published
 HERE = Path(__file__).parent
 PAGES: dict[str, Callable[[], str]] = {
     "zoo.md": zoo.page,
+    "zoo-by-class.md": zoo_by_class.page,
     "accelerators.md": accelerators.page,
     "choosing-a-normaliser.md": choosing.page,
     "cli.md": command_line.page,

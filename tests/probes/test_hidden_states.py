@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.anatomy.discovery import anatomy_of
 from equipoise.numerics.token_statistics import kurtosis, token_cosine
@@ -57,6 +58,63 @@ def test_norm_scales_are_those_of_each_token(kind: str) -> None:
         sigma.sort().values[(len(sigma) - 1) // 2].item()
     )
     assert found[site, "norm.gain"].item() == pytest.approx(3 / sigma.min().item())
+
+
+class ShiftedRMSNorm(nn.Module):
+    """Stores γ - 1, as Gemma's does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(width)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * (1 + self.weight)
+
+
+def read(model: nn.Module, x: Tensor) -> Emitter:
+    emit, anatomy = Emitter(), anatomy_of(model)
+    with attached([NormScales()], anatomy, emit, boundary=Boundary(strict=True)):
+        model(x)
+    return emit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gain_is_that_of_the_weight_as_it_is_used(dtype: torch.dtype) -> None:
+    model, x = nn.Sequential(ShiftedRMSNorm(8)), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        model[0].weight[3] = 1.5
+    sigma = x.to(dtype).float().square().mean(-1).add(1e-6).sqrt().min()
+    gain = read(model.to(dtype), x.to(dtype)).found["0", "norm.gain"]
+    assert gain.item() == pytest.approx(2.5 / sigma.item(), rel=1e-2)
+
+
+class Functional(nn.Module):
+    """Norms that are functions: of the stream, then twice of what a map made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.full((8,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.rms_norm(x, (8,))
+        return F.layer_norm(self.inner(x), (8,), weight=self.scale, eps=1e-5)
+
+
+def test_norms_that_are_functions_are_read_under_their_caller() -> None:
+    model, x = nn.Sequential(Functional()), torch.randn(2, 5, 8)
+    found = read(model, x).found
+    rms = x.square().mean(-1).sqrt()
+    assert found["0", "norm.sigma.min"].item() == pytest.approx(rms.min().item())
+    assert found["0", "norm.gain"].item() == pytest.approx(1 / rms.min().item())
+    inner = model[0].inner(F.rms_norm(x, (8,)))
+    least = inner.var(-1, unbiased=False).sqrt().min().item()
+    assert found["0#1", "norm.gain"].item() == pytest.approx(3 / least, rel=1e-5)
+
+
+def test_functions_that_norm_modules_call_are_not_read_twice() -> None:
+    model = nn.Sequential(nn.LayerNorm(8), Functional())
+    assert {site for site, _ in read(model, torch.randn(2, 5, 8)).found} == {"0"}
 
 
 def test_kurtosis_of_known_samples(rng: torch.Generator) -> None:

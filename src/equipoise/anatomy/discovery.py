@@ -24,6 +24,7 @@ from equipoise.anatomy.routers import router, routers
 from equipoise.anatomy.sites import (
     Anatomy,
     AttentionSite,
+    Mixer,
     Placement,
     Router,
     named,
@@ -33,6 +34,7 @@ from equipoise.anatomy.sites import (
 QUERIES = (
     *("q_proj", "query", "q_lin", "wq", "to_q", "q", "w_q", "query_proj", "linear_q"),
     *("W_q", "Wq", "WQ", "W_Q", "q_linear", "queries", "fc_q", "proj_q", "lin_q"),
+    *("c_q", "project_q"),
 )
 FUSED = (
     *("c_attn", "qkv", "Wqkv", "query_key_value", "qkv_proj", "to_qkv", "in_proj"),
@@ -43,7 +45,15 @@ OUTPUTS = (
     *("o_proj", "out_proj", "c_proj", "out_lin", "wo", "proj", "to_out", "dense"),
     *("o", "w_o", "W_o", "Wo", "WO", "W_O", "out", "linear_out", "output", "fc_out"),
     *("o_linear", "out_linear", "proj_out", "to_out.0", "fc_o", "proj_o", "lin_out"),
-    *("projection", "..output.dense", "..out_proj", "..proj", "..dense", "..wo"),
+    *(
+        "projection",
+        "attention_out",
+        "..output.dense",
+        "..out_proj",
+        "..proj",
+        "..dense",
+        "..wo",
+    ),
     *("..to_out", "..output", "final_linear"),
 )
 FEEDFORWARDS = (
@@ -63,11 +73,14 @@ EARLY = ("input_", "pre_", "ln_1", "ln1", "norm1", "layernorm_before", "norm_1")
 def guessed_layout(place: Place) -> Layout | None:
     """Return the projections a module seems to have, or None if none are so named."""
     module = place.module
-    if type(module).__name__ in OWN_ORDER or any(hasattr(module, n) for n in RECURRENT):
-        return None
-    fused = next((name for name in FUSED if place.weight(name)), None)
     queries = [name for name in QUERIES if place.weight(name)]
     separate = next((names for q in queries if (names := _three(place, q))), None)
+    # Attention may make a mask by a step (Doge); a fused map beside one is Mamba's.
+    beside = {name for name in RECURRENT if hasattr(module, name)}
+    allowed = {"dt_proj"} if separate else set()
+    if type(module).__name__ in OWN_ORDER or beside - allowed:
+        return None
+    fused = next((name for name in FUSED if place.weight(name)), None)
     kv = next((name for name in PAIRS if queries and place.weight(name)), None)
     if fused is None and separate is None and kv is None:
         return None
@@ -192,12 +205,14 @@ def anatomy_of(model: nn.Module) -> Anatomy:
     """Return where a model's attention, residual stream and norms are."""
     modules = dict(named(model))
     blocks, found, guessed = _blocks(modules)
+    gated = mixers(modules)
     sites = tuple(
         s
         for name in modules
         if (s := _site(Place(name, modules[name], modules), blocks))
+        and (s.declared or not _is_gated(gated.get(name)))
     )
-    norms = {n: m for n, m in modules.items() if type(m).__name__.endswith(NORMS)}
+    norms = {n: m for n, m in modules.items() if _is_norm(m)}
     placement, placed = _placement(blocks, found, norms)
     return Anatomy(
         model=model,
@@ -207,7 +222,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         norms=norms,
         feedforwards=_feedforwards(modules, blocks, found),
         routers=_routers(modules, blocks, found),
-        mixers=mixers(modules),
+        mixers=gated,
         placement=placement,
         family=type(unwrapped(model)).__name__,
         guessed=tuple(
@@ -216,6 +231,19 @@ def anatomy_of(model: nn.Module) -> Anatomy:
             + ["where the norms are"] * (not placed)
         ),
     )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    known = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    return known or type(module).__name__.endswith(NORMS)
+
+
+def _is_gated(mixer: Mixer | None) -> bool:
+    """Return whether a module forgets by a rate: then its q and k are no attention's.
+
+    A short convolution, or a step that nothing else explains, may be part of attention.
+    """
+    return mixer is not None and mixer.kind not in ("convolution", "unknown")
 
 
 def _declaration(place: Place, kinds: tuple[type, ...]) -> Declaration | None:

@@ -142,7 +142,7 @@ class Interceptor(TorchFunctionMode):
         elif func in ENTRY_POINTS or self._flow or foreign or self._declared:
             self._notice(func, args, kwargs, out)
         if func in self._watched and not inside_torch_func():
-            self._operation(func, args)
+            self._operation(func, (*args, *kwargs.values()))
         return out
 
     def _operated(self, func: Function, args: Any) -> None:

@@ -17,7 +17,7 @@ STATES = ("A_log", "dt_bias", "time_decay", "log_A", "decay")
 NAMED = re.compile(
     r"mamba|ssm|rwkv|time_?mix|retention|retnet|delta_?(net|rule)|linear_?att|kda"
     r"|hyena|hgrn|gated_?linear_?att|lightning_?att|recurrent|rg_?lru|short_?conv"
-    r"|mixer$",
+    r"|fourier|mixer$",
     re.IGNORECASE,
 )
 """Class names of mixers without softmax."""
@@ -25,6 +25,7 @@ PER_TOKEN = re.compile(
     r"mlp|ffn|feed_?forward|moe|expert|dense|router|gate$|norm|ffw", re.IGNORECASE
 )
 """Class names of parts that treat each token alone."""
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[0-9]+")
 
 
 def mixers(anatomy: Anatomy, attending: Collection[str] = ()) -> dict[str, nn.Module]:
@@ -39,7 +40,13 @@ def mixers(anatomy: Anatomy, attending: Collection[str] = ()) -> dict[str, nn.Mo
         children = _candidates(anatomy, name, block, attention)
         sure = {n: m for n, m in children.items() if _is_mixer(m)}
         found |= sure or _only_choice(name, children, attention, anatomy)
-    return found
+    known = {
+        name: mixer.module
+        for name, mixer in anatomy.mixers.items()
+        if not any(_touches(name, site) for site in attention)
+    }
+    outer = {n: m for n, m in found.items() if not any(_touches(n, k) for k in known)}
+    return outer | known
 
 
 def _candidates(
@@ -69,12 +76,26 @@ def _is_mixer(module: nn.Module) -> bool:
     # A model's own name may be in that of every part: RecurrentGemmaMlp.
     if NAMED.search(type(module).__name__) and not _is_per_token(module):
         return True
-    parts = any(hasattr(module, part) for part in RECURRENT)
-    return parts and not _is_per_token(module)
+    parts = (getattr(module, part, None) for part in RECURRENT)
+    mixes = any(part is not None and not _is_pointwise(part) for part in parts)
+    return mixes and not _is_per_token(module)
 
 
 def _is_per_token(module: nn.Module) -> bool:
-    return bool(PER_TOKEN.search(type(module).__name__))
+    """Return whether a class is named so, its model's name left out.
+
+    >>> Lfm2MoeShortConv = type("Lfm2MoeShortConv", (nn.Module,), {})
+    >>> SparseMoeBlock = type("Lfm2MoeSparseMoeBlock", (nn.Module,), {})
+    >>> _is_per_token(Lfm2MoeShortConv()), _is_per_token(SparseMoeBlock())
+    (False, True)
+    """
+    last = "".join(WORDS.findall(type(module).__name__)[-2:])
+    return bool(PER_TOKEN.search(last))
+
+
+def _is_pointwise(part: object) -> bool:
+    """Return whether a convolution sees one token at a time, as a linear map does."""
+    return isinstance(part, nn.Conv1d | nn.Conv2d) and set(part.kernel_size) == {1}
 
 
 def _only_choice(

@@ -107,6 +107,8 @@ def _recognised(module: nn.Module) -> tuple[MixerKind | None, Sources]:
     for kind, sources_of in KINDS.items():
         if (sources := sources_of(held)) is not None:
             return kind, sources
+    if "time_shift" in parts:  # RWKV: each token beside the one before it
+        return "convolution", {}
     if not _is_short_convolution(module):
         return None, {}
     inside = {name.rpartition(".")[2] for name, _ in module.named_parameters()}

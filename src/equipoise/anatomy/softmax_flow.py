@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.anatomy.call_stack import Caller
@@ -170,6 +171,8 @@ class SoftmaxFlow:
         scores, dim = given
         if dim is None or scores.ndim < 2 or not isinstance(out, Tensor):
             return
+        if "hyperconnection" in type(caller.module).__name__.lower():
+            return  # mixes the streams of each token, and no tokens
         self._met[caller.name] = caller
         softmax = started_softmax(caller, scores, dim)
         softmax.again = bool(self._living(scores))
@@ -345,6 +348,11 @@ def _call(
 ) -> AttentionCall:
     heads = count(caller.module, HEAD_COUNTS)
     scores_BHQK = four(local_part(scores), heads)
+    sinks_H = _sinks_beside(caller.module, scores_BHQK) if not extra else None
+    if sinks_H is not None:
+        column = sinks_H.to(scores_BHQK)[:, None, None]
+        column = column.expand(*scores_BHQK.shape[:-1], 1)
+        scores_BHQK, extra = torch.cat((scores_BHQK, column), -1), 1
     weights_BHQK = None if weights is None else four(local_part(weights), heads)
     if weights_BHQK is not None and weights_BHQK.shape[:3] != scores_BHQK.shape[:3]:
         weights_BHQK = None
@@ -357,6 +365,18 @@ def _call(
         extra_keys=extra,
         sinks=extra,
     )
+
+
+def _sinks_beside(module: nn.Module | None, scores_BHQK: Tensor) -> Tensor | None:
+    """Return learned sinks that are no column of the softmax.
+
+    Granite scales what was mixed instead, by the keys' share beside the sink.
+    """
+    sinks = None if module is None else module._parameters.get("sinks")
+    if sinks is None:
+        return None
+    here = local_part(sinks.detach()).flatten()
+    return here if len(here) == scores_BHQK.shape[1] else None
 
 
 def _reshaped(

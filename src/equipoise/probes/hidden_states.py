@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.anatomy import hooks
+from equipoise.anatomy.call_stack import Caller
 from equipoise.anatomy.calls import AttentionCall
 from equipoise.anatomy.sharding import WHOLE, head_split, local_part
 from equipoise.anatomy.sites import Anatomy, Reason
@@ -166,45 +168,145 @@ def _read_stream(
 EPSILONS = ("eps", "variance_epsilon", "epsilon")
 
 
-@dataclass(frozen=True, slots=True)
+FUNCTIONS: frozenset[Any] = frozenset({F.rms_norm, F.layer_norm})
+
+
+@dataclass(slots=True)
 class NormScales:
     """Emit σ (median and smallest over tokens) and the local gain ‖γ‖_∞/σ_min.
 
     The gain is the largest factor by which the norm passes a small change of one
-    token on; for constant γ it is exact, otherwise an upper bound.
+    token on; for constant γ it is exact, otherwise an upper bound. γ is what the norm
+    multiplies by: some store γ - 1 (Gemma, Qwen3-Next, Nemotron), which the first token
+    of its first call tells. In a model without norm modules, norms that are called as
+    functions are read under the module that calls them, numbered in order.
     """
 
     name: str = "normalisers"
+    operations: frozenset[Any] = frozenset()
+    _offsets: dict[int, Tensor] = field(default_factory=dict)
+    """Id of a norm → what it adds to its stored γ."""
+    _emit: Emit | None = None
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def begin_pass(self) -> None:
+        """Number the functional norms of each module from the first."""
+        self._calls = {}
+
+    def on_operation(self, caller: Caller, function: Any, args: Any) -> None:
+        """Read a norm that is a function, as nanochat's are."""
+        x = next(iter(args), None)
+        if self._emit is None or not isinstance(x, Tensor) or not x.numel():
+            return
+        number = self._calls[caller.name] = self._calls.get(caller.name, -1) + 1
+        site = f"{caller.name}#{number}" if number else caller.name
+        weight = next((w for w in args[2:3] if isinstance(w, Tensor)), None)
+        with torch._C.DisableTorchFunction():
+            sizes = token_sizes(dense(local_part(x.detach())))
+            centred = function is F.layer_norm
+            sigma_N = (sizes.around_mean if centred else sizes.around_zero).flatten()
+            largest = torch.ones_like(sigma_N[0])
+            if weight is not None:
+                largest = local_part(weight.detach()).abs().amax().to(largest.dtype)
+            _emit_scales(self._emit, site, sigma_N, largest)
 
     def attach(
         self, anatomy: Anatomy, emit: Emit, guarded: Guarded
     ) -> Iterator[RemovableHandle]:
-        yield from read_inputs(anatomy.norms, partial(_read_norm, emit), guarded)
+        self._emit = emit
+        # Where norms are modules, a look at each function they call would be wasted.
+        self.operations = frozenset() if anatomy.norms else FUNCTIONS
+        for site, module in anatomy.norms.items():
+            called = guarded(partial(self._called, emit, site))
+            yield hooks.after(module, called, with_kwargs=True)
+
+    def _called(
+        self,
+        emit: Emit,
+        site: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> None:
+        with torch._C.DisableTorchFunction():
+            given = hidden_states(args, kwargs)
+            if given is None or not given.numel():
+                return
+            x_BTD = dense(local_part(given))
+            if id(module) not in self._offsets and isinstance(output, Tensor):
+                y_BTD = dense(local_part(output.detach()))
+                self._offsets[id(module)] = gain_offset(module, x_BTD.detach(), y_BTD)
+            _read_norm(emit, site, module, x_BTD, self._offsets.get(id(module)))
 
 
-def _read_norm(emit: Emit, site: str, module: nn.Module, x_BTD: Tensor) -> None:
+def _read_norm(
+    emit: Emit, site: str, module: nn.Module, x_BTD: Tensor, offset: Tensor | None
+) -> None:
     sigma_N = _scale(module, x_BTD).flatten()
+    largest = None
+    if is_parametrized(module, "weight"):  # to ask for it would run code
+        emit.not_read(site, PARAMETRISED)
+    else:
+        largest = _largest_weight(module, sigma_N[0], offset)
+    _emit_scales(emit, site, sigma_N, largest)
+
+
+def _emit_scales(
+    emit: Emit, site: str, sigma_N: Tensor, largest: Tensor | None
+) -> None:
     least = sigma_N.amin()
     emit(site, "norm.sigma.p50", sigma_N.median(), how="mean")
     emit(site, "norm.sigma.min", least, how="min")
-    if is_parametrized(module, "weight"):  # to ask for it would run code
-        emit.not_read(site, PARAMETRISED)
-        return
-    emit(site, "norm.gain", _largest_weight(module, least) / least, how="max")
+    if largest is not None:
+        emit(site, "norm.gain", largest / least, how="max")
 
 
 def _scale(module: nn.Module, x_BTD: Tensor) -> Tensor:
     found = (getattr(module, name, None) for name in EPSILONS)
     eps = next((e for e in found if e is not None), torch.finfo(x_BTD.dtype).eps)
     sizes = token_sizes(x_BTD)
-    centred = "RMS" not in type(module).__name__
-    size = sizes.around_mean if centred else sizes.around_zero
+    size = sizes.around_mean if _centres(module) else sizes.around_zero
     return torch.hypot(size, size.new_full((), eps**0.5))
 
 
-def _largest_weight(module: nn.Module, like: Tensor) -> Tensor:
+def _centres(module: nn.Module) -> bool:
+    return "RMS" not in type(module).__name__
+
+
+def _largest_weight(module: nn.Module, like: Tensor, offset: Tensor | None) -> Tensor:
     weight = getattr(module, "weight", None)
     if weight is None:
         return torch.ones_like(like)
-    largest: Tensor = local_part(weight.detach()).abs().amax().to(like.dtype)
-    return largest
+    gamma = local_part(weight.detach())
+    gamma = gamma if offset is None else gamma + offset.to(gamma)
+    return gamma.abs().amax().to(like.dtype)
+
+
+CLEAR = 0.1
+"""How much of what a norm returned may be left, for its stored γ to be γ - 1."""
+
+
+def gain_offset(module: nn.Module, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Return what a norm adds to its stored γ: 0 or 1, by its first token.
+
+    >>> norm, x = nn.LayerNorm(8), torch.randn(1, 1, 8)
+    >>> gain_offset(norm, x, norm(x)), gain_offset(norm, x, norm(x) * 2)
+    (tensor(0.), tensor(1.))
+    """
+    weight, bias = (_local(module, name) for name in ("weight", "bias"))
+    if weight is None or x_BTD.shape != y_BTD.shape:
+        return x_BTD.new_zeros(())
+    if weight.shape != x_BTD.shape[-1:]:
+        return x_BTD.new_zeros(())
+    x_D, y_D = (x.flatten(0, -2)[0].float() for x in (x_BTD, y_BTD))
+    y_D = y_D if bias is None else y_D - bias
+    normed_D = (x_D - x_D.mean() if _centres(module) else x_D) / _scale(module, x_D)
+    left = [(normed_D * (weight + k) - y_D).norm() for k in (0, 1)]
+    return ((left[1] < left[0]) & (left[1] < CLEAR * y_D.norm())).to(x_BTD.dtype)
+
+
+def _local(module: nn.Module, name: str) -> Tensor | None:
+    """Return this rank's part of a norm's parameter, wide, without running its code."""
+    held = module._parameters.get(name)
+    return None if held is None else local_part(held.detach()).float()

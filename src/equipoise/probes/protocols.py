@@ -110,7 +110,8 @@ class AttentionProbe(Probe, Protocol):
 class OperationProbe(Probe, Protocol):
     """A probe that is handed calls of some torch functions besides attention.
 
-    ``on_operation(caller, function, args)`` follows each call of ``operations``.
+    ``on_operation(caller, function, args)`` follows each call of ``operations``, which
+    are asked for once the probe is attached; ``args`` are all values, named ones last.
     """
 
     operations: frozenset[Callable[..., Any]]

@@ -225,8 +225,8 @@ def count_indices(indices: Tensor, experts: int) -> Tensor:
     """
     flat = indices.flatten().long()
     # An index past the last expert means none: expert parallelism, skipped tokens.
-    count_E = torch.zeros(experts + 1, device=flat.device)
     ones = torch.ones_like(flat, dtype=torch.float32)
+    count_E = ones.new_zeros(experts + 1)
     return count_E.index_add_(0, flat.clamp(0, experts), ones)[:-1]
 
 

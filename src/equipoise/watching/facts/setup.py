@@ -189,12 +189,13 @@ def _configuration(model: nn.Module) -> Json | None:
 def _as_mapping(config: object) -> Mapping[str, Any] | None:
     if isinstance(config, Mapping):
         return config
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    to_dict = getattr(config, "to_diff_dict", None)  # Hugging Face: what was chosen
+    # Hugging Face: what was chosen. Its dataclasses refuse some of their own fields.
+    to_dict = getattr(config, "to_diff_dict", None)
     if callable(to_dict):
         found = to_dict()
         return found if isinstance(found, Mapping) else None
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return getattr(config, "__dict__", None)
 
 

@@ -1,0 +1,1 @@
+"""Every class that ``transformers`` can build small from its configuration alone."""
