@@ -280,7 +280,8 @@ def _largest_weight(module: nn.Module, like: Tensor, offset: Tensor | None) -> T
         return torch.ones_like(like)
     gamma = local_part(weight.detach())
     gamma = gamma if offset is None else gamma + offset.to(gamma)
-    return gamma.abs().amax().to(like.dtype)
+    largest: Tensor = gamma.abs().amax().to(like.dtype)
+    return largest
 
 
 CLEAR = 0.1
@@ -288,7 +289,7 @@ CLEAR = 0.1
 
 
 def gain_offset(module: nn.Module, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return what a norm adds to its stored γ: 0 or 1, by its first token.
+    """Return the number that a norm adds to its stored γ: 0 or 1, by its first token.
 
     >>> norm, x = nn.LayerNorm(8), torch.randn(1, 1, 8)
     >>> gain_offset(norm, x, norm(x)), gain_offset(norm, x, norm(x) * 2)
@@ -303,7 +304,8 @@ def gain_offset(module: nn.Module, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     y_D = y_D if bias is None else y_D - bias
     normed_D = (x_D - x_D.mean() if _centres(module) else x_D) / _scale(module, x_D)
     left = [(normed_D * (weight + k) - y_D).norm() for k in (0, 1)]
-    return ((left[1] < left[0]) & (left[1] < CLEAR * y_D.norm())).to(x_BTD.dtype)
+    is_shifted: Tensor = (left[1] < left[0]) & (left[1] < CLEAR * y_D.norm())
+    return is_shifted.to(x_BTD.dtype)
 
 
 def _local(module: nn.Module, name: str) -> Tensor | None:

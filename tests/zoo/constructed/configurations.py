@@ -108,7 +108,8 @@ TOKENS |= {"decoder_start_token_id": 1, "sep_token_id": 2, "mask_token_id": 3}
 def small_config(kind: type[PretrainedConfig], **asked: Any) -> PretrainedConfig:
     """Return a small configuration of a class.
 
-    >>> small_config(transformers.LlamaConfig).hidden_size
+    >>> from transformers import LlamaConfig
+    >>> small_config(LlamaConfig).hidden_size
     32
     """
     try:
@@ -123,7 +124,7 @@ def small_config(kind: type[PretrainedConfig], **asked: Any) -> PretrainedConfig
 
 
 def _latent(usual: Options) -> Options:
-    """Return what latent attention asks for: a key for every head, one rotary width."""
+    """Return the sizes of latent attention: a key for every head, one rotary width."""
     if "kv_lora_rank" not in usual:
         return {}
     heads: Options = {"num_key_value_heads": HEADS}
@@ -214,6 +215,7 @@ EXCEPTIONS: dict[str, Options] = {
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
     "MobileBertConfig": {"intra_bottleneck_size": 32},
     "NystromformerConfig": {"num_landmarks": 3, "segment_means_seq_len": 9},
+    "PegasusXConfig": {"num_global_tokens": 3, "block_size": 4},
     "XmodConfig": {"default_language": "en_XX"},
     "Gemma4AssistantConfig": {"text_config": Nested("Gemma4TextConfig", SHARED)},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},

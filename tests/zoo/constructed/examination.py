@@ -171,7 +171,7 @@ def status(row: dict[str, Any]) -> str:
 
 
 def examine(subject: Subject) -> dict[str, Any]:
-    """Return what is read of one forward pass beside what its witnesses saw."""
+    """Return the readings of one forward pass beside what its witnesses saw."""
     dtype = torch.float64
     try:
         truth = _witnessed(subject, dtype)
@@ -180,15 +180,15 @@ def examine(subject: Subject) -> dict[str, Any]:
         truth = _witnessed(subject, dtype)
     row: dict[str, Any] = {"format": str(dtype).removeprefix("torch.")}
     for implementation in ("eager", "sdpa"):
-        try:
-            with _by_default(dtype):
+        with _by_default(dtype):
+            try:
                 model, batch = made(subject, implementation, dtype)
                 found = read(model, batch)
-        except (ValueError, AssertionError) as why:
-            if implementation == "eager" or not UNSUPPORTED.search(str(why)):
-                raise
-            continue
-        row |= compared(model, found, truth, implementation, batch)
+            except (ValueError, AssertionError) as why:
+                if implementation == "eager" or not UNSUPPORTED.search(str(why)):
+                    raise
+                continue
+            row |= compared(model, found, truth, implementation, batch)
     return row
 
 
@@ -201,7 +201,7 @@ def _witnessed(subject: Subject, dtype: torch.dtype) -> Witnessed:
 def compared(
     model: nn.Module, found: Reading, truth: Witnessed, how: str, batch: Batch
 ) -> dict[str, Any]:
-    """Return what one implementation's reading says beside its witnesses."""
+    """Return one implementation's reading beside its witnesses."""
     real = batch.get("attention_mask")
     real = real.bool() if isinstance(real, Tensor) and real.ndim == 2 else None
     modules = dict(model.named_modules())

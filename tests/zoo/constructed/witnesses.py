@@ -49,7 +49,7 @@ class Witnessed:
 def scores(
     model: nn.Module, batch: dict[str, Any], *, narrow: bool = True
 ) -> list[Softmax]:
-    """Return what each softmax was given; its own format only if it may be narrow."""
+    """Return the scores of each softmax; its own format only if it may be narrow."""
     found: list[Softmax] = []
     running: list[str] = []
     with ExitStack() as stack, torch.no_grad():
@@ -63,7 +63,7 @@ def scores(
 def witnessed(
     model: nn.Module, batch: dict[str, Any], *, lengths: set[int]
 ) -> Witnessed:
-    """Return what a model did with a batch; ``lengths`` tell the axis of tokens."""
+    """Return the witnesses of one batch; ``lengths`` tell the axis of tokens."""
     wide = scores(model, batch, narrow=False)
     return Witnessed(scores(model, batch), wide, mixing(model, batch, lengths))
 
@@ -310,7 +310,7 @@ def _real(visible: Tensor, real: Tensor | None) -> Tensor:
     """Return which rows are of no padding token, so laid out that they broadcast.
 
     The batch says which tokens are; a call that hides none of them takes them for
-    real. Of tokens that a model made itself those are padding that no row sees.
+    real. Tokens that a model made itself are padding where no row sees them.
     """
     Q, K = visible.shape[-2:]
     if Q != K:
@@ -337,7 +337,7 @@ def theta_beside_sinks(p_NK: Tensor) -> Tensor:
 
 
 FEW = 12
-"""Up to so many keys every subset is tried at once."""
+"""Up to 12 keys, every subset is tried at once."""
 
 
 def theta_of(p_NK: Tensor) -> Tensor:
