@@ -77,7 +77,7 @@ STATUSES = ("read", "named", "silent", "wrong", "failed", "not built")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    name = [f"`{row['class']}`", row["kind"]]
+    name = [f"`{row['class']}`", row.get("kind", "")]
     if "layers" not in row:
         return [*name, *["–"] * 7, row["status"], row.get("why", "")]
     worst = [max(p["worst"][q] for p in _parts(row)) for q in QUANTITIES]
