@@ -41,15 +41,28 @@ def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
-def json_object(text: str | bytes, holder: object) -> dict[str, Any]:
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:120]!r} stands in it twice")
+    return found
+
+
+def json_object(
+    text: str | bytes, holder: object, *, once: bool = False
+) -> dict[str, Any]:
     """Return the JSON object of a file; one that holds none is an error with its name.
 
     >>> json_object("[1]", "config.json")
     Traceback (most recent call last):
     equipoise.errors.InputError: config.json: not a JSON object
+
+    With ``once`` a name that stands twice is an error: JSON keeps the last, in silence.
     """
     try:
-        given = json.loads(text)
+        given = json.loads(text, object_pairs_hook=_each_once if once else None)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{holder}: not JSON ({error})") from error
     if not isinstance(given, dict):

@@ -1,8 +1,9 @@
 """The board shows what the runs hold, follows a live one, and serves nobody else."""
 
-import asyncio
 import base64
 import math
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from equipoise.store import Run, RunWriter, open_run
 from equipoise.web.api import Answers, _names
 from equipoise.web.app import application
 from equipoise.web.directory import Directory
-from equipoise.web.live import LiveStreams, Stream
+from equipoise.web.live import Looks
 from equipoise.web.security import COOKIE, POLICY, Access
 from equipoise.web.server import BoardOptions, prepared
 from tests.report.runs import BLOCKS, failing_run, healthy
@@ -158,7 +159,7 @@ def test_nothing_outside_the_directory_is_read(folder: Path, key: str) -> None:
         for part in ("run", "verdict", "changes", "grid", "heads", "since"):
             assert client.get(f"/api/{part}/{key}").status_code == 404
         assert client.get("/api/run/link").status_code == 404
-        assert client.get("/api/events", params={"run": key}).status_code == 404
+        assert client.get("/api/changed", params={"run": key}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -199,9 +200,33 @@ def test_another_interface_asks_for_a_token(folder: Path) -> None:
         cookie = first.headers["set-cookie"]
         assert COOKIE in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
         assert client.get("/api/runs").status_code == 200
-        assert (
-            client.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
-        )
+        # A name of this machine that we cannot know: the token is what is asked for.
+        assert client.get("/api/runs", headers={"host": "gpu7.lab"}).status_code == 200
+        client.cookies.clear()
+        assert client.get("/api/runs", headers={"host": "gpu7.lab"}).status_code == 401
+
+
+def test_every_address_that_is_printed_answers(folder: Path) -> None:
+    board = prepared(BoardOptions(directory=folder, host="0.0.0.0", expose=True))
+    board.listener.close()
+    app = board.server.config.app
+    for address in (board.address, *board.others):
+        with TestClient(app, base_url=address.partition("?")[0]) as client:
+            assert client.get(address).status_code == 200
+            assert client.get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize("foreign", ["a/b=1", "foo[bar]=1", 'x="', "é=1", "=; ;"])
+def test_cookies_of_other_programs_change_nothing(folder: Path, foreign: str) -> None:
+    access = Access(host="0.0.0.0", token="s3cret")
+    other = Access(host="0.0.0.0", token="of a board on another port")
+    with TestClient(application(folder, access), base_url="http://10.0.0.7") as client:
+        for given in (foreign, f"{foreign}; {other.cookie}=x"):
+            asked = {"cookie": f"{given}; {access.cookie}=s3cret".encode()}
+            assert client.get("/api/runs", headers=asked).status_code == 200
+            assert (
+                client.get("/", headers={"cookie": given.encode()}).status_code == 401
+            )
 
 
 def test_listening_beyond_this_machine_needs_an_option(tmp_path: Path) -> None:
@@ -226,27 +251,56 @@ def test_a_port_in_use_is_reported_or_the_next_is_taken(tmp_path: Path) -> None:
     assert board.address.startswith("http://127.0.0.1:")
 
 
-def test_a_browser_hears_of_a_change_and_streams_are_limited(tmp_path: Path) -> None:
-    path = tmp_path / "a.eqp"
+def test_a_page_asks_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.web.live.LOOK_S", 0.0)
+    monkeypatch.setattr("equipoise.web.live.MOST_LOOKS", 2)
+    looks, path = Looks(Directory(tmp_path)), tmp_path / "a.eqp"
     with RunWriter(path, INFO) as writer:
         writer.append([Reading.scalar(0, "loss", 1.0)])
-        streams = LiveStreams()
-        stream = Stream(path=path, directory=Directory(tmp_path))
+        first, every = looks.word(path), looks.word(None)
+        assert looks.word(path) == first and looks.word(None) == every
+        writer.append([Reading.scalar(1, "loss", 1.0)])
+        assert looks.word(path) != first and looks.word(None) != every
+    looks.word(tmp_path / "b.eqp")
+    assert len(looks._last) == 2
 
-        async def follow() -> list[str]:
-            lines = streams._lines(stream)
-            found = [await anext(lines)]
-            writer.append([Reading.scalar(1, "loss", 1.0)])
-            found.append(await asyncio.wait_for(anext(lines), 30))
-            assert streams.open == 1
-            await lines.aclose()
-            return found
 
-        first, second = asyncio.run(follow())
-    assert '"changed": 1' in first and '"changed": 2' in second
-    assert streams.open == 0
-    streams.open = 200
-    assert streams.response(stream).status_code == 503
+@pytest.mark.parametrize("how", ["moved", "overwritten"])
+def test_a_run_that_takes_anothers_name_is_served_whole(
+    tmp_path: Path, how: str
+) -> None:
+    """Both are made in one second, of one length, with other losses."""
+    for name, loss in {"old": 1.0, "new": 9.0}.items():
+        with RunWriter(tmp_path / f"{name}.eqp", INFO) as writer:
+            writer.append([Reading.scalar(step, "loss", loss) for step in range(20)])
+    asked = {"quantity": "loss", "points": 10}
+    with TestClient(application(tmp_path, Access()), base_url=HERE) as client:
+        before = client.get("/api/run/old").json()
+        client.get("/api/verdict/old")
+        assert (
+            unpacked(client.get("/api/grid/old", params=asked).json()["mean"])[0] == 1
+        )
+        put = shutil.copyfile if how == "overwritten" else shutil.move
+        put(tmp_path / "new.eqp", tmp_path / "old.eqp")
+        since = {"cursor": before["cursor"], "quantity": "loss"}
+        news = client.get("/api/since/old", params=since).json()
+        assert news["identity"] != before["identity"]
+        assert client.get("/api/run/old").json()["identity"] == news["identity"]
+        assert (
+            unpacked(client.get("/api/grid/old", params=asked).json()["mean"])[0] == 9
+        )
+        directory = Directory(tmp_path)
+        assert directory.run("old").identity == news["identity"]
+
+
+def test_pages_hold_no_connection_open() -> None:
+    """A browser has six for all tabs of one host."""
+    script = (Path(page_model.__file__).parent / "page").glob("*.js")
+    assert not re.search(
+        "EventSource|WebSocket", "".join(f.read_text() for f in script)
+    )
 
 
 def test_cached_answers_stay_within_their_limit() -> None:

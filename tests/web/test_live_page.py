@@ -155,3 +155,28 @@ def test_a_pinned_baseline_stays(page: Any, live: LiveRun) -> None:
     page.wait_for_selector(".parted")
     assert "pre-LN first parts from post-LN" in page.inner_text(".parted")
     assert "baseline=post" in page.url and page.complaints == []
+
+
+def test_seven_tabs_of_a_live_run_are_drawn(page: Any, live: LiveRun) -> None:
+    """A browser has six connections for all tabs of one board."""
+    tabs = [page.context.new_page() for _ in range(7)]
+    for tab in tabs:
+        judged(tab, "run/live")
+    for tab in tabs:
+        tab.close()
+
+
+def test_a_long_name_makes_no_wide_page(page: Any, live: LiveRun) -> None:
+    name = "n" * 20_000
+    path = Path(live.writer.path).with_name("wide.eqp")
+    site = ("s" * 3000,)
+    odd = Reading(step=0, quantity="q" * 2000, sites=site, values=((1.0,),))
+    with RunWriter(path, made._info(name)) as writer:
+        found = Finding.error(0, "mine.broke", name)
+        writer.append([Reading.scalar(0, "loss", 1.0), odd], findings=[found])
+    for address in ("./", "run/wide"):
+        page.goto(address)
+        until(page, "document.body.innerText.includes('nnnnn')")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= page.viewport_size["width"]
+    path.unlink()

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from equipoise.auditing.weights.checkpoint import open_checkpoint
-from equipoise.auditing.weights.entries import Checkpoint, in_memory, printable
+from equipoise.auditing.weights.entries import (
+    Checkpoint,
+    Entry,
+    in_memory,
+    printable,
+)
 from equipoise.auditing.weights.measures import Measurement, Progress, measure
+from equipoise.auditing.weights.packs import unpacked
 from equipoise.judging.judge import Judge
 from equipoise.judging.verdict import Verdict
 from equipoise.records import Finding, Reading
@@ -96,8 +102,10 @@ def audit(
 
         model = loaded(str(model)).model
     checkpoint = _checkpoint(model)
+    differing, compared_with = _declared(model, checkpoint)
     weights = measure(checkpoint, progress=progress)
-    readings, facts = weights.readings(), _facts(checkpoint, weights)
+    readings = weights.readings()
+    facts = [*_facts(checkpoint, weights), *compared_with]
     compared: Comparison | None = None
     if against is not None:
         from equipoise.auditing.weights.comparison import compare
@@ -108,7 +116,8 @@ def audit(
             readings + compared.readings(),
             facts + compared.facts(old.name),
         )
-    judge = _judge(weights)
+    judge = _judge(checkpoint, weights)
+    judge.note(differing)
     judge.add_at_once(readings)
     if batch is not None:
         from equipoise.auditing.one_pass import audit_batch
@@ -132,10 +141,24 @@ def audit(
 
 def _checkpoint(model: Auditable) -> Checkpoint:
     if isinstance(model, nn.Module):
-        return in_memory(model, name=type(model).__name__)
-    if isinstance(model, Mapping):
-        return in_memory(model, name="state dict")
-    return open_checkpoint(Path(model))
+        found = in_memory(model, name=type(model).__name__)
+    elif isinstance(model, Mapping):
+        found = in_memory(model, name="state dict")
+    else:
+        found = open_checkpoint(Path(model))
+    return unpacked(found)
+
+
+def _declared(
+    model: Auditable, checkpoint: Checkpoint
+) -> tuple[list[Finding], list[str]]:
+    """Return how a file differs from its configuration, and what was compared."""
+    if isinstance(model, nn.Module | Mapping) or not checkpoint.config:
+        return [], []
+    # Here, not above: a file without a configuration needs none of it.
+    from equipoise.auditing.weights.declared import compared
+
+    return compared(checkpoint, Path(model))
 
 
 def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
@@ -157,6 +180,8 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
             f"no Lipschitz bound of {part} at {len(sites)} sites, such as "
             f"{printable(sites[0])}: {why}"
         )
+    if checkpoint.packs:
+        lines.append(f"{checkpoint.packs} weights were read from codes and scales")
     if weights.unread:
         how = "; install the gguf package" if checkpoint.format == "gguf" else ""
         lines.append(
@@ -166,11 +191,21 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
     return lines
 
 
-def _judge(weights: Measurement) -> Judge:
+UNREAD = 0.05
+"""Share of a file's bytes: with more unread, what was read is no verdict on it."""
+
+
+def _judge(checkpoint: Checkpoint, weights: Measurement) -> Judge:
     """Return a judge of weights; nothing read is never healthy."""
-    measured = sum(map(len, weights.values.get("weights.rms", {}).values()))
+    sizes = {name: _bytes(entry) for name, entry in checkpoint.entries.items()}
+    measured = len(weights.values.get("weights.rms", {}))
     unread = len(weights.unread)
-    packed = not measured or unread > measured
+    lost = sum(sizes[name] for name in weights.unread)
+    packed = not measured or lost > UNREAD * sum(sizes.values())
     coverage = {"tensors": measured, "unread": unread}
     reason = "packed" if packed else ""
     return Judge({"coverage": coverage, "reason": reason}, of="weights")
+
+
+def _bytes(entry: Entry) -> int:
+    return entry.numel * (1 if entry.dtype is None else entry.dtype.itemsize)

@@ -31,7 +31,8 @@ FAIL_ON = ("warn", "error")
 FailOn = Annotated[
     str | None,
     typer.Option(
-        help="Exit with 1 at findings of this severity or above: warn, error."
+        help="Exit with 1 at findings of this severity or above: warn, error. A dead "
+        "model always does."
     ),
 ]
 
@@ -99,7 +100,7 @@ def command(
             _study(model, found, wanted)
     write_page(result, html, quietly=printed)
     grave = (finding.is_grave(fail_on) for finding in result.findings if fail_on)
-    raise typer.Exit(int(any(grave)))
+    raise typer.Exit(int(result.verdict.state == "dead" or any(grave)))
 
 
 def audit_json(result: "Audit", command: str = "audit") -> str:

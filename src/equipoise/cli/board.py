@@ -53,6 +53,8 @@ def command(
     )
     board = prepared(options)
     typer.echo(f"board of {options.directory} at {board.address}  (Ctrl-C ends it)")
+    for address in board.others:
+        typer.echo(f"the same at {address}")
     if options.browser:
         open_browser(board.address)
     board.run()

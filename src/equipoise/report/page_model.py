@@ -194,6 +194,14 @@ def brief(value: Any) -> str:
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}…"
 
 
+def shown_name(run: Run) -> str:
+    """Return a run's name, cut where it would fill a page."""
+    name = run.info.name
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+
+
+LONGEST_NAME = 160
+"""Characters of a run's name on a page: a folder's longest name is 255."""
 LONGEST = 2000
 """Characters of a detail on a page."""
 

@@ -1,5 +1,6 @@
 """Read a run file: while it is written, after its writer died, or years later."""
 
+import hashlib
 import os
 import sqlite3
 import threading
@@ -78,10 +79,24 @@ class Run:
             if not rows:
                 raise RunFileError(f"{path}: damaged: it does not say what it is")
             self.info = RunInfo.from_json(rows[0][1])
+        self.identity = self.identity_now()
+        """Which run it is: another file of the same name has another."""
         self._judge: Judge | None = None
         self._judging = threading.Lock()
         self.skimmed: Skim | None = None
         """What the verdict rests on, where the file was not read through for it."""
+
+    def identity_now(self) -> str:
+        """Return the identity of the run that is in the file now.
+
+        A file of before it was written is known by what it says it is.
+        """
+        with reading(self.path) as db:
+            schema.look_current(db, schema.checked_version(db, self.path))
+            query = "SELECT key, value FROM meta WHERE key IN ('identity', 'info')"
+            found = dict(db.execute(query).fetchall())
+        info = str(found.get("info", "")).encode()
+        return str(found.get("identity") or hashlib.blake2s(info).hexdigest())
 
     @property
     def damage(self) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -218,8 +219,11 @@ class RunWriter:
                 raise RunFileError(f"{self.path}: nothing in it to resume")
             with transaction(db):
                 schema.create(db)
-                row = with_checksum("info", info.to_json())
-                db.execute("INSERT INTO meta VALUES (?, ?, ?)", row)
+                # An identity of its own: another run may take this one's place.
+                own = {"info": info.to_json(), "identity": uuid.uuid4().hex}
+                for item in own.items():
+                    row = with_checksum(*item)
+                    db.execute("INSERT INTO meta VALUES (?, ?, ?)", row)
         if schema.checked_version(db, self.path) < schema.VERSION:
             with transaction(db):
                 schema.upgrade(db)

@@ -30,13 +30,14 @@ from equipoise.report.page_model import (
     event_json,
     judged,
     run_json,
+    shown_name,
     verdict_json,
 )
 from equipoise.report.report_model import table
 from equipoise.report.run_list import with_columns
 from equipoise.store import Run
 from equipoise.web.directory import Directory, signature
-from equipoise.web.live import LiveStreams, Stream
+from equipoise.web.live import Looks
 
 T = TypeVar("T")
 READERS = 3
@@ -81,7 +82,7 @@ class Board:
     """The handlers, over one directory of runs."""
 
     directory: Directory
-    streams: LiveStreams
+    looks: Looks
     answers: Answers = field(default_factory=Answers)
     limiter: anyio.CapacityLimiter | None = None
 
@@ -106,12 +107,13 @@ class Board:
         def work() -> Json:
             run = self.directory.run(key)
             numbers = [[name, cells] for name, cells in table({key: run})]
-            described = run_json(run, label=run.info.name, key=key)
+            described = run_json(run, label=shown_name(run), key=key)
             return {
                 **described,
                 "numbers": numbers,
                 "state": run.state,
                 "cursor": run.cursor,
+                "identity": run.identity,
             }
 
         return await self._kept(("run", key), key, work)
@@ -183,6 +185,7 @@ class Board:
                 "events": events,
                 "quantities": sorted({r.quantity for r in news.readings}),
                 "state": run.state,
+                "identity": run.identity,
             }
 
         return await self._kept(("since", key, cursor, *sorted(wanted)), key, work)
@@ -211,17 +214,20 @@ class Board:
 
         return _json(await self.read(answer))
 
-    async def events(self, request: Request) -> Response:
+    async def changed(self, request: Request) -> Response:
+        """Answer with a word that differs once a run, or the list, has changed."""
         key = request.query_params.get("run")
-        path = (
-            None if key is None else await self.read(lambda: self.directory.path(key))
-        )
-        return self.streams.response(Stream(path=path, directory=self.directory))
+
+        def work() -> Json:
+            path = None if key is None else self.directory.path(key)
+            return {"changed": self.looks.word(path)}
+
+        return _json(_encoded(await self.read(work)))
 
 
 def _names(runs: Mapping[str, Run]) -> dict[str, str]:
     """Return what to call runs: by name, or by key where two have one name."""
-    own = {key: run.info.name for key, run in runs.items()}
+    own = {key: shown_name(run) for key, run in runs.items()}
     return own if len(set(own.values())) == len(own) else {key: key for key in runs}
 
 
@@ -243,11 +249,12 @@ def _whole(text: str | None, otherwise: int) -> int:
 
 def handlers(directory: Path) -> dict[str, Handler]:
     """Return what answers ``/api/NAME`` over a directory of runs."""
-    board = Board(Directory(directory), LiveStreams())
+    own = Directory(directory)
+    board = Board(own, Looks(own))
     return {
         "runs": board.runs,
         "compare": board.compare,
-        "events": board.events,
+        "changed": board.changed,
         "verdict": board.verdict,
         "changes": board.changes,
         "grid": board.grid,

@@ -24,16 +24,33 @@ Signature = tuple[int, ...]
 
 
 def signature(path: Path) -> Signature:
-    """Return what changes when a run is written: times and sizes of file and WAL."""
+    """Return what changes when a run is written, or another takes its name.
+
+    Times and sizes of file and WAL, and which file it is.
+    """
     found: list[int] = []
     for one in (path, path.with_name(f"{path.name}-wal")):
         try:
             stat = one.stat()
         except OSError:
-            found += [0, 0]
+            found += [0, 0, 0]
         else:
-            found += [stat.st_mtime_ns, stat.st_size]
+            found += [stat.st_ino, stat.st_mtime_ns, stat.st_size]
     return tuple(found)
+
+
+@dataclass(slots=True)
+class _Opened:
+    signature: Signature
+    run: Run
+
+    def is_still(self, now: Signature) -> bool:
+        """Whether the file holds the run that was opened, perhaps with more in it."""
+        if self.signature != now:
+            if self.run.identity_now() != self.run.identity:
+                return False
+            self.signature = now
+        return True
 
 
 @dataclass(slots=True)
@@ -49,7 +66,7 @@ class Directory:
     root: Path
     _paths: dict[str, Path] = field(default_factory=dict)
     _scanned: float = -RESCAN_S
-    _open: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _open: OrderedDict[str, _Opened] = field(default_factory=OrderedDict)
     _judged: dict[str, _Judged] = field(default_factory=dict)
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _judging: ThreadPoolExecutor = field(
@@ -82,16 +99,21 @@ class Directory:
         return found
 
     def run(self, key: str) -> Run:
-        """Return the run, opened once while it is in use."""
+        """Return the run, opened once while it is in use and not replaced."""
         path = self.path(key)
+        now = signature(path)
         with self._guard:
-            if key in self._open:
+            known = self._open.get(key)
+        if known is not None and known.is_still(now):
+            with self._guard:
+                self._open[key] = known
                 self._open.move_to_end(key)
-                return self._open[key]
+            return known.run
         run = open_run(path)
         with self._guard:
-            self._open[key] = run
-            large = [k for k, one in self._open.items() if is_large(one)]
+            self._open[key] = _Opened(now, run)
+            self._open.move_to_end(key)
+            large = [k for k, one in self._open.items() if is_large(one.run)]
             for old in large[:-OPEN_LARGE] or list(self._open)[:-OPEN_RUNS]:
                 del self._open[old]
         return run

@@ -6,11 +6,10 @@ an interface other than loopback needs a token, which the first visit turns into
 cookie.
 """
 
+import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import SimpleCookie
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -41,6 +40,13 @@ class Access:
     host: str = "127.0.0.1"
     token: str | None = None
 
+    @property
+    def cookie(self) -> str:
+        """The cookie's name: boards on other ports of a machine have others."""
+        return (
+            f"{COOKIE}_{hashlib.blake2s((self.token or '').encode()).hexdigest()[:8]}"
+        )
+
     def knows(self, host: str) -> bool:
         """Say whether a request was meant for this board.
 
@@ -48,11 +54,9 @@ class Access:
         (True, False)
         """
         name = _name(host)
-        if name is None:
-            return False
-        if name in LOOPBACK or name == self.host:
-            return True
-        return self.host in WILDCARDS and _is_address(name)
+        # With a token any name will do, and machines have many: a page that rebinds
+        # its own name to us has no cookie of ours.
+        return bool(name) and (self.token is not None or name in (*LOOPBACK, self.host))
 
     def is_allowed(self, given: str | None) -> bool:
         """Say whether a token is the right one; without one anybody here may read."""
@@ -68,14 +72,6 @@ def _name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class Guard:
@@ -119,8 +115,7 @@ class Guard:
     def _without_token(
         self, scope: Scope, headers: Mapping[str, str]
     ) -> Response | None:
-        cookies = SimpleCookie(headers.get("cookie", ""))
-        if self.access.is_allowed(COOKIE in cookies and cookies[COOKIE].value or None):
+        if self.access.is_allowed(_cookie(headers, self.access.cookie)):
             return None
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         given = query.pop("token", [None])[0]
@@ -132,8 +127,22 @@ class Guard:
         there = scope["path"].replace("\\", "/")
         there = f"/{there.lstrip('/')}" + (f"?{rest}" if rest else "")
         answer = RedirectResponse(there, 303)
-        answer.set_cookie(COOKIE, given or "", httponly=True, samesite="strict")
+        answer.set_cookie(
+            self.access.cookie, given or "", httponly=True, samesite="strict"
+        )
         return answer
+
+
+def _cookie(headers: Mapping[str, str], wanted: str) -> str | None:
+    """Return the value of one cookie, whatever other programs of this host have set.
+
+    Cookies know no port, and a parser of all of them refuses names such as ``a/b``.
+
+    >>> _cookie({"cookie": "a/b=1; foo[bar]=1; ours=t"}, "ours")
+    't'
+    """
+    pairs = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
+    return next((value for name, _, value in pairs if name == wanted), None)
 
 
 def _is_foreign(headers: Mapping[str, str], host: str) -> bool:

@@ -36,6 +36,8 @@ class ReadyBoard:
     server: uvicorn.Server
     listener: socket.socket
     address: str
+    others: tuple[str, ...] = ()
+    """Other addresses of the same board, for machines that do not know its name."""
 
     def run(self) -> None:
         """Answer until it is stopped."""
@@ -56,6 +58,7 @@ def prepared(options: BoardOptions) -> ReadyBoard:
     token = None if inside else secrets.token_urlsafe(24)
     listener = _listener(options)
     port = listener.getsockname()[1]
+    addresses = [_address(name, port, token) for name in _names(options.host)]
     access = Access(host=options.host, token=token)
     config = uvicorn.Config(
         application(options.directory, access),
@@ -68,12 +71,35 @@ def prepared(options: BoardOptions) -> ReadyBoard:
     return ReadyBoard(
         server=uvicorn.Server(config),
         listener=listener,
-        address=_address(options.host, port, token),
+        address=addresses[0],
+        others=tuple(addresses[1:]),
     )
 
 
-def _address(host: str, port: int, token: str | None) -> str:
-    name = socket.gethostname() if host in WILDCARDS else host
+def _names(host: str) -> list[str]:
+    """Return what other machines may call this one: its name, then its address."""
+    if host not in WILDCARDS:
+        return [host]
+    names = [socket.gethostname(), _own_address(host)]
+    return [name for name in names if name] or ["localhost"]
+
+
+def _own_address(host: str) -> str:
+    """Return the address that packets leave by; nothing without a network.
+
+    A datagram socket that is connected sends nothing.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    far = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _address(name: str, port: int, token: str | None) -> str:
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 

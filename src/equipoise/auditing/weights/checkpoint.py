@@ -26,7 +26,7 @@ from equipoise.auditing.weights.entries import (
 from equipoise.errors import InputError
 from equipoise.records import json_object
 
-# What safetensors calls a dtype; the others (packed 4-bit ones) are listed, not read.
+# What safetensors calls a dtype. Others (packed 4-bit ones) are listed, not read.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -34,6 +34,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", None),
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -135,6 +136,9 @@ def _open_safetensors(path: Path, config: Mapping[str, Any]) -> Checkpoint:
         raise InputError(
             f"{path} is cut off or damaged ({reason}): copy or download it again"
         ) from error
+
+    with path.open("rb") as stream:  # safetensors keeps the last of two, in silence
+        json_object(stream.read(8 + length)[8:], f"the header of {path}", once=True)
 
     def load(name: str, start: int, count: int) -> Tensor:
         found: Tensor = file.get_tensor(name)

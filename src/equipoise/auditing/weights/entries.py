@@ -64,6 +64,8 @@ class Checkpoint:
     """Module → query heads, where a model in memory says so itself."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
     """Norm → ε, likewise."""
+    packs: int = 0
+    """Weights that are read from codes and scales as the numbers they stand for."""
     offsets: Mapping[str, float] = field(default_factory=dict)
     """Norm → the number added to its stored γ; NaN where that is neither 0 nor 1."""
 

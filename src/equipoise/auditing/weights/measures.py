@@ -6,6 +6,7 @@ entries. Of every head ‖W_Q W_Kᵀ‖₂ and ‖W_V W_O‖₂, and how much it
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from equipoise.auditing.weights.bounds import (
     feedforward_bounds,
     gain_offset,
 )
-from equipoise.auditing.weights.entries import Checkpoint
+from equipoise.auditing.weights.entries import Checkpoint, Entry
 from equipoise.auditing.weights.heads import head_values
 from equipoise.auditing.weights.layout import (
     DOWN,
@@ -108,7 +109,7 @@ def measure(
         work.done(attention.tensors)
     for name, entry in checkpoint.entries.items():
         if not entry.is_float or not entry.numel:
-            if entry.dtype is None or entry.dtype.itemsize == 1:
+            if is_packed(name, entry):
                 found.unread.append(name)
         elif name not in work.projections:
             _measure_tensor(checkpoint, name, found)
@@ -120,6 +121,21 @@ def measure(
         found.bound("feedforward", site, bound)
     _measure_plan(found)
     return found
+
+
+CODES = re.compile(r"(qweight|qzeros|weight_packed|_blocks)$")
+
+
+def is_packed(name: str, entry: Entry) -> bool:
+    """Say whether a tensor holds codes of weights, in no layout that is known here.
+
+    Masks are bytes too: of one batch and head.
+    """
+    if entry.dtype is None:
+        return True
+    mask = entry.dtype == torch.bool or entry.shape[:2] == (1, 1)
+    small = entry.dtype.itemsize == 1 and not mask
+    return bool(entry.numel) and (small or bool(CODES.search(name)))
 
 
 @dataclass(slots=True)
@@ -248,6 +264,7 @@ def _measure_constant(checkpoint: Checkpoint, name: str, found: Measurement) -> 
     """Note whether a vector is one number throughout, as γ and biases start."""
     if len(checkpoint.entries[name].shape) == 1 and checkpoint.entries[name].numel > 1:
         vector = checkpoint.read(name)
+        vector = vector.float() if vector.dtype.itemsize == 1 else vector
         first = vector[0]
         found.add(
             "weights.constant", name, float((vector == first).all()), float(first)
@@ -324,7 +341,8 @@ def statistics(chunks: Iterable[Tensor], *, smallest: float) -> Statistics:
     total, nonfinite, zeros, subnormal = 0, 0, 0, 0
     square, largest = 0.0, 0.0
     for chunk in chunks:
-        wide = torch.promote_types(chunk.dtype, torch.float32)
+        # torch promotes no format of 8 bits.
+        wide = torch.float64 if chunk.dtype == torch.float64 else torch.float32
         sizes = chunk.reshape(-1).to(wide, copy=True).abs_()
         total += sizes.numel()
         # A finite sum shows that all are; one that overflows asks for a second look.

@@ -86,37 +86,49 @@ function extended(old, tail) {
   };
 }
 
-// Follows one run: a line from the server says that it grew, the cursor says from where.
-EQ.follow = (page, run) => {
-  const stream = new EventSource(`/api/events?run=${encodeURIComponent(run.key)}`);
-  let busy = false, again = false;
-  async function catchUp() {
-    if (busy) { again = true; return; }
+// Asks each second whether a run (or the list) has changed; a hidden tab, every five. An
+// open stream would take one of the six connections that a browser has for all tabs.
+EQ.whenChanged = (run, changed, status = () => {}) => {
+  const asked = run === null ? "/api/changed" : `/api/changed?run=${encodeURIComponent(run)}`;
+  let seen = null, timer = 0, busy = false;
+  async function look() {
+    if (busy) return;
     busy = true;
+    clearTimeout(timer);
     try {
-      let more = true;
-      while (more) {
-        const query = new URLSearchParams({ cursor: run.cursor });
-        page.source.shown(run.key).forEach((name) => query.append("quantity", name));
-        const news = await EQ.fetchJson(`${address("since", run.key)}?${query}`);
-        more = news.more;
-        if (news.cursor === run.cursor) break;
-        run.cursor = news.cursor;
-        if (news.last !== null) run.steps = { ...run.steps, first: run.steps.first ?? news.last, last: Math.max(run.steps.last ?? 0, news.last) };
-        run.state = news.state;
-        for (const raw of news.grids) await page.source.append(run.key, raw);
-        if (news.quantities.some((name) => !run.quantities.some((q) => q.name === name))) { EQ.state.save(); location.reload(); return; }
-        news.grids.forEach((raw) => page.refresh(raw.quantity));
-        if (news.events.length) page.happened(run, news.events);
-        page.progressed(run);
-      }
+      const now = await EQ.fetchJson(asked).catch(() => null);
+      status(now ? "" : "Connection lost; trying again");
+      if (now && now.changed !== seen) { await changed(); seen = now.changed; }
     } finally {
       busy = false;
-      if (again) { again = false; setTimeout(catchUp, 50); }
+      timer = setTimeout(look, document.hidden ? 5000 : 1000);
     }
   }
-  stream.onmessage = catchUp;
-  stream.onerror = () => { page.status("Connection lost; trying again"); };
-  stream.onopen = () => { page.status(""); };
-  return stream;
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  look();
+};
+
+// Follows one run: once it has changed, the cursor says from where to read.
+EQ.follow = (page, run) => {
+  async function catchUp() {
+    let more = true;
+    while (more) {
+      const query = new URLSearchParams({ cursor: run.cursor });
+      page.source.shown(run.key).forEach((name) => query.append("quantity", name));
+      const news = await EQ.fetchJson(`${address("since", run.key)}?${query}`);
+      // Another run has taken this one's name: nothing on the page is of it.
+      if (news.identity !== run.identity) { location.reload(); return; }
+      more = news.more;
+      if (news.cursor === run.cursor) break;
+      run.cursor = news.cursor;
+      if (news.last !== null) run.steps = { ...run.steps, first: run.steps.first ?? news.last, last: Math.max(run.steps.last ?? 0, news.last) };
+      run.state = news.state;
+      for (const raw of news.grids) await page.source.append(run.key, raw);
+      if (news.quantities.some((name) => !run.quantities.some((q) => q.name === name))) { EQ.state.save(); location.reload(); return; }
+      news.grids.forEach((raw) => page.refresh(raw.quantity));
+      if (news.events.length) page.happened(run, news.events);
+      page.progressed(run);
+    }
+  }
+  EQ.whenChanged(run.key, catchUp, page.status);
 };
