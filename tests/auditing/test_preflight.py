@@ -1,8 +1,12 @@
 """A training script is judged by its first steps, and nothing of ours stays behind."""
 
+import builtins
 import json
 import logging
 import math
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,3 +203,47 @@ def test_influence_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InputError, match="took no step"):
         preflight(tmp_path / "train.py")
     assert given["checks"] == "active"
+
+
+QUESTION = "answer = input('Continue? ')"
+ENDLESS = "import time\nwhile True:\n    time.sleep(0.05)"
+
+
+def test_a_script_that_asks_is_told_how(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(QUESTION)
+    with pytest.raises(InputError, match="asks at the keyboard"):
+        preflight(script)
+    assert input is builtins.input
+
+
+def test_a_script_that_hangs_in_set_up_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("equipoise.auditing.script_limits.SETTING_UP_S", 0.2)
+    script = tmp_path / "hangs.py"
+    script.write_text(ENDLESS)
+    handler = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(InputError, match="took no step.*ended after 1 s"):
+        preflight(script, seconds=1.0)
+    assert "still in set-up" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_script_that_leaves_by_the_back_door_is_not_passed(
+    tmp_path: Path, code: int
+) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import os\nos._exit({code})")
+    words = [sys.executable, "-m", "equipoise", "preflight", str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == (code or 1)
+    assert f"left by os._exit({code}) after 0 steps" in done.stderr
+
+
+def test_a_signal_ends_the_script_with_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "signalled.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)")
+    with pytest.raises(InputError, match="ended by SIGTERM"):
+        preflight(script)

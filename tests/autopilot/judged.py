@@ -65,7 +65,7 @@ class Training:
 
     @property
     def events(self) -> list[str]:
-        return [entry.event for entry in self.pilot.log]
+        return [e.event for e in self.pilot.log if e.event != "snapshots"]
 
     def weights(self) -> list[float]:
         return self.model.weight.detach().flatten().tolist()

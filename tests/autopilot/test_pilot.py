@@ -30,8 +30,9 @@ def test_no_alarm_no_change() -> None:
     found, alone = Training(Autopilot(**QUICK)), Training(Autopilot(memory=0))
     found.run([2.0] * 40)
     alone.run([2.0] * 40)
-    assert not found.pilot.log and found.weights() == alone.weights()
-    assert str(found.pilot) == "autopilot: nothing was done"
+    assert not found.events and found.weights() == alone.weights()
+    assert str(alone.pilot) == "autopilot: nothing was done"
+    assert "step 0: snapshots: roll-back: 8 snapshots of" in str(found.pilot)
 
 
 def test_an_alarm_goes_back_and_applies_what_fits() -> None:
@@ -75,11 +76,41 @@ def test_a_treatment_that_harms_is_withdrawn(loss: float) -> None:
     found.run([loss] * 3)
     assert found.events == ["applied", "withdrawn"]
     assert not found.pilot.state.active and found.pilot.state.failed == [RATE]
-    hooks = found.optimizer._optimizer_step_pre_hooks
-    assert not hooks
     weights = Training(Autopilot(memory=0))
     weights.run([2.0] * 10)
     assert found.weights() == weights.weights()  # from before the treatment again
+    # The schedule's full rate would throw them away again: it begins anew.
+    moved = found.weights()
+    found.run([2.0])
+    far = max(abs(a - b) for a, b in zip(found.weights(), moved, strict=True))
+    assert 0 < far < 0.1 / 10
+    state = found.pilot.state_dict()
+    assert state["warming"]["step"] == 1
+    found.pilot.load_state_dict(json.loads(json.dumps(state)), found.optimizer)
+    assert found.pilot.state_dict()["warming"]["step"] == 1
+    found.run([2.0] * 21)
+    assert not found.optimizer._optimizer_step_pre_hooks
+
+
+def test_a_roll_back_without_a_slower_rate_warms_up_too() -> None:
+    found = Training(Autopilot(**QUICK))
+    found.optimizer.param_groups[0]["eps"] = 1e-3
+    found.run([2.0] * 30)
+    found.run([3.0], size=2.0)
+    assert found.pilot.state.active == ["usual Adam settings"]
+    before = found.weights()
+    found.run([2.0])
+    far = max(abs(a - b) for a, b in zip(found.weights(), before, strict=True))
+    assert 0 < far < 0.1 / 10
+
+
+def test_weights_of_another_optimiser_are_not_treated() -> None:
+    """Only what was given can be slowed and rolled back."""
+    found = Training(Autopilot(**QUICK))
+    found.optimizer = AdamW([found.model.weight], lr=0.1)
+    found.run([2.0] * 30)
+    found.run([3.0], size=2.0)
+    assert found.events == ["dry run", "would apply"]
 
 
 def test_it_waits_until_the_way_back_is_covered() -> None:
@@ -259,6 +290,7 @@ def test_the_first_rank_decides_for_all() -> None:
     first.pilot._agree = record
     for one in (first, second):
         one.run([2.0] * 30)
+        one.pilot.pop_findings()
     first.run([3.0], size=2.0)
     second.pilot._first_rank = False
     second.pilot._agree = lambda text: [said[0], text]

@@ -1,10 +1,14 @@
 """A snapshot restores weights, buffers and optimiser state, bit for bit."""
 
+import errno
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from equipoise.autopilot.snapshots import KEPT, Snapshots, restore, take
+from equipoise.autopilot.snapshots import KEPT, Snapshots, restore, sizes_of, take
 
 
 def training() -> tuple[nn.Module, AdamW]:
@@ -82,16 +86,72 @@ def test_the_first_and_the_latest_are_kept() -> None:
     assert [s.step for s in ring.kept][-1] == 150
 
 
-def test_memory_is_bounded() -> None:
+def trained() -> tuple[nn.Module, AdamW]:
     model, optimizer = training()
+    step(model, optimizer)
+    return model, optimizer
+
+
+def test_sizes_are_known_before_anything_is_copied() -> None:
+    model, optimizer = training()
+    before = sizes_of(model, optimizer)
+    step(model, optimizer)
+    after, one = sizes_of(model, optimizer), take(0, model, optimizer)
+    assert after.memory == one.bytes
+    counts = 4 * len(list(model.parameters()))  # Adam's step of each
+    assert before.memory == after.memory - counts
+
+
+def test_memory_is_bounded() -> None:
+    model, optimizer = trained()
     one = take(0, model, optimizer).bytes
-    tensors = [*model.state_dict().values()]
-    assert one == sum(x.numel() * x.element_size() for x in tensors)
     ring = Snapshots(every=1, memory=3.5 * one / 1e9)
-    for at in range(6):
-        ring.take(at, model, optimizer)
+    news = [ring.take(at, model, optimizer) for at in range(6)]
     assert [s.step for s in ring.kept] == [0, 4, 5]
-    small = Snapshots(every=1, memory=1.5 * one / 1e9)
-    small.take(0, model, optimizer)
-    assert small.too_large == one and not small.kept and not small.due(5)
+    assert news[0].startswith("roll-back: 3 snapshots of") and not any(news[1:])
     assert not Snapshots(every=1, memory=0).due(0)
+
+
+def test_what_fits_nowhere_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained()
+    one = sizes_of(model, optimizer).memory
+    monkeypatch.setattr("equipoise.autopilot.snapshots.take", None)
+    small = Snapshots(every=1, memory=1.5 * one / 1e9)
+    assert small.take(0, model, optimizer).startswith("no roll-back: a snapshot has")
+    assert not small.kept and not small.due(5)
+
+
+def test_what_memory_has_no_room_for_goes_to_disk_in_half_width(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    weights = everything(model, optimizer)[: len(model.state_dict())]
+    moments = {n: dict(s) for n, s in take(0, model, optimizer).state.items()}
+    ring = Snapshots(every=1, memory=1e-9, folder=tmp_path)
+    assert "on disk" in ring.take(0, model, optimizer)
+    assert not list(tmp_path.iterdir()), "a killed process would leave it"
+    step(model, optimizer)
+    restore(ring.kept[0], model, optimizer)
+    assert same(weights, everything(model, optimizer)[: len(weights)])
+    for name, p in model.named_parameters():
+        for key, value in moments[name].items():
+            here = optimizer.state[p][key]
+            assert here.dtype == value.dtype
+            torch.testing.assert_close(here, value, rtol=2**-8, atol=0)
+    large = nn.Linear(1000, 1000)
+    sizes = sizes_of(large, AdamW(large.parameters()))
+    assert sizes.file / sizes.memory == pytest.approx(2 / 3, rel=0.01)
+
+
+def test_a_full_disk_ends_snapshots_and_keeps_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = trained()
+    ring = Snapshots(every=1, memory=1e-9, folder=tmp_path)
+    ring.take(0, model, optimizer)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    assert "No space left on device; 1 are kept" in ring.take(1, model, optimizer)
+    assert [s.step for s in ring.kept] == [0] and not ring.due(9)
+    assert not list(tmp_path.iterdir())

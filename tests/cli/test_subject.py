@@ -184,3 +184,55 @@ def test_audits_print_json(
         words = [command, "mine.py:with_targets", "--json"]
     code, out, _ = run(capsys, *words)
     assert code == 0 and json.loads(out)["rows"] and out.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("words", [(), ("--text", "book.txt")])
+def test_a_model_without_a_batch_is_refused_before_it_is_loaded(
+    place: Path,
+    command: str,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("equipoise.cli.subject.loaded", None)
+    (place / "bare" / "config.json").write_text("{}")
+    code, _, err = run(capsys, command, "bare", *words)
+    assert code == InputError.exit_code and "--random-tokens runs it on noise" in err
+
+
+def test_an_optimiser_that_is_not_there_is_refused_before_the_model_is_loaded(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("equipoise.cli.subject.loaded", None)
+    words = ("mine.py:with_targets", "--optimizer", "none.pt")
+    code, _, err = run(capsys, "curvature", *words)
+    assert code == InputError.exit_code and "none.pt: no such file" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_shards_outside_the_folder_are_not_loaded(
+    place: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "bare" / "config.json").write_text("{}")
+    index = {"weight_map": {"w": "../other.safetensors"}}
+    text = json.dumps(index)
+    (place / "bare" / "model.safetensors.index.json").write_text(text)
+    code, _, err = run(capsys, command, "bare", "--random-tokens")
+    assert code == InputError.exit_code and "outside its folder" in err
+
+
+def test_a_page_without_a_name_is_called_after_its_command(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "selection", "mine.py:pair", "--html")[0] == 0
+    assert (place / "selection.html").is_file()
+
+
+def test_a_dead_model_fails_an_audit(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"w": torch.tensor([[float("nan")]])}, place / "dead.pt")
+    torch.save({"w": torch.tensor([[1.0]])}, place / "whole.pt")
+    assert run(capsys, "audit", "dead.pt")[0] == 1
+    assert run(capsys, "audit", "whole.pt")[0] == 0

@@ -14,7 +14,12 @@ import equipoise
 from equipoise.cli import replay
 from equipoise.errors import InputError, RunFileError
 from equipoise.watching.step.batch import bundle_path, load_step
-from equipoise.watching.step.nonfinite import NonfiniteMonitor, first_bad_module
+from equipoise.watching.step.nonfinite import (
+    NEAR,
+    NonfiniteMonitor,
+    Repeats,
+    first_bad_module,
+)
 from tests.watching.models import TinyModel, batches, hooks_on, objective
 
 BAD = {"NaN": float("nan"), "Inf": float("inf")}
@@ -155,16 +160,35 @@ def test_a_function_of_the_user_is_traced(tmp_path: Path) -> None:
     assert "blocks.0.norm_2" in (found.site, found.params["after"])
 
 
-def test_a_second_nonfinite_loss_after_recovery_is_reported(tmp_path: Path) -> None:
+def test_what_breaks_again_at_one_place_is_counted() -> None:
+    """Far apart it is another trouble; elsewhere too."""
+    repeats = Repeats()
+
+    def at(step: int, site: str = "head") -> list[tuple[str, object]]:
+        found = equipoise.Finding.error(
+            step, "nonfinite.forward", site=site, kind="NaN", rank=0
+        )
+        return [(f.code, f.params.get("times")) for f in repeats.counted(found)]
+
+    first = [("nonfinite.forward", None)]
+    told = [at(2), *(at(step) for step in range(4, 22, 2))]
+    assert told == [first, *[[]] * 8, [("nonfinite.repeated", 10)]]
+    assert at(22, "embed") == first and at(119) == []
+    assert at(119 + NEAR) == first
+
+
+def test_a_nonfinite_loss_after_recovery_is_counted(tmp_path: Path) -> None:
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with equipoise.watch(model, optimizer, run=tmp_path / "a.eqp") as handle:
-        for step, batch in enumerate(batches(9)):
+        for step, batch in enumerate(batches(33)):
             loss = objective(model, batch)
-            (loss * float("nan") if step in (2, 3, 6) else loss).backward()
+            (loss * float("nan") if step % 3 == 2 else loss).backward()
             optimizer.zero_grad()  # a loop that skips what is bad
             optimizer.step()
-    assert [found.step for found in handle.findings] == [2, 6]
+    found = passes(handle.findings)
+    assert [one.step for one in found] == [2, 29]
+    assert "10 times since step 2" in found[-1].message
 
 
 def test_on_an_accelerator_a_loss_is_checked_when_it_is_read(

@@ -194,6 +194,11 @@ def _heads(module: nn.Module, rows: int) -> int | None:
     return rows // width if width and rows % width == 0 else None
 
 
+def is_without_count(module: nn.Module) -> bool:
+    """Say whether a module tells neither how many heads it has nor how wide one is."""
+    return count(module, HEAD_COUNTS) is None and count(module, HEAD_WIDTHS) is None
+
+
 def _are_numbers(made: Projections) -> bool:
     weights = [
         effective(w.module, w.attribute) for w in (made.q, made.k, made.v, made.o)

@@ -161,6 +161,13 @@ def _declared(
     return compared(checkpoint, Path(model))
 
 
+DECLARE = {
+    False: "put config.json beside the file",
+    True: "give each such module its own count, as in module.num_heads = 8",
+}
+"""How a number of heads is declared: for a file, and for a model in memory."""
+
+
 def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
     entries = checkpoint.entries
     numbers = sum(e.numel for e in entries.values())
@@ -172,7 +179,7 @@ def _facts(checkpoint: Checkpoint, weights: Measurement) -> list[str]:
     if weights.headless:
         lines.append(
             f"{weights.headless} attention modules without a known number of heads: "
-            "heads were not looked at (put config.json beside the file)"
+            f"heads were not looked at ({DECLARE[checkpoint.format == 'in memory']})"
         )
     for (part, reason), sites in weights.unbounded.items():
         why = template(f"bound.{reason}").message

@@ -6,10 +6,11 @@ in a temporary folder and goes with it.
 """
 
 import math
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.optim.optimizer import (
 from equipoise.auditing.audit import Audit
 from equipoise.auditing.one_pass import unlogged
 from equipoise.auditing.precision.study import lost_epsilons
+from equipoise.auditing.script_limits import Asked, TimeIsUp, limited
 from equipoise.auditing.subject import ModelSource
 from equipoise.errors import InputError
 from equipoise.integrations.launcher import launched, owner
@@ -91,6 +93,7 @@ def preflight(
     steps: int = STEPS,
     peak_lr: float | None = None,
     preset: Preset = "default",
+    seconds: float = 0.0,
 ) -> PreFlight:
     """Run a script until it has taken so many steps, and judge what was read.
 
@@ -101,15 +104,22 @@ def preflight(
         peak_lr: The schedule's largest learning rate, where the optimiser does not
             know it (a rate that the loop itself computes).
         preset: What is measured; ``deep`` adds curvature.
+        seconds: After so long the script is ended, and judged by the steps it took; 0
+            is without end.
 
     Raises:
-        InputError: If there is no such script, or it trained nothing.
+        InputError: If there is no such script, it trained nothing, or it asks at the
+            keyboard.
     """
-    setup, code = Setup(), 0
+    setup, code, cut = Setup(), 0, ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preflight.eqp"
         paths: list[Path] = []
-        with _stopping_after(steps, setup), unlogged():
+        with (
+            _stopping_after(steps, setup),
+            unlogged(),
+            limited(seconds, lambda: setup.steps),
+        ):
             try:
                 launched(
                     script,
@@ -123,16 +133,33 @@ def preflight(
                 )
             except Enough:
                 pass
+            except Asked as question:
+                raise InputError(
+                    f"{script} asks at the keyboard ({question.code!r}): give its "
+                    "answer as an argument, or in the script"
+                ) from None
+            except TimeIsUp as end:
+                cut = _cut(end, seconds)
             except SystemExit as end:
                 code = _code(end)
         if not paths:
-            raise InputError(f"{script} took no step with a torch optimiser")
+            raise InputError(
+                f"{script} took no step with a torch optimiser{cut and f': {cut}'}"
+            )
         run = open_run(paths[0])
         news, _ = run.since(0)
         findings = _of_a_start([*run.verdict.findings, *news.findings])
     if peak_lr is not None:
         setup.peak_lr = peak_lr
-    return judged(setup, news.readings, findings, code=code)
+    found = judged(setup, news.readings, findings, code=code)
+    return replace(found, facts=(*found.facts, cut)) if cut else found
+
+
+def _cut(end: TimeIsUp, seconds: float) -> str:
+    """Return why a script was ended from outside, in words."""
+    if end.code == 128 + signal.SIGTERM:
+        return "ended by SIGTERM"
+    return f"ended after {seconds:g} s (--seconds gives it longer, 0 no end)"
 
 
 def _of_a_start(findings: Sequence[Finding]) -> list[Finding]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.auditing import MODEL_FORMS
+from equipoise.auditing.weights.checkpoint import INDEXES, open_checkpoint
 from equipoise.errors import InputError
 
 Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -215,6 +216,9 @@ def _from_directory(path: Path) -> nn.Module:
     if not (path / "config.json").is_file():
         raise InputError(f"{path} has no config.json; give {MODEL_FORMS}")
     _check_files(path)
+    if any((path / name).is_file() for name in INDEXES):
+        # A stranger's index may name files elsewhere: refused here, as by an audit.
+        open_checkpoint(path)
     config = json.loads((path / "config.json").read_text())
     causal = any(
         "CausalLM" in a or "LMHead" in a for a in config.get("architectures", ())

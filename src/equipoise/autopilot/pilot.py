@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -47,6 +48,8 @@ USUAL, IN_A_ROW = 1.15, 4
 """Bad batches are over after so many losses in a row up to this beside the usual."""
 PATIENCE = 150
 """Steps after which batches that stay unusual are the new usual ones."""
+WARM_UP: tuple[str, dict[str, Any]] = ("learning_rate", {"scale": 1.0, "warmup": 20})
+"""The remedy that follows every roll-back whose treatment has no warm-up of its own."""
 BELOW_COMPILED = frozenset(
     "learning_rate beta2 skip_step weight_cap master_weights".split()
 )
@@ -64,9 +67,12 @@ class Pilot:
         agree: Agree = lambda text: [text],
         first_rank: bool = True,
         stored_loss: Callable[[], Loss | None] = lambda: None,
+        folder: Path | None = None,
     ) -> None:
         self.options, self.model, self.state = options, model, State()
-        self.snapshots = Snapshots(every=options.snapshot_every, memory=options.memory)
+        self.snapshots = Snapshots(
+            every=options.snapshot_every, memory=options.memory, folder=folder
+        )
         self.stopped = ""
         """Why it does nothing any more, if so."""
         self.only_says = options.dry_run
@@ -76,6 +82,8 @@ class Pilot:
         self._stored_loss = stored_loss
         self._undos: list[list[Undo]] = []
         """Of each active treatment."""
+        self._warming: Undo | None = None
+        """The warm-up after the latest roll-back."""
         self._pending: list[Callable[[Optimizer], None]] = []
         self._unreported: list[LogEntry] = []
 
@@ -89,8 +97,12 @@ class Pilot:
 
     def before_update(self, step: int, optimizer: Optimizer) -> None:
         """Take a snapshot if one is due."""
+        warming = self._warming
+        if warming is not None and warming.progress["step"] > WARM_UP[1]["warmup"]:
+            self._end_warm_up()
         if not self.stopped and self.snapshots.due(step):
-            self.snapshots.take(step, self.model, optimizer)
+            if news := self.snapshots.take(step, self.model, optimizer):
+                self._note(step, "snapshots", news)
 
     def consider(self, judge: Judge, optimizer: Optimizer) -> None:
         """Decide after a sampled step; ``act`` carries it out."""
@@ -293,11 +305,13 @@ class Pilot:
 
     def _apply(self, proposal: Proposal, course: Course, optimizer: Optimizer) -> None:
         present = take(proposal.step, self.model, optimizer)
-        self._go_back(course.back_to, optimizer)
+        warm = WARM_UP[0] not in proposal.remedies
+        self._go_back(course.back_to, optimizer, warm=warm)
         try:
             self._switch_on(proposal.treatment, proposal.remedies, optimizer)
         except InputError as error:
             restore(present, self.model, optimizer)
+            self._end_warm_up()
             text = f"{proposal}: {error}"
             self._reject(proposal.step, proposal.treatment, "refused", text)
             return
@@ -326,21 +340,45 @@ class Pilot:
         self.state.active.pop()
         self._go_back(back_to, optimizer)
 
-    def _go_back(self, step: int | None, optimizer: Optimizer) -> None:
+    def _go_back(
+        self, step: int | None, optimizer: Optimizer, *, warm: bool = True
+    ) -> None:
+        """Restore a snapshot; the rate begins anew, as it did at the start.
+
+        The schedule is past its own warm-up: old weights at its full rate blow up.
+        """
         kept = [s for s in self.snapshots.kept if s.step == step]
         if kept:
             restore(kept[0], self.model, optimizer)
             self.snapshots.forget_after(kept[0].step)
+            self._end_warm_up()
+            if warm:
+                self._warm_up(optimizer)
+
+    def _warm_up(self, optimizer: Optimizer) -> None:
+        name, options = WARM_UP
+        self._warming = remedy(name, **options).apply(unwrapped(self.model), optimizer)
+
+    def _end_warm_up(self) -> None:
+        if self._warming is not None:
+            self._warming()
+            self._warming = None
 
     # A checkpoint
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint carries: the log, the budget, what is active."""
         progress = [[dict(undo.progress) for undo in undos] for undos in self._undos]
-        return {"state": self.state.to_dict(), "progress": progress}
+        warming = None if self._warming is None else dict(self._warming.progress)
+        return {
+            "state": self.state.to_dict(),
+            "progress": progress,
+            "warming": warming,
+        }
 
     def load_state_dict(self, given: Mapping[str, Any], optimizer: Optimizer) -> None:
         """Go on where a checkpoint stood; weights are those that were loaded."""
+        self._end_warm_up()
         while self._undos:
             self._take_back(optimizer, None)
         self.state = State.from_dict(given["state"])
@@ -353,6 +391,10 @@ class Pilot:
         for undos, counted in zip(self._undos, given["progress"], strict=True):
             for undo, progress in zip(undos, counted, strict=True):
                 undo.progress.update(progress)
+        if given.get("warming") is not None:
+            self._warm_up(optimizer)
+            assert self._warming is not None
+            self._warming.progress.update(given["warming"])
 
     # The log
 

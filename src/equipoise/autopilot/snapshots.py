@@ -1,13 +1,21 @@
-"""Snapshots in host memory: weights, buffers and optimiser state to go back to.
+"""Snapshots of weights, buffers and optimiser state to go back to: in memory or a file.
 
 Taking one changes nothing in the run. Random streams and the data are not part of it:
 a loop goes on with its next batches. Options of parameter groups are not part of it
 either, because schedules own them. Under FSDP2 each rank keeps its own shards.
+
+Sizes are computed before anything is copied. What does not fit the memory goes to files
+beside the run, moments in half width; a file has no name, so it is gone with the
+process, however that ends, and the system writes it out while the training goes on.
 """
 
-from collections.abc import Iterator
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +25,15 @@ from equipoise.anatomy.sharding import local_part
 from equipoise.anatomy.sites import unwrapped
 
 KEPT = 8
-"""Snapshots that are kept, the first one included, if they fit the memory."""
+"""Snapshots that are kept, the first one included, if they fit."""
 GB = 1e9
+MOMENTS = 2
+"""Tensors like a parameter that an optimiser keeps, until its first step shows them."""
+ALIGNED = 64
+FREE = 0.5
+"""Share of a disk's room that snapshots may fill."""
+Copy = Callable[[Tensor, bool], Tensor]
+"""A tensor, and whether it is a moment → its copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,48 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy in host memory; numbers are what they are."""
+def in_memory(x: Tensor, moment: bool) -> Tensor:
+    """Return a copy in host memory."""
+    return x.to("cpu", copy=True)
+
+
+class File:
+    """Room for one snapshot in a file that has no name any more."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        handle, name = tempfile.mkstemp(prefix=".equipoise-snapshot-", dir=folder)
+        try:
+            # Now: a full disk that is met while memory is written ends the process.
+            os.posix_fallocate(handle, 0, size)
+            self._room = torch.from_file(name, True, size, dtype=torch.uint8)
+        finally:
+            os.close(handle)
+            Path(name).unlink()
+        self._used = 0
+
+    def copy(self, x: Tensor, moment: bool) -> Tensor:
+        """Return a copy in the file; moments of float32 in bfloat16."""
+        dtype = _dtype(x, moment)
+        size = x.numel() * dtype.itemsize
+        place = self._room[self._used : self._used + size].view(dtype).view(x.shape)
+        self._used += _aligned(size)
+        return place.copy_(x)
+
+
+def _dtype(x: Tensor, moment: bool) -> torch.dtype:
+    narrow = moment and x.dtype == torch.float32 and x.dim() > 0
+    return torch.bfloat16 if narrow else x.dtype
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _copied(value: Any, copy: Copy) -> Any:
+    """Return a copy of an entry of the optimiser's state; numbers are what they are."""
     if not isinstance(value, Tensor):
         return value
-    return local_part(value.detach()).to("cpu", copy=True)
+    return copy(local_part(value.detach()), True)
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -54,14 +106,46 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def take(step: int, model: nn.Module, optimizer: Optimizer) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one snapshot, in memory and in a file."""
+
+    memory: int
+    file: int
+
+
+def sizes_of(model: nn.Module, optimizer: Optimizer) -> Sizes:
+    """Return how large a snapshot will be, with moments that are still to come."""
+    inner = unwrapped(model)
+    whole = small = 0
+    for _, x in _named_tensors(inner):
+        size = _bytes(x)
+        whole, small = whole + size, small + _aligned(size)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            kept = [x for x in optimizer.state.get(p, {}).values() if _is_tensor(x)]
+            for x in kept or [p] * MOMENTS * p.requires_grad:
+                x = local_part(x.detach())
+                whole += _bytes(x)
+                small += _aligned(x.numel() * _dtype(x, True).itemsize)
+    return Sizes(whole, small)
+
+
+def _bytes(x: Tensor) -> int:
+    x = local_part(x.detach())
+    return x.numel() * x.element_size()
+
+
+def take(
+    step: int, model: nn.Module, optimizer: Optimizer, copy: Copy = in_memory
+) -> Snapshot:
     """Return a snapshot of the present state."""
     inner = unwrapped(model)
     return Snapshot(
         step,
-        {name: _copied(x) for name, x in _named_tensors(inner)},
+        {n: copy(local_part(x.detach()), False) for n, x in _named_tensors(inner)},
         {
-            name: {key: _copied(x) for key, x in optimizer.state[p].items()}
+            name: {key: _copied(x, copy) for key, x in optimizer.state[p].items()}
             for name, p in inner.named_parameters()
             if p in optimizer.state
         },
@@ -100,6 +184,9 @@ def _restore_state(state: dict[str, Any], kept: dict[str, Any], p: Tensor) -> No
         local_part(here.detach()).copy_(value)
 
 
+Place = Literal["", "in memory", "on disk", "nowhere"]
+
+
 @dataclass(slots=True, kw_only=True)
 class Snapshots:
     """The first snapshot of a run and the latest ones, within a bound of memory."""
@@ -107,27 +194,73 @@ class Snapshots:
     every: int
     memory: float
     """GB."""
+    folder: Path | None = None
+    """Where files may lie that memory has no room for."""
     kept: list[Snapshot] = field(default_factory=list)
-    too_large: int = 0
-    """Bytes of one snapshot, if not even two of them fit."""
+    place: Place = ""
+    """Chosen at the first snapshot."""
+    count: int = 0
+    """How many are kept."""
+    sizes: Sizes = Sizes(0, 0)
 
     def due(self, step: int) -> bool:
         """Whether one is taken before this step's update."""
-        if self.too_large or not self.memory:
+        if self.place == "nowhere" or not self.memory:
             return False
         return not self.kept or step >= self.kept[-1].step + self.every
 
-    def take(self, step: int, model: nn.Module, optimizer: Optimizer) -> None:
-        """Take one, and drop the oldest but the first where memory is short."""
-        new = take(step, model, optimizer)
-        room = int(self.memory * GB // max(1, new.bytes))
-        if room < 2:
-            self.too_large, self.kept = new.bytes, []
-            return
-        self.kept.append(new)
-        while len(self.kept) > min(KEPT, room):
-            del self.kept[1]
+    def choose(self, model: nn.Module, optimizer: Optimizer) -> str:
+        """Choose where snapshots go by their size; return the choice in one line."""
+        self.sizes = size = sizes_of(model, optimizer)
+        self.count = min(KEPT, int(self.memory * GB // max(1, size.memory)))
+        self.place = "in memory"
+        room = 0.0 if self.folder is None else FREE * _free(self.folder)
+        if self.count < 2:
+            self.count = min(KEPT, int(room // max(1, size.file)))
+            self.place = "on disk"
+        if self.count < 2:
+            self.count, self.place = 0, "nowhere"
+            return (
+                f"no roll-back: a snapshot has {_gb(size.memory)}, memory= allows "
+                f"{self.memory:g} GB, and half of the free disk is {_gb(room)}"
+            )
+        one = size.memory if self.place == "in memory" else size.file
+        return f"roll-back: {self.count} snapshots of {_gb(one)}, {self.place}"
+
+    def take(self, step: int, model: nn.Module, optimizer: Optimizer) -> str:
+        """Take one, and drop the oldest but the first; return a line of news, if any.
+
+        A disk that has become full ends it: what is kept stays.
+        """
+        news = "" if self.place else self.choose(model, optimizer)
+        if self.place == "nowhere":
+            return news
+        # First: what is dropped makes room for what comes.
+        while len(self.kept) >= self.count:
+            del self.kept[min(1, len(self.kept) - 1)]
+        try:
+            self.kept.append(take(step, model, optimizer, self._copy()))
+        except OSError as error:
+            self.place = "nowhere"
+            return f"no more snapshots: {error.strerror}; {len(self.kept)} are kept"
+        return news
+
+    def _copy(self) -> Copy:
+        if self.place == "in memory" or self.folder is None:
+            return in_memory
+        return File(self.folder, self.sizes.file).copy
 
     def forget_after(self, step: int) -> None:
         """Drop what came after a step that the run went back to."""
         self.kept = [s for s in self.kept if s.step <= step]
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.2g} GB" if size >= GB / 100 else f"{size / 1e6:.2g} MB"

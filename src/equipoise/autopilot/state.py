@@ -17,6 +17,7 @@ Event = Literal[
     "refused",
     "stopped",
     "dry run",
+    "snapshots",
 ]
 CHANGES = ("applied", "withdrawn", "stopped", "dry run")
 """Events that a person should see: the run is not what it was."""

@@ -26,6 +26,9 @@ def untried(model: nn.Module, optimizer: Optimizer, history: History) -> str:
     kind, name = type(optimizer), type(unwrapped(model)).__name__
     if kind not in OPTIMIZERS:
         return f"the optimiser is {kind.__name__}, and only Adam and AdamW were tried"
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if any(p.requires_grad and id(p) not in own for p in model.parameters()):
+        return "the optimiser does not hold all trained weights: another one may"
     if not name.endswith(CAUSAL):
         return f"a {name} is not known to be a causal language model"
     if history.is_continued:

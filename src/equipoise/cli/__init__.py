@@ -30,7 +30,7 @@ from typer.core import TyperGroup
 
 import equipoise
 from equipoise.cli import plugins
-from equipoise.cli.arguments import with_json_target
+from equipoise.cli.arguments import with_targets
 from equipoise.errors import EquipoiseError, InputError, MissingExtraError
 
 COMMANDS = {
@@ -128,7 +128,7 @@ class _Commands(TyperGroup):
     """The commands; what ``--json`` without a file means is spelt out for each."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_json_target(args))
+        return super().parse_args(ctx, with_targets(args))
 
 
 def _add_installed(app: typer.Typer, wanted: str | None) -> dict[str, str]:

@@ -85,7 +85,13 @@ def _page(path: Path | None) -> Path | None:
 
 
 Html = Annotated[
-    Path | None, typer.Option("--html", help="Write one offline page.", callback=_page)
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="[FILE.html]",
+        help="Write one offline page, to COMMAND.html if no file is named.",
+        callback=_page,
+    ),
 ]
 
 
@@ -115,16 +121,18 @@ Json = Annotated[
 ]
 
 
-def with_json_target(words: Sequence[str]) -> list[str]:
-    """Return a command's words with what ``--json`` alone means spelt out.
+def with_targets(words: Sequence[str]) -> list[str]:
+    """Return a command's words with what ``--json`` and ``--html`` alone mean.
 
-    The word after it is its file if it looks like one: in ``runs --json sweeps`` the
-    folder is what to list. What follows a script's name is the script's own.
+    The word after them is their file if it looks like one: in ``runs --json sweeps``
+    the folder is what to list. What follows a script's name is the script's own.
 
-    >>> with_json_target(["runs", "--json", "sweeps"])
+    >>> with_targets(["runs", "--json", "sweeps"])
     ['runs', '--json', '-', 'sweeps']
-    >>> with_json_target(["audit", "m.pt", "--json", "m.json"])
+    >>> with_targets(["audit", "m.pt", "--json", "m.json"])
     ['audit', 'm.pt', '--json', 'm.json']
+    >>> with_targets(["audit", "m.pt", "--html"])
+    ['audit', 'm.pt', '--html', 'audit.html']
     """
     found: list[str] = []
     for at, word in enumerate(words):
@@ -134,7 +142,15 @@ def with_json_target(words: Sequence[str]) -> list[str]:
         after = words[at + 1] if at + 1 < len(words) else ""
         if word == "--json" and after != "-" and not after.endswith(".json"):
             found.append("-")
+        if word == "--html" and _is_no_page(after):
+            found.append(f"{words[0]}.html")
     return found
+
+
+def _is_no_page(word: str) -> bool:
+    """Say whether the word behind ``--html`` is something else: nothing, or a run."""
+    other = (".eqp", ".safetensors", ".index.json", ".pt", ".pth", ".bin", ".gguf")
+    return not word or word.startswith("-") or word.endswith(other)
 
 
 def put_json(text: str, target: Path) -> bool:

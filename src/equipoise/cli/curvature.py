@@ -51,6 +51,8 @@ def command(
     """Find the sublayer that makes a loss sharp; judge a learning rate."""
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"--lr {lr}: a learning rate is positive")
+    if optimizer is not None and not optimizer.is_file():
+        raise InputError(f"--optimizer {optimizer}: no such file")
     # Here, not above: --help must not load torch.
     from equipoise.auditing.curvature import page
     from equipoise.auditing.curvature.study import study

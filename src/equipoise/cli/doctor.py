@@ -79,7 +79,9 @@ def command(
             from equipoise.cli.subject import checked_batch, subject
 
             shown.now(f"opening {model}")
-            subject_ = subject(model, batch, text=text, random_tokens=random_tokens)
+            subject_ = subject(
+                model, batch, text=text, random_tokens=random_tokens, wanted=False
+            )
             given = checked_batch(model, subject_)
             shown.now(f"training {model} for a few steps")
             checked = check_model(subject_.model, given)

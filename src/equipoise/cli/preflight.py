@@ -26,6 +26,10 @@ def command(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script, unmodified.")],
     steps: Annotated[int, typer.Option(min=2, help="Optimiser steps to take.")] = 20,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0, help="End the script after so long; 0 is without end."),
+    ] = 600.0,
     peak_lr: Annotated[
         float | None,
         typer.Option(help="The schedule's peak, where the loop itself computes it."),
@@ -54,6 +58,7 @@ def command(
         context.args,
         steps=steps,
         peak_lr=peak_lr,
+        seconds=seconds,
         preset="deep" if deep else "default",
     )
     result = found.as_audit(script.name)

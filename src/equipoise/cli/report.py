@@ -37,7 +37,10 @@ def command(
     *,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write one self-contained offline page to this file."),
+        typer.Option(
+            metavar="[FILE.html]",
+            help="Write one offline page, to report.html if no file is named.",
+        ),
     ] = None,
     json: Json = None,
     fail_on: Annotated[

@@ -54,6 +54,7 @@ def subject(
     random_tokens: bool = False,
     tokens: int = 64,
     targets: bool = False,
+    wanted: bool = True,
 ) -> ModelAndBatch:
     """Return the model that was typed, in evaluation mode, and a batch for it if any.
 
@@ -65,10 +66,13 @@ def subject(
         tokens: Length of a sequence of text or of random tokens.
         targets: Whether a batch of a run's own data is (inputs, targets), or the
             inputs alone.
+        wanted: Whether nothing can be done without a batch: said before loading.
     """
     if sum((batch is not None, text is not None, random_tokens)) > 1:
         raise InputError("--batch, --text and --random-tokens: give one of them")
     given = None if batch is None else loaded_batch(batch)
+    if given is None and not random_tokens and wanted:
+        _check_tokens(Path(spec), text)
     with user_code(spec):
         found = _installed_subject(Path(spec), targets)
         if found is None:
@@ -77,6 +81,20 @@ def subject(
     if given is None:
         return found
     return found._replace(batch=given, source=ModelSource(name=f"the batch in {batch}"))
+
+
+def _check_tokens(path: Path, text: Path | None) -> None:
+    """Refuse a model directory that no batch can be made for, before it is loaded."""
+    if not (path / "config.json").is_file():
+        return
+    if not (path / "tokenizer.json").is_file():
+        named = "--text needs a tokenizer.json, and" if text else "no batch, and"
+        raise InputError(
+            f"{named} {path} has none: give a batch with {MAKE}; "
+            "--random-tokens runs it on noise"
+        )
+    if text is not None and not text.is_file():
+        raise InputError(f"{text}: no such file of text")
 
 
 def _installed_subject(path: Path, targets: bool) -> ModelAndBatch | None:

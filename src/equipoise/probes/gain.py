@@ -19,6 +19,7 @@ from equipoise.anatomy.projections import (
     gathered_rows,
     held_here,
     is_whole,
+    is_without_count,
     shard_of,
 )
 from equipoise.anatomy.sharding import WHOLE, is_sharded, local_part, stays_sharded
@@ -51,6 +52,7 @@ UNKNOWN = Reason(
         "gradient.qk",
     ),
 )
+HEADLESS = UNKNOWN._replace(code="heads_unknown")
 ALONE = Reason(
     "projections_apart",
     hides=(
@@ -221,7 +223,7 @@ class ProjectionGain(WithAnatomy):
     def on_attention(self, site: str, call: AttentionCall, emit: Emit) -> None:
         projections = projections_of(self._anatomy, call)
         if projections is None:
-            emit.not_read(site, UNKNOWN)
+            emit.not_read(site, _unknown(self._anatomy, call))
         if projections is None or call.kind == OTHER_WEIGHTS:
             return
         if not is_whole(projections):
@@ -291,6 +293,17 @@ class HeadProducts(WithAnatomy):
             found = head_product_norms(a_HRD, b_HRD, start=self._start.get((site, a)))
             emit(site, f"projection.{a}{b}", found.value_H)
             self._start[site, a] = found.start_HR
+
+
+def _unknown(anatomy: Anatomy | None, call: AttentionCall) -> Reason:
+    """Return why a caller's projections are not known.
+
+    A module whose maps have names of projections is a site; what it lacks is its heads.
+    """
+    assert anatomy is not None
+    found = anatomy.site(call.module) if call.module is not None else None
+    headless = found is not None and is_without_count(found.module)
+    return HEADLESS if headless else UNKNOWN
 
 
 def projections_of(anatomy: Anatomy | None, call: AttentionCall) -> Projections | None:

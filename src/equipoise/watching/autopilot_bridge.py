@@ -7,6 +7,7 @@ is due or something was decided.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ class AutopilotBridge:
         autopilot: Given,
         *,
         stored: Callable[[], Batch | None],
+        folder: Path,
     ) -> None:
         self._recorder, self._sampler = recorder, sampler
         self._model, self._ranks = sampler.anatomy.model, recorder.ranks.count
@@ -49,6 +51,7 @@ class AutopilotBridge:
                 agree=self._agree,
                 first_rank=recorder.ranks.rank == 0,
                 stored_loss=lambda: _loss_of(stored()),
+                folder=folder,
             )
 
     @contextmanager

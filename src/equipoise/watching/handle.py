@@ -119,7 +119,11 @@ class Watch:
         )
         self._recorder.checker.expected = options.expected
         self._actions = AutopilotBridge(
-            self._recorder, self._sampler, options.autopilot, stored=self._stored.get
+            self._recorder,
+            self._sampler,
+            options.autopilot,
+            stored=self._stored.get,
+            folder=path.parent,
         )
         self._step_ended = list[Callable[[int, bool], Any]]()
         self._stop = False

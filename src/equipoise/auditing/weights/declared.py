@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from equipoise.auditing.subject import UNPICKLING
 from equipoise.auditing.weights.checkpoint import INDEXES, WHOLE, read_json
 from equipoise.auditing.weights.entries import Checkpoint, printable
-from equipoise.records import Finding
+from equipoise.records import Finding, Scalar
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 NEXT = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -69,7 +69,7 @@ class Differences:
 
 def _finding(severity: Any, code: str, names: Sequence[str], by: str) -> Finding:
     first = printable(names[0])
-    params = {"count": len(names), "first": first, "by": by}
+    params: dict[str, Scalar] = {"count": len(names), "first": first, "by": by}
     return Finding(step=0, severity=severity, code=code, site=first, params=params)
 
 

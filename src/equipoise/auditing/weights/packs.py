@@ -91,7 +91,7 @@ def _bytes(checkpoint: Checkpoint, name: str, entry: Entry) -> Pack | None:
     scale = next((n for n in names if n in checkpoint.entries), None)
     if entry.dtype not in BYTE or scale is None:
         return None
-    grid = Grid.of(entry.shape, checkpoint.entries[scale].shape)
+    grid = ScaleGrid.of(entry.shape, checkpoint.entries[scale].shape)
     if grid is None:
         return None
     table = _scales(checkpoint, scale)
@@ -110,7 +110,7 @@ def _nibbles(checkpoint: Checkpoint, name: str, entry: Entry) -> Pack | None:
     if entry.dtype != torch.uint8 or scale not in known or len(entry.shape) < 2:
         return None
     shape = (*entry.shape[:-1], 2 * entry.shape[-1])
-    grid = Grid.of(shape, known[scale].shape)
+    grid = ScaleGrid.of(shape, known[scale].shape)
     if grid is None or known[scale].numel == 1:
         return None
     table = _scales(checkpoint, scale)
@@ -221,7 +221,7 @@ def _scales(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ScaleGrid:
     """Which scale each number of a tensor has: matrices in blocks of rows × columns."""
 
     rows: int
@@ -232,12 +232,12 @@ class Grid:
     """Whether every matrix of a stack has scales of its own."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], scales: tuple[int, ...]) -> "Grid | None":
+    def of(cls, shape: tuple[int, ...], scales: tuple[int, ...]) -> "ScaleGrid | None":
         """Return how scales are spread over a tensor; None where they do not fit.
 
-        >>> Grid.of((576, 7168), (5, 56)).block
+        >>> ScaleGrid.of((576, 7168), (5, 56)).block
         (128, 128)
-        >>> Grid.of((8, 4), (7,)) is None
+        >>> ScaleGrid.of((8, 4), (7,)) is None
         True
         """
         rows, columns = (1, *shape)[-2], shape[-1]

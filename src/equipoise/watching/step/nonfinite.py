@@ -9,7 +9,7 @@ bad when the loss is computed was broken by the update before.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,6 +222,35 @@ def _tensors(output: Any) -> list[Tensor]:
     return []
 
 
+NEAR = 100
+"""Steps: what breaks at one place again within so many is the same trouble."""
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Counts what breaks again and again at one place: reported once, then in tens."""
+
+    _known: dict[tuple[str, str, Any], tuple[int, int, int]] = field(
+        default_factory=dict
+    )
+    """Code, site, parameter → first step, last step, times."""
+
+    def counted(self, found: Finding) -> list[Finding]:
+        """Return the finding if it is new, its count at the 10th, 100th, … time."""
+        key = found.code, found.site, found.params.get("parameter")
+        first, last, times = self._known.get(key, (found.step, -NEAR, 0))
+        if found.step - last >= NEAR:
+            self._known[key] = found.step, found.step, 1
+            return [found]
+        self._known[key] = first, found.step, times + 1
+        if math.log10(times + 1) % 1:
+            return []
+        params = {"times": times + 1, "first": first, "rank": found.params["rank"]}
+        kind = found.params.get("kind", "NaN")
+        code = "nonfinite.repeated"
+        return [replace(found, code=code, params={**params, "kind": kind})]
+
+
 @dataclass(slots=True)
 class NonfiniteMonitor:
     """Reports once when numbers turn non-finite, and again after a recovery."""
@@ -240,6 +269,7 @@ class NonfiniteMonitor:
     keep: Path | None = None
     """The run beside which a broken step is saved."""
     _found: list[Finding] = field(default_factory=list)
+    _repeats: "Repeats" = field(default_factory=lambda: Repeats())
 
     @torch.no_grad()
     def check_loss(
@@ -313,7 +343,8 @@ class NonfiniteMonitor:
     def _report(
         self, step: int, origin: Origin | None, *, expected: bool = False
     ) -> None:
-        self._found.append(origin_finding(step, origin, self.rank, expected=expected))
+        found = origin_finding(step, origin, self.rank, expected=expected)
+        self._found += self._repeats.counted(found)
 
 
 def origin_finding(

@@ -64,6 +64,8 @@ EARLY_CARDS = 16
 VERDICT = "verdict.state"
 """Sent to sinks at sampled steps: the state's place in ``verdict.STATES``."""
 Check = Callable[[list[Entry]], list[Finding]]
+UNREAD_RULES = "rules.unread"
+"""In the run file only: that a preset reads less than another is no news."""
 LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
@@ -402,7 +404,7 @@ class Reporter:
         new = [finding for finding in rendered if finding not in self.findings]
         for finding in new:
             self.findings.append(finding)
-            if self._first_rank:
+            if self._first_rank and finding.code != UNREAD_RULES:
                 where = f" at {finding.site}" if finding.site else ""
                 text = f"equipoise: step {finding.step}{where}: {finding.message}"
                 log.log(LEVELS[finding.severity], "%s", text)
