@@ -141,6 +141,19 @@ def test_what_memory_has_no_room_for_goes_to_disk_in_half_width(tmp_path: Path) 
     assert sizes.file / sizes.memory == pytest.approx(2 / 3, rel=0.01)
 
 
+def test_moments_that_come_later_have_room_on_disk(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9, centered=True)
+    ring = Snapshots(every=1, memory=1e-9, folder=tmp_path)
+    for at in range(3):
+        assert "no more" not in ring.take(at, model, optimizer)
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+    assert len(ring.kept) == 3
+
+
 def test_a_full_disk_ends_snapshots_and_keeps_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

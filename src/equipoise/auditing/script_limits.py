@@ -71,15 +71,15 @@ def _no_back_door(steps: Callable[[], int]) -> Iterator[None]:
     """Say what happened where a script ends the process without unwinding it."""
     leave, process = os._exit, os.getpid()
 
-    def left(code: int) -> NoReturn:
+    def left(status: int) -> NoReturn:
         if os.getpid() == process:  # a worker's own exit is its own matter
-            line = f"the script left by os._exit({code}) after {steps()} steps"
+            line = f"the script left by os._exit({status}) after {steps()} steps"
             sys.stdout.flush()
             print(
                 f"equipoise: {line}: it cannot be judged", file=sys.stderr, flush=True
             )
-            code = code or 1
-        leave(code)
+            status = status or 1
+        leave(status)
 
     os._exit = left
     try:

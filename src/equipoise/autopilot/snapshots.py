@@ -239,16 +239,20 @@ class Snapshots:
         while len(self.kept) >= self.count:
             del self.kept[min(1, len(self.kept) - 1)]
         try:
-            self.kept.append(take(step, model, optimizer, self._copy()))
-        except OSError as error:
+            copy = self._copy(model, optimizer)
+            self.kept.append(take(step, model, optimizer, copy))
+        # RuntimeError: torch's, where a file cannot be mapped.
+        except (OSError, RuntimeError) as error:
             self.place = "nowhere"
-            return f"no more snapshots: {error.strerror}; {len(self.kept)} are kept"
+            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            return f"no more snapshots: {why}; {len(self.kept)} are kept"
         return news
 
-    def _copy(self) -> Copy:
+    def _copy(self, model: nn.Module, optimizer: Optimizer) -> Copy:
         if self.place == "in memory" or self.folder is None:
             return in_memory
-        return File(self.folder, self.sizes.file).copy
+        # Now: moments may have come since the first one.
+        return File(self.folder, sizes_of(model, optimizer).file).copy
 
     def forget_after(self, step: int) -> None:
         """Drop what came after a step that the run went back to."""
