@@ -1,7 +1,7 @@
 """Faults of autopilot, board and audit: broken files and disks, replaced and hostile.
 
-``python -m benchmarks.trust_faults [CASES [SEED]]``: so many cases (501), a third of
-each kind, drawn from a seed. A case passes if
+``python -m benchmarks.trust_faults [CASES [SEED]]``: CASES (501 unless given), a third
+of each kind, drawn from a seed. A case passes if
 
 - an audit of a damaged directory ends in a verdict or in one ``InputError``, and a
   damage that loading would notice is never called healthy;
@@ -291,7 +291,7 @@ KINDS: dict[str, Case] = {"audit": an_audit, "board": a_board, "autopilot": a_sn
 
 
 def tried(kind: str, seed: str) -> str:
-    """Return what went wrong in one case, if anything did."""
+    """Return the failure of one case; empty if it passed."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "case"

@@ -66,7 +66,8 @@ def test_a_run_without_an_alarm_is_not_touched(tmp_path: Path) -> None:
         else:
             with loop.watch(tmp_path, autopilot=options) as handle:
                 loop.steps(14)
-            assert handle.autopilot is not None and not handle.autopilot.log
+            assert handle.autopilot is not None
+            assert [e.event for e in handle.autopilot.log] == ["snapshots"]
             assert len(handle.autopilot.snapshots.kept) == 7
         drawn.append(streams())
     assert drawn[0] == drawn[1]
@@ -86,7 +87,8 @@ def test_an_alarm_is_treated_recorded_and_survives_a_checkpoint(
         loop.steps(11)
         pilot = handle.autopilot
         assert pilot is not None
-        (entry,) = pilot.log
+        (room, entry) = pilot.log
+        assert room.text.startswith("roll-back: 8 snapshots of")
         assert entry.event == "applied" and "back to step 0" in entry.text
         assert "shadow trial" in entry.text
         saved = handle.state_dict()

@@ -107,14 +107,14 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SnapshotSizes:
     """Bytes of one snapshot, in memory and in a file."""
 
     memory: int
     file: int
 
 
-def sizes_of(model: nn.Module, optimizer: Optimizer) -> Sizes:
+def sizes_of(model: nn.Module, optimizer: Optimizer) -> SnapshotSizes:
     """Return how large a snapshot will be, with moments that are still to come."""
     inner = unwrapped(model)
     whole = small = 0
@@ -128,7 +128,7 @@ def sizes_of(model: nn.Module, optimizer: Optimizer) -> Sizes:
                 x = local_part(x.detach())
                 whole += _bytes(x)
                 small += _aligned(x.numel() * _dtype(x, True).itemsize)
-    return Sizes(whole, small)
+    return SnapshotSizes(whole, small)
 
 
 def _bytes(x: Tensor) -> int:
@@ -201,7 +201,7 @@ class Snapshots:
     """Chosen at the first snapshot."""
     count: int = 0
     """How many are kept."""
-    sizes: Sizes = Sizes(0, 0)
+    sizes: SnapshotSizes = SnapshotSizes(0, 0)
 
     def due(self, step: int) -> bool:
         """Whether one is taken before this step's update."""

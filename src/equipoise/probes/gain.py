@@ -52,7 +52,7 @@ UNKNOWN = Reason(
         "gradient.qk",
     ),
 )
-HEADLESS = UNKNOWN._replace(code="heads_unknown")
+HEADLESS = Reason("heads_unknown", hides=UNKNOWN.hides)
 ALONE = Reason(
     "projections_apart",
     hides=(
