@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.judging.verdict import Verdict
 from equipoise.report.comparison import details_of, flat_details
-from equipoise.report.page_model import Json, finite
+from equipoise.report.page_model import Json, finite, shown_name
 from equipoise.store import Run
 from equipoise.store.level_of_detail import Summary
 
@@ -27,7 +27,7 @@ def run_row(run: Run, verdict: Verdict) -> Json:
     steps = run.steps
     settings = flat_details(details_of(run))
     return {
-        "label": run.info.name,
+        "label": shown_name(run),
         "created": run.info.created,
         "last": int(steps[-1]) if len(steps) else None,
         "state": run.state,

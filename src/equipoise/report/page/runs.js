@@ -222,6 +222,5 @@ EQ.runsPage = () => {
     EQ.h("div", { class: "bar" }, EQ.h("label", { for: "filter" }, "Find"), filter, EQ.h("label", { for: "group" }, "Group by"), group, compare, count, picker),
     EQ.scroll("Runs", EQ.h("table", { class: "runs" }, EQ.h("thead", {}, head), body))));
   choose("", false);
-  load();
-  new EventSource("/api/events").onmessage = load;
+  EQ.whenChanged(null, load);
 };
