@@ -7,9 +7,10 @@ part's outcome, and what we say is true. ``… compare FILE LABELS`` (a JSON obj
 number of a sheet → label) counts how often the reader gave our label. The reader is
 told the rule of ``equipoise_lab.claims.rules`` and nothing else.
 
-The committed labels are of a reader who had seen ours an hour before: the one who
-wrote the rule. They show what the evidence says without the outcomes of its parts, not
-what a stranger would make of it.
+The committed labels are those of a reader who had seen nothing of this project and was
+given the sheets and the rule. Half of what differs is *corrected* against *refuted*: a
+sheet hides what we say in a statement's place, so the reader judges by the numbers
+whether something was.
 """
 
 import json

@@ -526,7 +526,9 @@ class Part(NamedTuple):
         if not isinstance(x, Tensor) or x.ndim == 0:
             return x
         some = x[self.rows.to(x.device)]
-        return some[:, : self.length] if x.shape[:2] == self.shape else some
+        # Contiguous, as a loader's batch: models take views of what they are given.
+        cut = x.shape[:2] == self.shape
+        return some[:, : self.length].contiguous() if cut else some
 
 
 class _Reseeded:
