@@ -596,6 +596,7 @@ def a_projector_first_and_then_all(watch: Attach) -> None:
     from equipoise_lab.mistakes.sealed_second.weights import described
 
     model = parts.learnt(models.Seeing(), described, data=range(900, 960))
+    model.zero_grad()  # else the last one is added to when the language thaws
     model.projector.reset_parameters()
     model.vision.requires_grad_(False)
     model.language.requires_grad_(False)
