@@ -16,7 +16,6 @@ from equipoise.cli.arguments import (
     put_json,
 )
 from equipoise.errors import InputError
-from equipoise.report.judged import judged_json
 
 if TYPE_CHECKING:
     from equipoise.auditing.audit import Audit
@@ -105,6 +104,9 @@ def command(
 
 def audit_json(result: "Audit", command: str = "audit") -> str:
     """Return an audit's verdict and numbers, laid out to be read."""
+    # Here, not above: an audit that prints a table does not load the report.
+    from equipoise.report.judged import judged_json
+
     judged = [(result.subject, result.verdict)]
     return judged_json(command, judged, jsonlib.loads(result.to_json()), indent=1)
 
