@@ -320,11 +320,12 @@ class InfluenceTrial:
     def _logits(self, batch: Batch, shape: torch.Size) -> Tensor | None:
         """Return what a pass puts out, or what it gives its own loss function."""
         if not self._inside:
-            logits = output_logits(batch.replay(self._model))
+            logits: Tensor | None = output_logits(batch.replay(self._model))
             self._inside = logits is None
             if logits is not None:
                 return logits
-        with _LossInputs() as given:
+        given = _LossInputs()
+        with given:
             batch.replay(self._model)
         return given.logits(shape)
 
