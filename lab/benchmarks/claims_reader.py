@@ -1,16 +1,14 @@
 """A second reader's labels, from sheets that hide ours.
 
 ``python -m lab.benchmarks.claims_reader sheets FILE`` writes a sheet for every claim in
-an order drawn at random: the place in the paper, the statement, what is computed, what
-the parts ask and the numbers. It hides the name, the label, the check's own rule, each
-part's outcome, and what we say is true. ``… compare FILE LABELS`` (a JSON object:
-number of a sheet → label) counts how often the reader gave our label. The reader is
-told the rule of ``equipoise_lab.claims.rules`` and nothing else.
+an order drawn at random: the place in the paper, the statement, its kind, what is
+computed, what the parts ask, what was checked in its place, whether a restriction is
+named, and the numbers. It hides the name, the label, the check's own rule and each
+part's outcome: these the reader finds. ``… compare FILE LABELS`` (a JSON object: number
+of a sheet → label) counts how often the reader gave our label. The reader is told the
+rule of ``equipoise_lab.claims.rules`` and nothing else.
 
-The committed labels are those of a reader who had seen nothing of this project and was
-given the sheets and the rule. Half of what differs is *corrected* against *refuted*: a
-sheet hides what we say in a statement's place, so the reader judges by the numbers
-whether something was.
+The committed labels are those of a reader who had seen nothing of this project.
 """
 
 import json
@@ -43,6 +41,10 @@ def sheet(number: int, one: ClaimResult) -> dict[str, Any]:
         "statement": one.statement,
         "computed": one.statistic,
         "asked": parts,
+        "kind": one.kind,
+        "checked in its place": one.instead if IN_PLACE in one.evidence else "",
+        "a restriction is named": CAVEAT in one.evidence,
+        "no part has an interval": BARE in one.evidence,
         "numbers": numbers,
     }
 
