@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from equipoise.cli.arguments import with_json_target
+from equipoise.cli.arguments import with_targets
 from equipoise.errors import InputError
 from equipoise.records import Finding
 from equipoise_lab.commands import storms
@@ -263,7 +263,7 @@ def test_a_refused_unit_leaves_the_lock_closed(
 
 def test_the_command_judges_what_is_recorded(tmp_path: Path) -> None:
     runner, asked = CliRunner(), ["--tier", "field", "--judge-only"]
-    words = with_json_target([*asked, "--records", str(tmp_path), "--json"])
+    words = with_targets([*asked, "--records", str(tmp_path), "--json"])
     found = runner.invoke(storms.app, words)
     assert found.exit_code == 0, found.output
     shares = {one["what"]: one for one in json.loads(found.stdout)["shares"]}

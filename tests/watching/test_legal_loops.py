@@ -167,7 +167,8 @@ def test_an_optimiser_made_anew_is_followed(tmp_path: Path) -> None:
 def test_two_optimisers_of_disjoint_parameters_make_one_step(tmp_path: Path) -> None:
     model = TinyModel()
     first = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
-    rest = [*model.embedding.parameters(), *model.head.parameters()]
+    taken = {*first.param_groups[0]["params"]}
+    rest = [weight for weight in model.parameters() if weight not in taken]
     second = torch.optim.SGD(rest, lr=0.1)
     handle = watched(model, first, tmp_path, every=1)
     for batch in batches(4):

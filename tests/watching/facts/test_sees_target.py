@@ -304,6 +304,10 @@ def test_what_is_mended_is_withdrawn(tmp_path: Path) -> None:
 
 def test_long_sequences_are_read_at_some_rows(tmp_path: Path) -> None:
     class Long(Model):
+        def __init__(self, mask: Tensor | None = None) -> None:
+            super().__init__(mask)
+            del self.positions
+
         def embedded(self, ids: Tensor) -> Tensor:
             out: Tensor = self.tokens(ids)
             return out
