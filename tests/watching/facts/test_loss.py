@@ -390,7 +390,7 @@ class Balanced(LM):
 def balanced(name: str, add: Callable[[Tensor], Any]) -> Callable[..., None]:
     def step(model: nn.Module, ids: Tensor) -> Tensor:
         loss = next_loss(model(ids), ids)
-        return loss + 0.01 * add(getattr(model, name))
+        return loss + 0.1 * add(getattr(model, name))
 
     return plain(step)
 
