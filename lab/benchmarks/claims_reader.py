@@ -8,7 +8,9 @@ part's outcome: these the reader finds. ``… compare FILE LABELS`` (a JSON obje
 of a sheet → label) counts how often the reader gave our label. The reader is told the
 rule of ``equipoise_lab.claims.rules`` and nothing else.
 
-The committed labels are those of a reader who had seen nothing of this project.
+The committed labels are those of a reader who had seen nothing of this project. He was
+the second: the first, as blind, gave 131 of 152 labels, and what his sheets hid of the
+evidence was then added to them. So the count is of sheets that a reading had changed.
 """
 
 import json
